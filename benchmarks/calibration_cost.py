@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from fluctua.runs.build import build
-from fluctua.runs.config import changed, named
+from fluctua.runs.config import apply_changes, find_config
 
 
 def fastest(clock: Callable[[], float], call: Callable[[], Any], repetitions: int) -> float:
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args()
-    config = changed(named("unknown"), {"backend": given.backend})
+    config = apply_changes(find_config("unknown"), {"backend": given.backend})
     parts = build(config)
     estimator: Any = parts.estimator
     if given.threads:

@@ -16,7 +16,7 @@ import numpy as np
 import fluctua as fl
 from fluctua import tcmt
 from fluctua.scale.cluster import Cluster
-from fluctua.scale.dispatch import Call, Here, gathered
+from fluctua.scale.dispatch import Here, WorkCall, gather_results
 from fluctua.scale.distributed import Distributed
 from fluctua.scale.parts import Part, total
 from fluctua.tcmt.kernel.options import cores
@@ -47,8 +47,8 @@ class Waiting:
 def iteration(pool, shards, theta):
     """Hand out, gather and add the shards of one iteration."""
     shared = pool.put((theta, shards))
-    calls = [Call(n, "part", (shared, n, 10)) for n in range(shards)]
-    return total(gathered(pool, calls))
+    calls = [WorkCall(n, "part", (shared, n, 10)) for n in range(shards)]
+    return total(gather_results(pool, calls))
 
 
 def best(function, repeats):

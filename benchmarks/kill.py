@@ -85,10 +85,10 @@ int ftruncate64(int fd, off64_t n) {
   if (ours(fd) && now()) die();
   return NEXT(ftruncate64)(fd, n);
 }
-static int named(const char *path) { return armed && strstr(path, "fluctua-kill-") && now(); }
-int rename(const char *a, const char *b) { if (named(b)) die(); return NEXT(rename)(a, b); }
-int unlink(const char *a) { if (named(a)) die(); return NEXT(unlink)(a); }
-int mkdir(const char *a, mode_t m) { if (named(a)) die(); return NEXT(mkdir)(a, m); }
+static int find_config(const char *path) { return armed && strstr(path, "fluctua-kill-") && now(); }
+int rename(const char *a, const char *b) { if (find_config(b)) die(); return NEXT(rename)(a, b); }
+int unlink(const char *a) { if (find_config(a)) die(); return NEXT(unlink)(a); }
+int mkdir(const char *a, mode_t m) { if (find_config(a)) die(); return NEXT(mkdir)(a, m); }
 """
 
 
@@ -198,9 +198,9 @@ def lattice(
 ) -> None:
     """A small lattice with an escalating schedule, rewinds included."""
     from fluctua.runs import lattice as runs
-    from fluctua.runs.config import PRESETS, changed
+    from fluctua.runs.config import PRESETS, apply_changes
 
-    config = changed(
+    config = apply_changes(
         PRESETS["demo"],
         {
             "lattice.rows": 2,

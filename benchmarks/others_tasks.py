@@ -16,7 +16,7 @@ from scipy.signal import lfilter
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.runs.unknown import Device, Settings
+from fluctua.runs.unknown import Device, EffectiveSettings
 
 
 class Problem(NamedTuple):
@@ -220,7 +220,13 @@ def lattice() -> Problem:
     def calibrated() -> Any:
         start = {"gain": jnp.ones(size["kappa"]), "offset": jnp.zeros(size["omega"])}
         return fl.SelfCalibrating(
-            made["twin"](), Device(task, parameters), Settings(), start, ERROR, samples=0, every=20
+            made["twin"](),
+            Device(task, parameters),
+            EffectiveSettings(),
+            start,
+            ERROR,
+            samples=0,
+            every=20,
         )
 
     nominal = {"omega": 0 * middle["omega"], "kappa": np.ones(size["kappa"]), "chi": middle["chi"]}

@@ -34,7 +34,7 @@ import fluctua as fl
 import study
 from fluctua import tcmt
 from fluctua.plot.style import LOOK, WIDTH, letter, save
-from fluctua.runs.unknown import Device, Settings
+from fluctua.runs.unknown import Device, EffectiveSettings
 
 SEEDS = (0, 1, 2)
 SIGMAS = (0.1, 0.2, 0.4, 0.8, 1.2)
@@ -132,7 +132,7 @@ def lattice(seed: int) -> Problem:
         unknown = {"gain": jnp.ones(bonds), "offset": jnp.zeros(sites)}
         options = {"samples": 0, "every": 20, "on_doubt": "continue", **options}
         return fl.SelfCalibrating(
-            twin(), Device(task, parameters), Settings(), unknown, 0.2, **options
+            twin(), Device(task, parameters), EffectiveSettings(), unknown, 0.2, **options
         )
 
     def value(theta):

@@ -28,7 +28,7 @@ from fluctua.core.streamed import split_key
 from fluctua.learn.training import Length, ascend
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 from fluctua.runs.build import build
-from fluctua.runs.config import PRESETS, changed
+from fluctua.runs.config import PRESETS, apply_changes
 
 ROOT = Path(__file__).resolve().parents[1]
 FRACTIONS = np.geomspace(1e-3, 10, 41)
@@ -134,7 +134,7 @@ def reach_lattice(count: int = 1000, checked: int = 4) -> Iterator[dict[str, Any
     ΣU of every trajectory comes from the kernels; `reweighted` says on a few trajectories that k is
     ½ var(Δθ·ΣU)."""
     parts = build(
-        changed(
+        apply_changes(
             PRESETS["paper"],
             {"baseline.kind": "time", "backend": "cpu", "ensemble.schedule": "fixed"},
         )
@@ -293,7 +293,7 @@ def natural(iterations: int) -> Iterator[dict[str, Any]]:
     for seed in SEEDS:
         for rows, columns in ((5, 8), (4, 5)):
             size = {"lattice.rows": rows, "lattice.columns": columns, "backend": "cpu"}
-            parts = build(changed(PRESETS["demo"], size | {"seed": seed}))
+            parts = build(apply_changes(PRESETS["demo"], size | {"seed": seed}))
             rules = {
                 "paper's rule 0.05": (parts.estimator, fl.optimisers.rms_ascent(0.05)),
                 "Adam 0.02": (parts.estimator, parts.rule),

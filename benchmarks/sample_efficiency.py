@@ -27,7 +27,7 @@ from estimators import wrong_by
 from fluctua import tcmt
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 from fluctua.runs.build import build
-from fluctua.runs.config import PRESETS, Config, changed, parse
+from fluctua.runs.config import PRESETS, Config, apply_changes, parse
 from fluctua.runs.reading import find_runs, rolling_mean
 from fluctua.store import history, tables
 
@@ -93,7 +93,7 @@ def train_wrong(
     """Train the `fast` preset with a twin that is wrong by `error` and a score that is exact;
     forget_after: of `ShrunkCorrection`.
     """
-    config = changed(
+    config = apply_changes(
         PRESETS["fast"],
         {
             "seed": seed,

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from fluctua.plot.style import LOOK, WIDTH, save
 from fluctua.runs.build import make_network
-from fluctua.runs.config import Config, changed, named, parse
+from fluctua.runs.config import Config, apply_changes, find_config, parse
 from fluctua.runs.evaluate import evaluate, load_parameters
 from fluctua.store import history, tables
 
@@ -133,7 +133,7 @@ def nominal(folder: Path, seeds: Sequence[int]) -> list[Curve]:
     theta: Any = None
     made = []
     for seed in seeds:
-        config = changed(named("unknown"), {"seed": seed, "backend": "cpu"})
+        config = apply_changes(find_config("unknown"), {"seed": seed, "backend": "cpu"})
         theta = (
             load_parameters(folder / "final.npz", make_network(config)) if theta is None else theta
         )

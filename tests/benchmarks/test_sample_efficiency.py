@@ -10,7 +10,7 @@ import pytest
 import sample_efficiency as study
 from figures import assert_legible
 from fluctua.runs import lattice as runs
-from fluctua.runs.config import PRESETS, changed
+from fluctua.runs.config import PRESETS, apply_changes
 from sample_efficiency import EXACT, Curve
 
 KEPT = Path(__file__).parents[2] / "results" / "sample_efficiency" / "curves.csv.gz"
@@ -47,7 +47,7 @@ def test_a_run_folder_becomes_a_curve_that_says_what_its_estimator_knew(tmp_path
         "iterations": 3,
         "backend": "cpu",
     }
-    runs.complete(changed(PRESETS["fast"], tiny), tmp_path / "run")
+    runs.complete(apply_changes(PRESETS["fast"], tiny), tmp_path / "run")
     made = study.read_curve(tmp_path / "run")
     assert made.label == "exact model as twin, Adam"
     assert made.spent.tolist() == [16, 32, 48]

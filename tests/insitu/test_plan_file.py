@@ -75,7 +75,7 @@ def test_an_edit_is_noticed_without_its_checksum_and_without_a_checkpoint(folder
     edit(folder, seed=0)
     assert read_plan(folder) == Plan()  # as a folder of an earlier version, which has no checksum
     edit(folder, seed=1, checksum="0123456789abcdef")
-    for path in checkpoint.listed(folder / "checkpoints"):
+    for path in checkpoint.list_checkpoints(folder / "checkpoints"):
         path.unlink()
     with pytest.raises(ValueError, match="its checksum does not fit"):
         read_plan(folder)

@@ -11,7 +11,7 @@ import pytest
 import fluctua as fl
 from fluctua.core.estimator import total
 from fluctua.core.twin import TwinSamples
-from fluctua.learn.shrunk_correction import own_certificate, weigh
+from fluctua.learn.shrunk_correction import measure_own_certificate, weigh
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
 
 THE = problem(ornstein_uhlenbeck, "fixed")
@@ -254,7 +254,7 @@ def test_the_order_of_the_twin_is_told_apart_from_its_parameters():
         estimator = THE.estimator(baseline=twin)
         device = fl.ShrunkCorrection(estimator, forget_after=1)
         device(jax.random.key(0), THE.theta, 4000)
-        own = own_certificate(jax.random.key(1), estimator, THE.theta, 4000)
+        own = measure_own_certificate(jax.random.key(1), estimator, THE.theta, 4000)
         rows = {row[0]: row[3] for row in device.certificate.rows}
         assert rows["sigma"] > 10  # resolved either way: no verdict on the parameters
         error = np.hypot(flat(device.certificate.stderr), flat(own.stderr))

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from fluctua.runs.config import PRESETS, Config, changed, dump, load, named
+from fluctua.runs.config import PRESETS, Config, apply_changes, dump, find_config, load
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -50,7 +50,7 @@ def test_a_file_changes_what_it_names_and_takes_the_rest_from_its_preset(tmp_pat
         'preset = "demo"\niterations = 7\n[task]\nsigma_kappa = 1\n[ensemble]\nschedule = "steps"\n'
         "steps = [[0, 10], [5, 20]]\n"
     )
-    expected = changed(
+    expected = apply_changes(
         PRESETS["demo"],
         {
             "iterations": 7,
@@ -59,7 +59,7 @@ def test_a_file_changes_what_it_names_and_takes_the_rest_from_its_preset(tmp_pat
             "ensemble.steps": ((0, 10), (5, 20)),
         },
     )
-    assert named(str(path)) == expected
+    assert find_config(str(path)) == expected
     assert isinstance(expected.task.sigma_kappa, float)
 
 
@@ -107,11 +107,11 @@ def test_names_that_are_no_preset_and_no_file():
     with pytest.raises(
         ValueError, match=r"neither a preset \(demo, fast, .*paper, .*\).*mean \"paper\""
     ):
-        named("papre")
+        find_config("papre")
     with pytest.raises(ValueError, match="there is no file nowhere.toml"):
-        named("nowhere.toml")
+        find_config("nowhere.toml")
     with pytest.raises(ValueError, match="too deep"):
-        changed(Config(), {"task.a.b": 1})
+        apply_changes(Config(), {"task.a.b": 1})
 
 
 def test_every_key_of_the_file_is_explained_or_plain():

@@ -12,19 +12,19 @@ from fluctua.core.twin import Twin
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.runs import lattice as runs
 from fluctua.runs.build import build
-from fluctua.runs.config import PRESETS, changed
+from fluctua.runs.config import PRESETS, apply_changes
 from fluctua.tcmt.exact import value_and_gradient
 from fluctua.tcmt.kernel.twin import KernelTwin
 from lattice_runs import TINY, assert_same_run
 
-CONFIG = changed(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})
+CONFIG = apply_changes(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})
 
 
 def test_a_run_with_a_twin_goes_on_to_the_bit(tmp_path):
     """How much of the correction is taken follows from all iterations: what is remembered of
     them must survive.
     """
-    config = changed(CONFIG, {"task.sigma_kappa": 0.2})
+    config = apply_changes(CONFIG, {"task.sigma_kappa": 0.2})
     runs.complete(config, tmp_path / "whole")
     for row, _ in runs.run(config, tmp_path / "cut"):
         if row.iteration == 5:
@@ -46,7 +46,7 @@ def test_the_quadratic_term_is_refused_with_modulation():
     with pytest.raises(
         ValueError, match=r"`baseline.rank` = 8.*set it to 0, or `task.sigma_kappa` to 0"
     ):
-        build(changed(CONFIG, {"baseline.rank": 8, "task.sigma_kappa": 0.2}))
+        build(apply_changes(CONFIG, {"baseline.rank": 8, "task.sigma_kappa": 0.2}))
 
 
 def test_backends_train_with_the_same_twin():
@@ -56,7 +56,7 @@ def test_backends_train_with_the_same_twin():
     rng = np.random.default_rng(0)  # off the symmetric start, where the gradient of ω vanishes
     key, of_each = jax.random.key(1), []
     for backend in ("jax", "cpu"):
-        task = build(changed(CONFIG, {"backend": backend, "task.sigma_kappa": 0.2})).task
+        task = build(apply_changes(CONFIG, {"backend": backend, "task.sigma_kappa": 0.2})).task
         twin = (
             Twin(theta=wrong_by(0.1, 0)) if backend == "jax" else KernelTwin(theta=wrong_by(0.1, 0))
         )

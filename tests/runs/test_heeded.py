@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from fluctua.cli.app import app
 from fluctua.runs import lattice as runs
-from fluctua.runs.config import PRESETS, changed, named
+from fluctua.runs.config import PRESETS, apply_changes, find_config
 from fluctua.runs.heeded import CONDITIONS, refuse_ignored
 
 
@@ -59,7 +59,7 @@ def test_the_baseline_that_is_used_is_shown(tmp_path):
     ],
 )
 def test_a_key_that_would_be_ignored_is_refused(preset, name, value, tmp_path):
-    config = changed(named(preset), {name: value})
+    config = apply_changes(find_config(preset), {name: value})
     with pytest.raises(ValueError, match=rf"`{name}` = .* would be ignored: it counts"):
         runs.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -72,16 +72,19 @@ def test_every_key_with_a_condition_exists_and_every_preset_passes():
             section, key = name.split(".")
             assert hasattr(getattr(config, section), key)
     refuse_ignored(
-        changed(named("paper"), {"baseline.every": 5, "ensemble.budgets": [10, 20]}), named("paper")
+        apply_changes(find_config("paper"), {"baseline.every": 5, "ensemble.budgets": [10, 20]}),
+        find_config("paper"),
     )
-    on_jax = changed(named("paper"), {"baseline.every": 5, "backend": "jax"})
+    on_jax = apply_changes(find_config("paper"), {"baseline.every": 5, "backend": "jax"})
     with pytest.raises(ValueError, match=r"`baseline.every` = 5.*JAX"):
-        refuse_ignored(on_jax, named("paper"))
+        refuse_ignored(on_jax, find_config("paper"))
 
 
 def test_steps_need_steps():
     with pytest.raises(ValueError, match=r"`ensemble.steps`.*got none"):
-        refuse_ignored(changed(named("demo"), {"ensemble.schedule": "steps"}), named("demo"))
+        refuse_ignored(
+            apply_changes(find_config("demo"), {"ensemble.schedule": "steps"}), find_config("demo")
+        )
 
 
 def test_a_file_is_looked_at_with_the_options_beside_it(tmp_path):

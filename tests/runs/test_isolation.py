@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from fluctua.runs.build import make_network, make_task
-from fluctua.runs.config import PRESETS, changed
+from fluctua.runs.config import PRESETS, apply_changes
 from fluctua.runs.evaluate import evaluate
 from fluctua.runs.lattice import complete
 from fluctua.runs.reading import read_run
 from fluctua.tcmt import exact
 from isolation import both_ways
 
-CONFIG = changed(PRESETS["isolation"], {"task.horizon": 5.0, "backend": "cpu"})
+CONFIG = apply_changes(PRESETS["isolation"], {"task.horizon": 5.0, "backend": "cpu"})
 ROUNDING = 1e-5  # of sums of 10,000 rewards in single precision
 KERR = 0.02
 
@@ -64,10 +64,12 @@ def test_isolation_is_forward_minus_backward_and_changes_its_sign_with_the_latti
 
 
 def test_a_run_reads_back_as_the_task_it_was_trained_for(tmp_path):
-    config = changed(CONFIG, {"iterations": 2, "task.horizon": 0.5, "ensemble.trajectories": 2})
+    config = apply_changes(
+        CONFIG, {"iterations": 2, "task.horizon": 0.5, "ensemble.trajectories": 2}
+    )
     complete(config, tmp_path / "run")
     task = read_run(tmp_path / "run").task
     assert task.copies == 2
     np.testing.assert_allclose(task.weights, make_task(config).weights)
-    complete(changed(config, {"task.reward": "transmission"}), tmp_path / "other")
+    complete(apply_changes(config, {"task.reward": "transmission"}), tmp_path / "other")
     assert read_run(tmp_path / "other").task.copies == 1

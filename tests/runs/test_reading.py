@@ -5,7 +5,7 @@ import pytest
 
 from fluctua import tcmt
 from fluctua.runs.reading import effective, find_runs, read_history, read_run, rolling_mean
-from fluctua.store.history import kept
+from fluctua.store.history import find_kept
 from run_folders import history_rows, write_figure_runs, write_run
 
 SMALL = tcmt.rectangular(4, 5)
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     ],
 )
 def test_rewound_rows_are_left_out(iteration, rows):
-    assert kept(np.array(iteration, int)).tolist() == rows
+    assert find_kept(np.array(iteration, int)).tolist() == rows
 
 
 def test_effective_history_is_the_last_row_of_each_iteration(folder):

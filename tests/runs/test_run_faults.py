@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 
 from fluctua.cli.app import app
 from fluctua.runs import lattice as runs
-from fluctua.runs.config import PRESETS, changed, dump, load
+from fluctua.runs.config import PRESETS, apply_changes, dump, load
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
 from lattice_runs import TINY, assert_same_run
 
-CONFIG = changed(PRESETS["demo"], TINY)
+CONFIG = apply_changes(PRESETS["demo"], TINY)
 MORE = {"iterations": 15}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def explain_end(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     runs.complete(CONFIG, folder)
     return folder
@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "longer"
-    runs.complete(changed(CONFIG, MORE), folder)
+    runs.complete(apply_changes(CONFIG, MORE), folder)
     return folder
 
 
@@ -83,7 +83,7 @@ def test_an_edited_configuration_is_noticed_by_every_command_that_computes_with_
 @pytest.mark.parametrize("name", ["config.toml", "history.csv", "parameters.h5", "checkpoints"])
 def test_a_file_of_another_run_is_refused(run_copy, tmp_path, name):
     other = tmp_path / "other"
-    runs.complete(changed(CONFIG, {"seed": 1}), other)
+    runs.complete(apply_changes(CONFIG, {"seed": 1}), other)
     if name == "checkpoints":
         shutil.rmtree(run_copy / name)
         shutil.copytree(other / name, run_copy / name)
@@ -106,19 +106,19 @@ def test_folders_without_fingerprints_go_on(run_copy, longer):
     (run_copy / "history.csv").write_text("\n".join(rows) + "\n")
     with h5py.File(run_copy / "parameters.h5", "r+") as file:
         del file.attrs[course.RUN]
-    for path in checkpoint.listed(run_copy / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run_copy / "checkpoints"):
         arrays = checkpoint.read(path)
         del arrays["run"]
-        checkpoint.replace(path, checkpoint.packed(arrays))
+        checkpoint.replace(path, checkpoint.pack(arrays))
     list(runs.resume(run_copy, MORE))
     assert_same_run(longer, run_copy)
-    assert {owner for _, owner in history.read_owned(run_copy / "history.csv")} != {""}
+    assert {owner for _, owner in history.read_with_owners(run_copy / "history.csv")} != {""}
 
 
 def test_a_twin_that_is_wrong_on_purpose_is_no_configuration():
-    assert changed(CONFIG, {"baseline.twin_error": 0.0}) == CONFIG
+    assert apply_changes(CONFIG, {"baseline.twin_error": 0.0}) == CONFIG
     with pytest.raises(ValueError, match=r"`baseline.twin_error` = 0.05"):
-        changed(CONFIG, {"baseline.twin_error": 0.05})
+        apply_changes(CONFIG, {"baseline.twin_error": 0.05})
 
 
 def test_a_summary_says_what_its_estimator_knew(finished):
@@ -148,10 +148,10 @@ def test_a_kill_during_set_up_leaves_a_folder_that_can_be_used(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "replace", settle)
     with pytest.raises(Killed):
-        next(runs.run(changed(CONFIG, {"iterations": 2}), tmp_path / "run"))
+        next(runs.run(apply_changes(CONFIG, {"iterations": 2}), tmp_path / "run"))
     monkeypatch.undo()
     assert len(done) == write
-    config = changed(CONFIG, {"iterations": 2})
+    config = apply_changes(CONFIG, {"iterations": 2})
     if how == "resume" and write == 0:
         with pytest.raises(ValueError, match="killed before it began"):
             runs.resume(tmp_path / "run")
@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_written(run_copy, tmp_path, monkeypatch, number
 
 
 def test_a_folder_that_is_removed_while_it_is_written(tmp_path):
-    rows = runs.run(changed(CONFIG, {"keep.checkpoint_seconds": 0.0}), tmp_path / "run")
+    rows = runs.run(apply_changes(CONFIG, {"keep.checkpoint_seconds": 0.0}), tmp_path / "run")
     next(rows)
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(RuntimeError, match=r"run was removed or emptied while"):
@@ -342,7 +342,7 @@ def test_numbers_out_of_range_are_named(tmp_path, key, value):
 
 def test_more_iterations_than_a_disk_can_hold(tmp_path):
     with pytest.raises(ValueError, match="MiB free, and this run takes"):
-        runs.run(changed(CONFIG, {"iterations": 10**12}), tmp_path / "run")
+        runs.run(apply_changes(CONFIG, {"iterations": 10**12}), tmp_path / "run")
 
 
 def test_parameters_from_files_that_do_not_hold_them(finished, tmp_path):
@@ -368,5 +368,5 @@ def test_parameters_from_files_that_do_not_hold_them(finished, tmp_path):
 def test_a_backend_that_is_not_there_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError, match="CuPy"):
-        runs.run(changed(CONFIG, {"backend": "cuda"}), tmp_path / "run")
+        runs.run(apply_changes(CONFIG, {"backend": "cuda"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -22,15 +22,15 @@ from typer.testing import CliRunner
 from fluctua.cli import progress
 from fluctua.cli.app import app
 from fluctua.runs import lattice as runs
-from fluctua.runs.config import PRESETS, changed, digest, read_stamp
+from fluctua.runs.config import PRESETS, apply_changes, digest, read_stamp
 from fluctua.runs.reading import read_course, read_run
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
 from lattice_runs import TINY, assert_same_run, rows_of
 from processes import environment_to_die_in, read_until, wait_until, wait_until_busy
 
-CONFIG = changed(PRESETS["demo"], TINY)
-ESCALATING = changed(
+CONFIG = apply_changes(PRESETS["demo"], TINY)
+ESCALATING = apply_changes(
     CONFIG,
     {
         "iterations": 170,
@@ -45,7 +45,7 @@ ESCALATING = changed(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def explain_end(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     runs.complete(CONFIG, folder)
     return folder
@@ -94,7 +94,7 @@ def test_the_folder_explains_itself(finished):
 
 
 def test_parameters_are_recorded_on_a_grid_and_at_the_end(tmp_path):
-    config = changed(CONFIG, {"keep.parameters_every": 5})
+    config = apply_changes(CONFIG, {"keep.parameters_every": 5})
     records = [record for _, record in runs.run(config, tmp_path / "run")]
     course = read_course(tmp_path / "run" / "parameters.h5")
     assert course.iteration.tolist() == [0, 5, 10, 11]
@@ -105,16 +105,16 @@ def test_parameters_are_recorded_on_a_grid_and_at_the_end(tmp_path):
 
 
 def test_budgets_stop(tmp_path):
-    config = changed(CONFIG, {"stop.max_trajectories": 200})
+    config = apply_changes(CONFIG, {"stop.max_trajectories": 200})
     assert (
         list(runs.run(config, tmp_path / "a"))[-1][0].trajectories == 192
     )  # 128 + 4·16; another would be 208
-    config = changed(CONFIG, {"stop.max_minutes": 1e-9})
+    config = apply_changes(CONFIG, {"stop.max_minutes": 1e-9})
     assert len(list(runs.run(config, tmp_path / "b"))) == 1
 
 
 def test_ensemble_in_steps(tmp_path):
-    config = changed(
+    config = apply_changes(
         CONFIG, {"ensemble.schedule": "steps", "ensemble.steps": [[0, 4], [3, 8]], "iterations": 5}
     )
     assert [row.ensemble for row, _ in runs.run(config, tmp_path / "a")] == [4, 4, 4, 8, 8]
@@ -131,7 +131,7 @@ def test_a_carried_table_leaves_the_estimate_unbiased():
     parts = build(CONFIG)
     sums = []
     for kind in ("carried", "time"):
-        estimator = build(changed(CONFIG, {"baseline.kind": kind})).estimator
+        estimator = build(apply_changes(CONFIG, {"baseline.kind": kind})).estimator
         estimates = [estimator(jax.random.key(i), parts.theta, 64) for i in range(20)]
         mean = np.mean([e.gradient["kappa"] for e in estimates], axis=0)
         sums.append(
@@ -143,18 +143,18 @@ def test_a_carried_table_leaves_the_estimate_unbiased():
 
 
 def test_the_jax_backend_trains_too(tmp_path):
-    config = changed(CONFIG, {"backend": "jax", "baseline.kind": "binned", "iterations": 2})
+    config = apply_changes(CONFIG, {"backend": "jax", "baseline.kind": "binned", "iterations": 2})
     values = [row.J for row, _ in runs.run(config, tmp_path / "jax")]
-    same_noise = changed(config, {"backend": "cpu"})
+    same_noise = apply_changes(config, {"backend": "cpu"})
     assert values == pytest.approx(
         [row.J for row, _ in runs.run(same_noise, tmp_path / "cpu")], rel=1e-4
     )
 
 
 def test_a_run_with_heun_steps_goes_on_with_them(tmp_path):
-    config = changed(CONFIG, {"task.integrator": "heun", "task.dt": 0.05, "iterations": 4})
+    config = apply_changes(CONFIG, {"task.integrator": "heun", "task.dt": 0.05, "iterations": 4})
     runs.complete(config, tmp_path / "whole")
-    list(runs.run(changed(config, {"iterations": 2}), tmp_path / "run"))
+    list(runs.run(apply_changes(config, {"iterations": 2}), tmp_path / "run"))
     list(runs.resume(tmp_path / "run", {"iterations": 4}))
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     assert read_run(tmp_path / "run").task.integrator == "heun"
@@ -162,7 +162,7 @@ def test_a_run_with_heun_steps_goes_on_with_them(tmp_path):
 
 
 def test_a_folder_that_says_nothing_of_steps_has_eulers_and_goes_on_to_the_bit(finished, tmp_path):
-    list(runs.run(changed(CONFIG, {"iterations": 7}), tmp_path / "run"))
+    list(runs.run(apply_changes(CONFIG, {"iterations": 7}), tmp_path / "run"))
     settings = tmp_path / "run" / "config.toml"
     text = re.sub(r"(?m)^step = .*\n|^# run .*\n", "", settings.read_text())
     settings.write_text(f"{text}# run {read_stamp(settings)} keys {digest(text)}\n")
@@ -199,9 +199,9 @@ def test_sparkline_time_left_and_durations():
     assert progress.sparkline([1.0] * 5, 3) == "▁▁▁"
     assert progress.sparkline(list(range(100)), 8) == progress.BARS
     rows = [history.Row(i, i, 0.0, 0.0, 10, 10 * (i + 1), 0.0, 2.0) for i in range(5)]
-    assert progress.time_left(rows, changed(CONFIG, {"iterations": 15})) == 20
-    assert progress.time_left(rows, changed(CONFIG, {"stop.max_trajectories": 80})) == 6
-    assert progress.time_left(rows, changed(CONFIG, {"stop.max_minutes": 0.2})) == 2
+    assert progress.time_left(rows, apply_changes(CONFIG, {"iterations": 15})) == 20
+    assert progress.time_left(rows, apply_changes(CONFIG, {"stop.max_trajectories": 80})) == 6
+    assert progress.time_left(rows, apply_changes(CONFIG, {"stop.max_minutes": 0.2})) == 2
     assert [progress.duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
 
 
@@ -238,7 +238,7 @@ def test_a_rewound_iteration_begins_from_the_same_parameters_with_fresh_noise(es
     before = next(r for r in rows if r.iteration == again.iteration)
     assert before.row < again.row
     assert before.J != again.J
-    config = changed(ESCALATING, {"keep.parameters_every": 1, "iterations": 170})
+    config = apply_changes(ESCALATING, {"keep.parameters_every": 1, "iterations": 170})
     thetas = {}
     folder = escalated.parent / "every"
     for row, record in runs.run(config, folder):
@@ -306,7 +306,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130, output
     assert f"Go on with: fluctua train --resume {folder}" in " ".join(output.split())
     done = len(history.read(folder / "history.csv"))
-    assert int(checkpoint.read(checkpoint.listed(folder / "checkpoints")[-1])["row"]) == done
+    assert (
+        int(checkpoint.read(checkpoint.list_checkpoints(folder / "checkpoints")[-1])["row"]) == done
+    )
     assert (folder / "final.npz").exists()
 
 
@@ -333,7 +335,7 @@ def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
 
 
 def test_stopped_by_the_caller_and_extended(finished, tmp_path):
-    for row, _ in runs.run(changed(CONFIG, {"iterations": 7}), tmp_path / "run"):
+    for row, _ in runs.run(apply_changes(CONFIG, {"iterations": 7}), tmp_path / "run"):
         if row.iteration == 4:
             break
     assert len(history.read(tmp_path / "run" / "history.csv")) == 5
@@ -345,7 +347,7 @@ def test_stopped_by_the_caller_and_extended(finished, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(finished, run_copy):
-    newest = checkpoint.listed(run_copy / "checkpoints")[-1]
+    newest = checkpoint.list_checkpoints(run_copy / "checkpoints")[-1]
     content = bytearray(newest.read_bytes())
     middle = len(content) // 2
     content[middle] ^= 0xFF
@@ -359,7 +361,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(finished, r
 
 
 def test_cut_short_or_all_damaged_it_starts_again(finished, run_copy):
-    for path in checkpoint.listed(run_copy / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run_copy / "checkpoints"):
         path.write_bytes(path.read_bytes()[:100])
     reports = []
     list(runs.resume(run_copy, report=reports.append))
@@ -385,13 +387,13 @@ def test_a_branch_goes_on_from_where_another_run_stands(finished, tmp_path):
     """With nothing changed it is what the run itself would have done; also when it is resumed
     from its start.
     """
-    list(runs.run(changed(CONFIG, {"iterations": 7}), tmp_path / "trunk"))
+    list(runs.run(apply_changes(CONFIG, {"iterations": 7}), tmp_path / "trunk"))
     rows = [
         row for row, _ in runs.branch(tmp_path / "trunk", tmp_path / "branch", {"iterations": 12})
     ]
     expected = rows_of(finished)[7:]
     assert [row._replace(seconds=0.0, row=row.row + 7) for row in rows] == expected
-    for path in checkpoint.listed(tmp_path / "branch" / "checkpoints"):
+    for path in checkpoint.list_checkpoints(tmp_path / "branch" / "checkpoints"):
         path.unlink()
     (tmp_path / "branch" / "summary.json").unlink()
     assert [row.J for row, _ in runs.resume(tmp_path / "branch")] == [row.J for row in expected]
@@ -469,7 +471,9 @@ def test_folders_that_cannot_take_a_run(tmp_path, monkeypatch):
 def test_an_earlier_run_is_replaced_only_when_asked(run_copy):
     with pytest.raises(ValueError, match="--resume .*--replace"):
         runs.run(CONFIG, run_copy)
-    assert len(list(runs.run(changed(CONFIG, {"iterations": 2}), run_copy, replace=True))) == 2
+    assert (
+        len(list(runs.run(apply_changes(CONFIG, {"iterations": 2}), run_copy, replace=True))) == 2
+    )
 
 
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path, monkeypatch):
@@ -497,7 +501,7 @@ def test_wrong_configurations_leave_no_folder(tmp_path):
         ({"backend": "jax"}, "does not serve the baseline .carried."),
     ):
         with pytest.raises(ValueError, match=message):
-            runs.run(changed(CONFIG, changes), tmp_path / "run")
+            runs.run(apply_changes(CONFIG, changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -9,12 +9,12 @@ from fluctua.cli.app import app
 from fluctua.runs import build as building
 from fluctua.runs import lattice as runs
 from fluctua.runs.build import build
-from fluctua.runs.config import PRESETS, changed
+from fluctua.runs.config import PRESETS, apply_changes
 from fluctua.runs.evaluate import evaluate
 from fluctua.scale.distributed import Distributed
 from lattice_runs import TINY, assert_same_run, rows_of
 
-CONFIG = changed(
+CONFIG = apply_changes(
     PRESETS["demo"],
     {
         **TINY,
@@ -38,7 +38,7 @@ def test_a_run_in_shards_goes_on_to_the_bit(tmp_path):
 
 def test_shards_change_the_rounding_and_nothing_else(tmp_path):
     runs.complete(CONFIG, tmp_path / "shards")
-    runs.complete(changed(CONFIG, {"ensemble.shards": 0}), tmp_path / "sum")
+    runs.complete(apply_changes(CONFIG, {"ensemble.shards": 0}), tmp_path / "sum")
     for a, b in zip(rows_of(tmp_path / "shards"), rows_of(tmp_path / "sum"), strict=True):
         np.testing.assert_allclose(
             a.J, b.J, rtol=1e-5
@@ -48,19 +48,20 @@ def test_shards_change_the_rounding_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("kind", ["none", "time", "binned", "twin"])
 def test_baselines_that_can_be_divided(kind):
-    made = build(changed(CONFIG, {"baseline.kind": kind})).estimator
+    made = build(apply_changes(CONFIG, {"baseline.kind": kind})).estimator
     assert isinstance(made.estimator if kind == "twin" else made, Distributed)
 
 
 def test_what_cannot_be_divided_is_said_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match="'optimal' compares all"):
-        runs.run(changed(CONFIG, {"baseline.kind": "optimal"}), tmp_path / "run")
+        runs.run(apply_changes(CONFIG, {"baseline.kind": "optimal"}), tmp_path / "run")
     with pytest.raises(ValueError, match=r"`ensemble.shards` = 3 .* `device`"):
         runs.run(
-            changed(CONFIG, {"device.gain_error": 0.1, "baseline.kind": "twin"}), tmp_path / "run"
+            apply_changes(CONFIG, {"device.gain_error": 0.1, "baseline.kind": "twin"}),
+            tmp_path / "run",
         )
     with pytest.raises(ValueError, match=r"`ensemble.shards` = 0"):
-        runs.run(changed(CONFIG, {"ensemble.shards": 0}), tmp_path / "run", cluster="local")
+        runs.run(apply_changes(CONFIG, {"ensemble.shards": 0}), tmp_path / "run", cluster="local")
     assert not (tmp_path / "run").exists()
 
 
@@ -71,7 +72,7 @@ def test_the_gpus_are_those_of_the_workers(kind, monkeypatch):
     monkeypatch.setattr(
         building, "distributed", lambda estimator, *_, **__: handed_over.append(estimator)
     )
-    build(changed(CONFIG, {"backend": "cuda", "baseline.kind": kind}), "there")
+    build(apply_changes(CONFIG, {"backend": "cuda", "baseline.kind": kind}), "there")
     estimator = handed_over[0]
     inner = {"twin": "estimator", "carried": "fused"}.get(kind)
     assert (getattr(estimator, inner) if inner else estimator).options.backend == "cuda"
@@ -81,7 +82,10 @@ def test_the_gpus_are_those_of_the_workers(kind, monkeypatch):
 def test_what_gpus_elsewhere_have_trained_is_measured_here():
     parts = build(CONFIG)
     here = evaluate(CONFIG, parts.theta, trajectories=8)
-    assert evaluate(changed(CONFIG, {"backend": "cuda"}), parts.theta, trajectories=8).J == here.J
+    assert (
+        evaluate(apply_changes(CONFIG, {"backend": "cuda"}), parts.theta, trajectories=8).J
+        == here.J
+    )
 
 
 def test_the_command_writes_shards_into_the_configuration(tmp_path):

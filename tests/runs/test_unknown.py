@@ -13,7 +13,7 @@ from fluctua import tcmt
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.runs import lattice as runs
 from fluctua.runs.build import make_estimator, make_task
-from fluctua.runs.config import changed, dump, named, parse
+from fluctua.runs.config import apply_changes, dump, find_config, parse
 from fluctua.runs.evaluate import evaluate
 from fluctua.runs.heeded import is_unknown
 from fluctua.runs.unknown import Device, hidden, with_diagonals
@@ -33,13 +33,13 @@ SMALL = {
 
 
 def small(**more):
-    return changed(named("unknown"), {**SMALL, **more})
+    return apply_changes(find_config("unknown"), {**SMALL, **more})
 
 
 def test_hidden_errors_are_those_of_the_seed():
-    config = named("unknown")
+    config = find_config("unknown")
     assert is_unknown(config)
-    assert not is_unknown(named("fast"))
+    assert not is_unknown(find_config("fast"))
     network = make_task(small()).network
     one, again, other = (hidden(small(seed=seed), network) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one["gain"], again["gain"])
@@ -69,7 +69,7 @@ def test_a_run_counts_what_it_measures_and_goes_on_bit_for_bit(tmp_path):
     assert summary["trajectories"] == 4
     assert summary["calibration"]["trajectories"] == 4
     assert "structure alone" in summary["how"]
-    runs.complete(changed(config, {"iterations": 2}), tmp_path / "part")
+    runs.complete(apply_changes(config, {"iterations": 2}), tmp_path / "part")
     list(runs.resume(tmp_path / "part", {"iterations": 4}))
     assert_same_run(tmp_path / "whole", tmp_path / "part")
     assert (
@@ -81,7 +81,7 @@ def test_a_run_counts_what_it_measures_and_goes_on_bit_for_bit(tmp_path):
 def test_J_is_that_of_the_device():
     config = small(**{"device.second_neighbours": 0.05, "task.horizon": 8.0})
     theta = {"omega": np.zeros(9), "kappa": np.ones(12), "chi": np.zeros(9)}
-    plain = changed(
+    plain = apply_changes(
         config,
         {"device.gain_error": 0.0, "device.offset_error": 0.0, "device.second_neighbours": 0.0},
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from chaos import Chaos
-from fluctua.scale.dispatch import MOST_LOSSES, ROUNDS, Call, Done, Gone, Here, gathered
+from fluctua.scale.dispatch import MOST_LOSSES, ROUNDS, Done, Gone, Here, WorkCall, gather_results
 
 
 class Squares:
@@ -11,7 +11,7 @@ class Squares:
         return number**2
 
 
-CALLS = [Call(n, "square", (n,)) for n in range(40)]
+CALLS = [WorkCall(n, "square", (n,)) for n in range(40)]
 EXPECTED = [n**2 for n in range(40)]
 
 
@@ -19,22 +19,22 @@ EXPECTED = [n**2 for n in range(40)]
 @pytest.mark.parametrize("seed", range(5))
 def test_results_come_in_the_order_of_the_calls_whoever_dies(workers, seed):
     pool = Chaos(Squares(), workers, seed, risk=0.2)
-    assert gathered(pool, CALLS) == EXPECTED
+    assert gather_results(pool, CALLS) == EXPECTED
     assert pool.deaths > 0
     assert len(pool.computed) >= len(CALLS)
 
 
 def test_this_process_alone():
-    assert gathered(Here(Squares()), CALLS) == EXPECTED
+    assert gather_results(Here(Squares()), CALLS) == EXPECTED
 
 
 def test_every_worker_has_a_call_before_any_has_two():
     pool = Chaos(Squares(), 4)
-    gathered(pool, CALLS[:4])
+    gather_results(pool, CALLS[:4])
     seen = []
     submit = pool.submit
     pool.submit = lambda worker, bundle: seen.append(worker) or submit(worker, bundle)
-    gathered(pool, CALLS[:4])
+    gather_results(pool, CALLS[:4])
     assert sorted(seen) == [0, 1, 2, 3]
 
 
@@ -46,14 +46,14 @@ def test_bundles_shrink_and_what_was_lost_goes_alone():
             sizes.append([call.number for call in bundle])
             super().submit(worker, bundle)
 
-    gathered(Counting(Squares(), 2), CALLS)
+    gather_results(Counting(Squares(), 2), CALLS)
     lengths = [len(bundle) for bundle in sizes]
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0], lengths[-1]) == (40 // (ROUNDS * 2), 1)
     assert sorted(n for bundle in sizes for n in bundle) == list(range(40))
 
     sizes.clear()
-    gathered(Counting(Squares(), 2, seed=5, risk=0.05), CALLS)
+    gather_results(Counting(Squares(), 2, seed=5, risk=0.05), CALLS)
     seen = set()
     for bundle in sizes:
         assert len(bundle) == 1 or not seen & set(bundle)
@@ -71,7 +71,7 @@ def test_a_result_that_comes_twice_counts_once():
             self.again = super().wait()
             return self.again
 
-    assert gathered(Twice(Squares(), 2), CALLS[:6]) == EXPECTED[:6]
+    assert gather_results(Twice(Squares(), 2), CALLS[:6]) == EXPECTED[:6]
 
 
 def test_what_a_dead_worker_still_says_is_not_heard():
@@ -87,20 +87,20 @@ def test_what_a_dead_worker_still_says_is_not_heard():
                 self.late = Done(report.worker, 0, "late")
             return report
 
-    assert gathered(Late(Squares(), 3, seed=1, risk=0.3), CALLS) == EXPECTED
+    assert gather_results(Late(Squares(), 3, seed=1, risk=0.3), CALLS) == EXPECTED
 
 
 def test_a_call_that_kills_its_workers_ends_the_run():
     with pytest.raises(
         RuntimeError, match=rf"{MOST_LOSSES} workers died .* number 7,.* it was killed"
     ):
-        gathered(Chaos(Squares(), 2, risk=1.0), [Call(7, "square", (7,))])
+        gather_results(Chaos(Squares(), 2, risk=1.0), [WorkCall(7, "square", (7,))])
 
 
 def test_an_error_of_the_work_is_raised_and_not_tried_again():
     pool = Chaos(Squares(), 2)
     with pytest.raises(TypeError):
-        gathered(pool, [Call(0, "square", ("seven",))])
+        gather_results(pool, [WorkCall(0, "square", ("seven",))])
     assert len(pool.computed) == 1
 
 
@@ -113,7 +113,7 @@ def test_a_lost_call_is_replaced_where_it_must_not_be_repeated():
         replaced.append((call.number, reason))
         return call._replace(arguments=(next(fresh),))
 
-    results = gathered(pool, CALLS, instead=instead)
+    results = gather_results(pool, CALLS, instead=instead)
     arguments = [call.arguments for call in pool.computed]
     assert len(set(arguments)) == len(arguments)  # nothing was computed twice
     assert replaced

@@ -14,7 +14,7 @@ from chaos import Chaos
 from fluctua import tcmt
 from fluctua.learn.evaluate import can_refine
 from fluctua.scale.distributed import Distributed, close
-from fluctua.scale.ranges import LEAST, even, of_groups
+from fluctua.scale.ranges import LEAST, cut_evenly, cut_groups
 from fluctua.store import history
 
 KEY = jax.random.key(5)
@@ -122,19 +122,19 @@ def test_the_weights_are_on_top():
     ("count", "shards"), [(1000, 64), (7, 64), (100, 1), (10**9, 4000), (33, 2)]
 )
 def test_where_an_ensemble_is_cut_depends_on_its_size_alone(count, shards):
-    edges = even(count, shards)
+    edges = cut_evenly(count, shards)
     sizes = np.diff(edges)
     assert (edges[0], edges[-1], sizes.sum()) == (0, count, count)
     assert len(sizes) <= shards
     assert sizes.max() - sizes.min() <= 1
     assert len(sizes) == 1 or sizes.min() >= LEAST
-    assert all(edge % 2 == 0 for edge in even(2 * count, shards, 2))
+    assert all(edge % 2 == 0 for edge in cut_evenly(2 * count, shards, 2))
 
 
 def test_groups_stay_together():
-    assert of_groups(100, 64, 30) == [0, 25, 50, 75, 100]
-    assert of_groups(100, 2, 30) == [0, 50, 100]
-    assert of_groups(20, 64, 30) == [0, 20]
+    assert cut_groups(100, 64, 30) == [0, 25, 50, 75, 100]
+    assert cut_groups(100, 2, 30) == [0, 50, 100]
+    assert cut_groups(20, 64, 30) == [0, 20]
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,7 @@ def test_a_file_of_another_run_is_named(copy, tmp_path, name):
     if name == "checkpoint":
         shutil.rmtree(copy / "checkpoints")
         shutil.copytree(other / "checkpoints", copy / "checkpoints")
-        name = checkpoint.listed(copy / "checkpoints")[-1].name
+        name = checkpoint.list_checkpoints(copy / "checkpoints")[-1].name
     else:
         shutil.copy(other / name, copy / name)
     with pytest.raises(ValueError, match=f"{name} is of another run"):

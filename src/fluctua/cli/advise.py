@@ -141,7 +141,7 @@ def _find(source: str, config: str) -> tuple[Task, dict[str, Any], str]:
     """What is asked about: task, θ, and what to call it."""
     from fluctua.paper.training import from_file
     from fluctua.runs.build import build, resolve_backend
-    from fluctua.runs.config import changed, named
+    from fluctua.runs.config import apply_changes, find_config
     from fluctua.runs.reading import read_run
 
     path = Path(source)
@@ -151,8 +151,10 @@ def _find(source: str, config: str) -> tuple[Task, dict[str, Any], str]:
     if path.suffix == ".npz":
         (lattice,) = from_file(path, config)
         return lattice.task, lattice.theta, source
-    settings = named(source)
-    parts = build(changed(settings, {"backend": resolve_backend("cpu"), "baseline.kind": "time"}))
+    settings = find_config(source)
+    parts = build(
+        apply_changes(settings, {"backend": resolve_backend("cpu"), "baseline.kind": "time"})
+    )
     return parts.task, parts.theta, f"{source}, at its start"
 
 

@@ -143,9 +143,9 @@ def _of_preset(preset: str, seed: int) -> tuple[Any, dict[str, Any]]:
 
     from fluctua import tcmt
     from fluctua.runs.build import make_task
-    from fluctua.runs.config import named
+    from fluctua.runs.config import find_config
 
-    config = named(preset)
+    config = find_config(preset)
     task = make_task(config)
     start = jax.random.split(jax.random.key(seed))[0]  # as in `lattice_start`
     return task, tcmt.initial_parameters(start, task.network, chi_std=config.start.chi_std)

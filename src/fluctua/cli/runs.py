@@ -91,7 +91,7 @@ def evaluate(
 
 def _find(what: Path, config: str | None) -> tuple[Path, Config]:
     """The parameters, and the configuration they belong to."""
-    from fluctua.runs.config import load_unedited, named
+    from fluctua.runs.config import find_config, load_unedited
 
     if what.is_dir():
         what = what / "final.npz"
@@ -102,8 +102,8 @@ def _find(what: Path, config: str | None) -> tuple[Path, Config]:
             )
     beside = what.parent / "config.toml"
     if config is not None:
-        return what, named(config)
-    return what, load_unedited(beside) if beside.exists() else named("paper")
+        return what, find_config(config)
+    return what, load_unedited(beside) if beside.exists() else find_config("paper")
 
 
 def _print(path: Path, measured: list[Measurement]) -> None:
@@ -218,10 +218,10 @@ def gradient(
 def plot(run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]) -> None:
     """Draw the figures of a run again, also while it trains."""
     from fluctua.plot.training import draw_folder
-    from fluctua.store.folder import existing
+    from fluctua.store.folder import find_run
 
     try:
-        paths = draw_folder(existing(run))
+        paths = draw_folder(find_run(run))
     except EXPECTED as error:
         fail(str(error))
     for path in paths:

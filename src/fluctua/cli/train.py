@@ -156,10 +156,10 @@ def _begin(
 
     from fluctua.runs import lattice as runs
     from fluctua.runs.build import resolve_backend
-    from fluctua.runs.config import PRESETS, changed, dump, named
+    from fluctua.runs.config import PRESETS, apply_changes, dump, find_config
     from fluctua.runs.heeded import refuse_ignored
 
-    config = _sharded(changed(named(source), changes), cluster)
+    config = _sharded(apply_changes(find_config(source), changes), cluster)
     refuse_ignored(config, PRESETS[config.preset])
     if show:
         say(dump(config), nl=False)
@@ -252,7 +252,7 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
     """Train to the end, or until asked to stop. Returns the exit status."""
     from fluctua.cli.progress import watch_run
     from fluctua.plot.training import draw_folder
-    from fluctua.store.folder import existing
+    from fluctua.store.folder import find_run
 
     say(_opening(config, folder))
     with _warnings_as_notes(console), _asked_to_stop(console) as asked:
@@ -269,7 +269,7 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
         say(f"Saved. Go on with: fluctua train --resume {folder}")
         return STOPPED
     say((folder / "summary.txt").read_text(), nl=False)
-    for path in draw_folder(existing(folder)):
+    for path in draw_folder(find_run(folder)):
         if path.suffix == ".png":
             say(f"figure     {path}")
     more = 2 * config.iterations

@@ -42,7 +42,7 @@ from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
 from fluctua.learn.repetitions import PARTS
 from fluctua.processes.stationary import Stationary
-from fluctua.scale.parts import Part, of_estimate, of_running
+from fluctua.scale.parts import Part, sum_estimate, sum_recording
 
 CHUNK_BYTES = 256 * 2**20
 SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
@@ -198,7 +198,7 @@ def estimate(
             baseline=plan,
             block_bytes=chunk_bytes,
         )
-        part = of_estimate(result)
+        part = sum_estimate(result)
     else:
         if residuals is not None and residuals.cause:
             warnings.warn(
@@ -217,7 +217,7 @@ def estimate(
         )
         result = sums.estimate()
         parts = sums.by_parts()
-        part = of_running(sums)
+        part = sum_recording(sums)
     if readout is not None:
         warn_about_remainder(
             measure_remainder(rewards, readout, theta, recording), float(result.value_stderr)

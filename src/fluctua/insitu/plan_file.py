@@ -94,7 +94,7 @@ def _checksum(fields: Mapping[str, Any]) -> str:
 
 def _read_held(place: RunFolder) -> dict[str, Any]:
     """The plan in the newest good checkpoint; empty where there is none."""
-    for path in reversed(checkpoint.listed(place.checkpoints)):
+    for path in reversed(checkpoint.list_checkpoints(place.checkpoints)):
         try:
             arrays = checkpoint.read(path)
         except Damaged:  # reported and set aside when the run goes on

@@ -32,8 +32,8 @@ from fluctua.insitu.hidden import Visibility
 from fluctua.insitu.recording.model import find_difference, load_model, name_leaves
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
 from fluctua.scale.cluster import Cluster
-from fluctua.scale.dispatch import Call, Here, Pool, gathered
-from fluctua.scale.parts import Part, estimate_of, total
+from fluctua.scale.dispatch import Here, Pool, WorkCall, gather_results
+from fluctua.scale.parts import Part, make_estimate, total
 
 DOUBLE = ("float64", "complex128")
 
@@ -154,9 +154,11 @@ def estimate_files(
         raise ValueError("there are no files to estimate from.")
     subject = EstimateOptions() if reading is None else reading
     pool: Pool = Here(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
-    calls = [Call(number, "estimate", (Path(path).resolve(),)) for number, path in enumerate(paths)]
+    calls = [
+        WorkCall(number, "estimate", (Path(path).resolve(),)) for number, path in enumerate(paths)
+    ]
     try:
-        files: list[OfFile] = gathered(pool, calls, progress=progress)
+        files: list[OfFile] = gather_results(pool, calls, progress=progress)
     finally:
         pool.close()
     first = files[0]
@@ -165,7 +167,7 @@ def estimate_files(
     with jax.enable_x64(
         any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(first.theta))
     ):
-        result = estimate_of(
+        result = make_estimate(
             total([file.part for file in files]), jax.tree.map(jnp.asarray, first.theta)
         )
         for file in files:

@@ -282,8 +282,8 @@ def resume(
     Returns: a generator of each row of the history with its `Record`.
 
     """
-    place = runfolder.existing(folder, _place(folder))
-    with runfolder.holding(place) as lock:
+    place = runfolder.find_run(folder, _place(folder))
+    with runfolder.hold(place) as lock:
         entries = read_entries(place)
         plan = _plan_of(place, entries)
         run = entries.get("run", "")
@@ -322,7 +322,7 @@ def resume(
 
 def read_plan(folder: str | Path) -> Plan:
     """The plan of a run."""
-    place = runfolder.existing(folder, _place(folder))
+    place = runfolder.find_run(folder, _place(folder))
     return _plan_of(place, read_entries(place))
 
 
@@ -464,7 +464,7 @@ class _Session:
             self.place,
             write_plan(dataclasses.asdict(self.plan), run, self.stamp),
             run,
-            checkpoint.begin(theta, self.rule.init(theta)),
+            checkpoint.start_state(theta, self.rule.init(theta)),
             KEEP,
             need=_space(self.plan),
         )
@@ -653,7 +653,7 @@ class _Session:
             trajectories=self.spent()
         )
         self.iteration = str(record.iteration + 1)
-        new = checkpoint.after(state, record, self.estimator.state)
+        new = checkpoint.add_record(state, record, self.estimator.state)
         return Advance(dataclasses.replace(new, further=self.arrays()), row)
 
     def _check_doubt(self) -> None:
@@ -684,7 +684,7 @@ def _iterate(session: _Session, opened: Opened) -> Rows:
             else:
                 session.calibrate()
                 state = dataclasses.replace(state, further=session.arrays())
-                with runfolder.explained(book.place):
+                with runfolder.explain_failures(book.place):
                     book.save(state)
             training = session.loop
             loop.restore_memory(training.training, state)

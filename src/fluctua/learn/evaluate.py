@@ -77,20 +77,20 @@ def evaluate(
     check.count(count, 2)
     if not isinstance(refine, int) or isinstance(refine, bool) or refine < 1:
         raise ValueError(f"`refine` must be a whole number, at least 1; got {refine!r}.")
-    substrate, own = parts_of(system)
+    substrate, own = split_system(system)
     if objective is None and own is None:
         raise ValueError(
             "a simulator alone does not know what is rewarded: give `objective=`, or the estimator."
         )
     rewards = check.objective_or_means(objective if objective is not None else own)
     theta = check.parameters(theta)
-    finer = refined(substrate, refine)
+    finer = refine_grid(substrate, refine)
     key = jax.random.fold_in(jax.random.key(seed), FRESH)
     if isinstance(finer, Simulator):
         t = finer.t
 
         def each(part):
-            return _simulated(finer.recipe, part, count, key, theta, finer.times, finer.x0)
+            return _simulate_returns(finer.recipe, part, count, key, theta, finer.times, finer.x0)
     else:
         trajectories = finer(key, theta, count)
         t = trajectories.t
@@ -115,7 +115,7 @@ def evaluate(
     return Evaluation(float(values.mean()), spread / np.sqrt(count), spread, count, _mean_step(t))
 
 
-def parts_of(system: Any) -> tuple[Any, Any]:
+def split_system(system: Any) -> tuple[Any, Any]:
     """The substrate of an estimator and its objective; of a substrate, itself and None."""
     inner = system
     while hasattr(
@@ -129,13 +129,13 @@ def parts_of(system: Any) -> tuple[Any, Any]:
 
 def can_refine(system: Any) -> bool:
     """Whether J can be measured with smaller steps."""
-    substrate, objective = parts_of(system)
+    substrate, objective = split_system(system)
     return objective is not None and (
         isinstance(substrate, Simulator) or hasattr(substrate, "refined")
     )
 
 
-def refined(substrate: Any, factor: int) -> Any:
+def refine_grid(substrate: Any, factor: int) -> Any:
     """The same substrate with every step split into `factor` equal ones."""
     if factor == 1:
         return substrate
@@ -153,7 +153,7 @@ def refined(substrate: Any, factor: int) -> Any:
 
 
 @partial(jit, static_argnums=(0, 1, 2))
-def _simulated(
+def _simulate_returns(
     recipe: Recipe,
     rewards: Rewards,
     count: int,

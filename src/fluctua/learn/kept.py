@@ -28,7 +28,7 @@ NAME = "kept_"
 """Begins the names of their arrays."""
 
 
-class Batch(NamedTuple):
+class KeptBatch(NamedTuple):
     """Trajectories that were measured together.
 
     leaves: of (θ, trajectories), plain arrays. readout: standard deviation of the measurement.
@@ -51,10 +51,10 @@ class Batch(NamedTuple):
         return jax.tree.unflatten(tree, self.leaves)
 
 
-def pack(theta: Params, trajectories: Trajectories, readout: float) -> Batch:
+def pack(theta: Params, trajectories: Trajectories, readout: float) -> KeptBatch:
     """A batch of trajectories that were taken at θ."""
     leaves = jax.tree.leaves((theta, trajectories))
-    return Batch(tuple(np.asarray(leaf) for leaf in leaves), readout)
+    return KeptBatch(tuple(np.asarray(leaf) for leaf in leaves), readout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +62,14 @@ class Kept:
     """What was measured: a Gaussian belief of some trajectories, and the others as batches."""
 
     belief: Belief
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[KeptBatch, ...] = ()
 
     def faded(self, factor: float) -> Kept:
         """All of it counts for less."""
         batches = [batch._replace(weight=factor * batch.weight) for batch in self.batches]
         return Kept(self.belief.faded(factor), tuple(batch for batch in batches if batch.weight))
 
-    def add(self, batch: Batch) -> Kept:
+    def add(self, batch: KeptBatch) -> Kept:
         """Another batch is kept too."""
         return replace(self, batches=(*self.batches, batch))
 
@@ -99,5 +99,5 @@ def restore_kept(belief: Belief, state: Mapping[str, np.ndarray]) -> Kept:
     kept = Kept(replace(belief, information=named["information"], vector=named["vector"]))
     for i, (readout, weight, many) in enumerate(named["batches"]):
         leaves = tuple(named[f"{i}_{j}"] for j in range(int(many)))
-        kept = kept.add(Batch(leaves, float(readout), float(weight)))
+        kept = kept.add(KeptBatch(leaves, float(readout), float(weight)))
     return kept

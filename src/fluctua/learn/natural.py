@@ -264,7 +264,7 @@ def _streamed(
         return (x_next, rows.at[moment.n * blocks // total].add(score)), None
 
     rows = jnp.zeros((blocks, count, ravel_pytree(theta)[0].size), ravel_pytree(theta)[0].dtype)
-    rows = rows.at[0].add(_score_of_start(model, theta, ensemble.x, times, ensemble.context))
+    rows = rows.at[0].add(_start_score(model, theta, ensemble.x, times, ensemble.context))
     return jax.lax.scan(body, (ensemble.x, rows), grid(times))[0][1]
 
 
@@ -278,7 +278,7 @@ def _recorded_rows(model: Model, theta: Params, recording: Recording, blocks: in
     many = blocks_for(recording.count, _size(theta), total, blocks)
     flat = ravel_pytree(theta)[0]
     rows = jnp.zeros((many, recording.count, flat.size), flat.dtype)
-    rows = rows.at[0].add(_score_of_start(model, theta, recording.first, recording.times, context))
+    rows = rows.at[0].add(_start_score(model, theta, recording.first, recording.times, context))
     for n, times, x in recording.blocks(BLOCK_BYTES):
         block = Block(n, times, x, context, recording.events(n, n + len(times.dt)))
         rows = _add_block(model, theta, rows, total, block, recording.t[:2])
@@ -301,7 +301,7 @@ def _add_block(
     return scan_block(add, rows, block)
 
 
-def _score_of_start(model: Model, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
+def _start_score(model: Model, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
     """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. (E, P)"""
     scores = density_scores(model, theta, x, context)
     return jnp.zeros((), x.dtype) if scores is None else scores

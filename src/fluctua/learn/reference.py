@@ -84,7 +84,10 @@ def pathwise(objective: Objective | FunctionOfMeans, substrate: Simulator) -> Ya
     Returns: the estimator; one trajectory a sample.
     """
     return Yardstick(
-        _pathwise, _one, check.objective_or_means(objective), _simulated(substrate, "pathwise")
+        _pathwise,
+        _one,
+        check.objective_or_means(objective),
+        _require_simulator(substrate, "pathwise"),
     )
 
 
@@ -103,7 +106,7 @@ def finite_differences(
     value.
 
     """
-    simulated = _simulated(substrate, "finite_differences")
+    simulated = _require_simulator(substrate, "finite_differences")
     return Yardstick(
         _differences,
         _two_each_and_one,
@@ -131,7 +134,7 @@ def spsa(
         _spsa,
         _two,
         check.objective_or_means(objective),
-        _simulated(substrate, "spsa"),
+        _require_simulator(substrate, "spsa"),
         (_positive(step),),
     )
 
@@ -151,7 +154,7 @@ def _two_each_and_one(theta: Params) -> int:
 # ---------------------------------------------------------------------------------------- checks
 
 
-def _simulated(substrate: Any, name: str) -> Simulator:
+def _require_simulator(substrate: Any, name: str) -> Simulator:
     if not isinstance(substrate, Simulator):
         raise TypeError(
             f"`{name}` needs a simulator whose noise it can repeat; got "
@@ -211,7 +214,7 @@ def _sizes(flat: Array, step: float | None) -> Array:
 # --------------------------------------------------------------------------------------- kernels
 
 
-def return_of_one(
+def compute_return(
     recipe: Recipe,
     objective: Rewards,
     key: Array,
@@ -263,7 +266,7 @@ def _pathwise(
 ) -> tuple[Array, Array]:
     def one(j: Array) -> tuple[Array, Array]:
         value, slope = jax.value_and_grad(
-            lambda th: return_of_one(recipe, objective, key, th, times, x0, j)
+            lambda th: compute_return(recipe, objective, key, th, times, x0, j)
         )(theta)
         return ravel_pytree(slope)[0], value
 
@@ -283,7 +286,7 @@ def _differences(
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(theta)
     returns = jax.vmap(
-        lambda th, j: return_of_one(recipe, objective, key, unravel(th), times, x0, j),
+        lambda th, j: compute_return(recipe, objective, key, unravel(th), times, x0, j),
         in_axes=(None, 0),
     )
     each = jnp.arange(count)
@@ -315,7 +318,7 @@ def _spsa(
         signs = jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
 
         def leg(s):
-            return return_of_one(
+            return compute_return(
                 recipe, objective, k_run, unravel(flat + s * signs * h), times, x0, j
             )
 
@@ -329,7 +332,7 @@ def _spsa(
 # ------------------------------------------------------------------------------------------ compare
 
 
-class Row(NamedTuple):
+class ComparisonRow(NamedTuple):
     """One estimator. Arrays are over the P parameters, in flattened order.
 
     trajectories: all that one call runs, pilot included.
@@ -352,7 +355,7 @@ class Row(NamedTuple):
 class Comparison(NamedTuple):
     """What `compare` found; prints itself as a table. `fluctua.plot.compare.draw` plots it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     reference: str
     repeats: int
 
@@ -446,7 +449,7 @@ def compare(
             else np.ones_like(z)
         )
         rows.append(
-            Row(
+            ComparisonRow(
                 name,
                 run.samples,
                 run.trajectories,

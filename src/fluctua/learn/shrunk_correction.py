@@ -71,8 +71,8 @@ class TwinErrorReport(NamedTuple):
 
     A large chi² says that the guess V misses something, not that the twin's parameters are wrong: a
     linear guess (`Twin(order=1)`) misses what noise adds to the return even where every parameter
-    is exact. `own_certificate` is the same of the twin on trajectories of its own, which is that
-    part alone; the rest is the error of the model.
+    is exact. `measure_own_certificate` is the same of the twin on trajectories of its own, which is
+    that part alone; the rest is the error of the model.
     """
 
     correction: Params
@@ -297,7 +297,7 @@ class ShrunkCorrection:
             raise ValueError(
                 "there is no certificate yet: call the estimator, or `restore(state, theta)`."
             )
-        return certificate_of(self._state, self._like)
+        return read_certificate(self._state, self._like)
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -320,7 +320,7 @@ class ShrunkCorrection:
         self._like = theta
 
 
-def certificate_of(state: Mapping[str, np.ndarray], theta: Params) -> TwinErrorReport:
+def read_certificate(state: Mapping[str, np.ndarray], theta: Params) -> TwinErrorReport:
     """What the state of a `ShrunkCorrection` says about its twin. theta: any parameters that the
     state is of.
     """
@@ -336,7 +336,9 @@ def certificate_of(state: Mapping[str, np.ndarray], theta: Params) -> TwinErrorR
     )
 
 
-def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> TwinErrorReport:
+def measure_own_certificate(
+    key: Array, estimator: PPGT, theta: Params, count: int
+) -> TwinErrorReport:
     """What the twin misses on `count` trajectories of its own: that of its order, not of its
     parameters.
 
@@ -347,7 +349,9 @@ def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> T
     method = estimator.method
     substrate = estimator.substrate
     if method.twin is None or not isinstance(substrate, Simulator):
-        raise TypeError("`own_certificate` is of an estimator with a `Twin` that runs a simulator.")
+        raise TypeError(
+            "`measure_own_certificate` is of an estimator with a `Twin` that runs a simulator."
+        )
     twin = method.twin
     assert twin.process is not None
     at = twin.theta or (lambda theta: theta)

@@ -150,7 +150,7 @@ def measure(
     """
     missing = []
     for panel in panels:
-        if tables.stored(panel.path).exists() and not replace:
+        if tables.find_table(panel.path).exists() and not replace:
             _same(panel)
         else:
             missing.append(panel)

@@ -58,7 +58,7 @@ class Properties(NamedTuple):
 def read(folder: Path) -> Properties:
     """The four tables of a folder, and what is derived from them."""
     paths = {name: folder / panel_file(name) for name in "abcd"}
-    missing = [name for name, path in paths.items() if not tables.stored(path).exists()]
+    missing = [name for name, path in paths.items() if not tables.find_table(path).exists()]
     if missing:
         raise ValueError(
             f"{folder} has no table of panel {', '.join(missing)}: measure it with --runs RUNS."

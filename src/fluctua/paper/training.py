@@ -22,9 +22,9 @@ from fluctua import tcmt
 from fluctua.core.arrays import Params
 from fluctua.learn.training import Length, Training, ascend
 from fluctua.runs.build import FAMILIES, make_network, make_task
-from fluctua.runs.config import load_unedited, named
+from fluctua.runs.config import find_config, load_unedited
 from fluctua.runs.evaluate import load_parameters
-from fluctua.runs.reading import Run, find_runs, read_run, rolling_mean
+from fluctua.runs.reading import SavedRun, find_runs, read_run, rolling_mean
 from fluctua.store import tables
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
@@ -220,7 +220,7 @@ def write(results: Results, folder: Path) -> list[Path]:
 def read(folder: Path) -> Results:
     """The results that `write` kept in a folder."""
     path = folder / CURVES
-    if not tables.stored(path).exists():
+    if not tables.find_table(path).exists():
         raise ValueError(f"{folder} has no {CURVES}: make it from run folders with --runs RUNS.")
     table = tables.read(path)
     curves = []
@@ -270,7 +270,7 @@ def _read_trained(path: Path) -> Trained:
     )
 
 
-def _readable(folders: list[Path], notes: list[str]) -> list[Run]:
+def _readable(folders: list[Path], notes: list[str]) -> list[SavedRun]:
     runs = []
     for folder in folders:
         try:
@@ -280,7 +280,7 @@ def _readable(folders: list[Path], notes: list[str]) -> list[Run]:
     return runs
 
 
-def _curve(run: Run) -> Curve:
+def _curve(run: SavedRun) -> Curve:
     h = run.history
     return Curve(
         run.folder.name,
@@ -293,7 +293,7 @@ def _curve(run: Run) -> Curve:
     )
 
 
-def _trained(run: Run, count: int) -> Trained:
+def _trained(run: SavedRun, count: int) -> Trained:
     c = run.course
     seen = exposure(0, run.task, run.trained, count=count)
     return Trained(
@@ -316,7 +316,7 @@ class Lattice(NamedTuple):
     source: str
 
 
-def midway(run: Run, iteration: int | None = None) -> Lattice:
+def midway(run: SavedRun, iteration: int | None = None) -> Lattice:
     """The first record at or after `iteration`; if not given, after half of the run's gain in J is
     reached.
 
@@ -363,7 +363,7 @@ def from_file(path: Path, config: str = "paper") -> list[Lattice]:
     if it lies in one.
     """
     beside = path.parent / "config.toml"
-    settings = load_unedited(beside) if beside.exists() else named(config)
+    settings = load_unedited(beside) if beside.exists() else find_config(config)
     theta = load_parameters(path, make_network(settings))
     return [Lattice(make_task(settings), theta, settings.task.sigma_kappa, -1, path.name)]
 

@@ -20,7 +20,7 @@ from fluctua.insitu.bench.demo import DemoResult
 from fluctua.insitu.bench.population import PopulationComparison
 from fluctua.plot.network import draw_panel
 from fluctua.plot.style import LOOK, WIDTH, save
-from fluctua.runs.reading import History, Run, effective, read_history, read_run
+from fluctua.runs.reading import History, SavedRun, effective, read_history, read_run
 from fluctua.store.folder import RunFolder
 from fluctua.tcmt import Network
 
@@ -36,7 +36,7 @@ legend has no key.
 """
 
 
-def draw_run(run: Run) -> Figure:
+def draw_run(run: SavedRun) -> Figure:
     """The picture of a run of a lattice: before, after, and the curve between."""
     return draw_before_after(run.task.network, run.course.theta(0), run.trained, run.history)
 

@@ -18,7 +18,7 @@ from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.learn.training import Bounds, Training, check_bounds
 from fluctua.runs.config import Config
 from fluctua.runs.heeded import is_unknown
-from fluctua.runs.unknown import make_calibrated
+from fluctua.runs.unknown import make_self_calibrating
 from fluctua.scale.distributed import distributed
 from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel.cuda import require_cupy
@@ -121,15 +121,15 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
                 "`ensemble.shards` = 0. A run "
                 "that was begun with --cluster has them."
             )
-        return _undivided(config, task)
+        return _make_undivided(config, task)
     if is_unknown(config):
         raise ValueError(
             f"`ensemble.shards` = {shards} is for lattices that are known; this one has a `device`."
         )
     if cluster is None or config.backend != "cuda":
-        return distributed(_undivided(config, task), cluster, shards=shards)
+        return distributed(_make_undivided(config, task), cluster, shards=shards)
     # the GPUs are those of the workers: this machine need not have one
-    estimator = _undivided(dataclasses.replace(config, backend="cpu"), task)
+    estimator = _make_undivided(dataclasses.replace(config, backend="cpu"), task)
     return distributed(_on_gpus(estimator), cluster, shards=shards)
 
 
@@ -146,13 +146,15 @@ def _on_gpus(estimator: Any) -> Any:
     )
 
 
-def _undivided(config: Config, task: tcmt.Task) -> Estimator:
+def _make_undivided(config: Config, task: tcmt.Task) -> Estimator:
     backend = config.backend
     b = config.baseline
     if backend == "cuda":
         require_cupy()  # here, before a folder is made
     if is_unknown(config):
-        return make_calibrated(config, task, lambda network: make_task(config, network=network))
+        return make_self_calibrating(
+            config, task, lambda network: make_task(config, network=network)
+        )
     if b.kind == "twin":
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and

@@ -46,7 +46,7 @@ def _section(kind: type) -> Any:
 
 
 @dataclass(frozen=True)
-class Lattice:
+class LatticeConfig:
     """A rectangle with leads on opposite corners."""
 
     rows: int = _key(11, rules.whole(1, SITES), "leads sit on opposite corners")
@@ -85,7 +85,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class BoundsConfig:
     """The box Θ onto which every step is projected. The paper does not give its own: state these
     with a J.
 
@@ -107,7 +107,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class EnsembleConfig:
     """How many trajectories an iteration has."""
 
     schedule: str = _key(
@@ -174,8 +174,8 @@ class BaselineConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What the device is beside its settings, drawn with the run's seed and told to nobody; 0
-    is nothing.
+    """What the device is beside its settings, drawn with the run's seed and hidden; 0 is
+    nothing.
     """
 
     gain_error: float = _key(
@@ -231,7 +231,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Keep:
+class KeepConfig:
     """What is written, and how often."""
 
     parameters_every: int = _key(
@@ -263,27 +263,27 @@ class Config:
         rules.word("auto", "cpu", "cuda", "jax"),
         "auto: cuda where there is a GPU, else cpu",
     )
-    lattice: Lattice = _section(Lattice)
+    lattice: LatticeConfig = _section(LatticeConfig)
     task: TaskConfig = _section(TaskConfig)
     start: Start = _section(Start)
-    bounds: Bounds = _section(Bounds)
-    ensemble: Ensemble = _section(Ensemble)
+    bounds: BoundsConfig = _section(BoundsConfig)
+    ensemble: EnsembleConfig = _section(EnsembleConfig)
     optimiser: Optimiser = _section(Optimiser)
     baseline: BaselineConfig = _section(BaselineConfig)
     device: DeviceConfig = _section(DeviceConfig)
     calibration: CalibrationConfig = _section(CalibrationConfig)
     stop: Stop = _section(Stop)
-    keep: Keep = _section(Keep)
+    keep: KeepConfig = _section(KeepConfig)
 
 
-def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+def apply_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     """A copy with other values, checked: {"iterations": 10, "task.sigma_kappa": 0.2}."""
     for name, value in changes.items():
         *section, key = name.split(".")
         if len(section) > 1:
             raise ValueError(f"`{name}` is too deep: keys are `key` or `section.key`.")
         tree = {section[0]: {key: value}} if section else {key: value}
-        config = _filled(config, tree, "")
+        config = _fill(config, tree, "")
     return config
 
 
@@ -291,7 +291,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
     """The configuration of a parsed TOML file."""
     tree = _rename_keys(tree, {old: new for new, old in EARLIER_NAMES.items()})
     name = _rule(Config, "preset")("preset", tree.get("preset", "paper"))
-    return _filled(PRESETS[name], {k: v for k, v in tree.items() if k != "preset"}, "")
+    return _fill(PRESETS[name], {k: v for k, v in tree.items() if k != "preset"}, "")
 
 
 def load(path: str | Path) -> Config:
@@ -340,7 +340,7 @@ def digest(text: str) -> str:
     return fingerprint(json.dumps(tree, sort_keys=True).encode())
 
 
-def stamped(config: Config, run: str) -> str:
+def stamp(config: Config, run: str) -> str:
     """`dump` with a last line that says which run it is of; cut off anywhere, the file has none or
     another.
 
@@ -352,7 +352,7 @@ def stamped(config: Config, run: str) -> str:
 
 
 def read_stamp(path: Path) -> str:
-    """The fingerprint of the run that a `stamped` file belongs to, checked; empty for a file
+    """The fingerprint of the run that a `stamp` file belongs to, checked; empty for a file
     without.
     """
     text = path.read_text(encoding="utf-8")
@@ -405,7 +405,7 @@ def _rename_keys(tree: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
     return renamed
 
 
-def _filled(record: Any, tree: Mapping[str, Any], where: str) -> Any:
+def _fill(record: Any, tree: Mapping[str, Any], where: str) -> Any:
     """`record` with the values of `tree` in place, each checked by its rule."""
     known = [f.name for f in dataclasses.fields(record)]
     values = {}
@@ -428,7 +428,7 @@ def _filled(record: Any, tree: Mapping[str, Any], where: str) -> Any:
                 raise ValueError(
                     f"`{full}` is a section, whose keys stand below a line [{full}]; got {value!r}."
                 )
-            values[key] = _filled(getattr(record, key), value, full)
+            values[key] = _fill(getattr(record, key), value, full)
         else:
             values[key] = _rule(type(record), key)(full, value)
     return dataclasses.replace(record, **values)
@@ -478,7 +478,7 @@ def _toml(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------ presets
 
-PAPER = changed(
+PAPER = apply_changes(
     Config(preset="paper"),
     {
         "ensemble.schedule": "escalation",
@@ -488,7 +488,7 @@ PAPER = changed(
 )
 """Everything as in the paper: 11 × 13, T = 20, its rule, its binned baseline, its escalation."""
 
-PAPER_QUICK = changed(
+PAPER_QUICK = apply_changes(
     PAPER,
     {
         "preset": "paper-quick",
@@ -500,7 +500,7 @@ PAPER_QUICK = changed(
 )
 """The paper's lattice and rule before any escalation: 75 iterations of 1,000 trajectories."""
 
-DEMO = changed(
+DEMO = apply_changes(
     Config(preset="demo"),
     {
         "iterations": 60,
@@ -519,7 +519,7 @@ DEMO = changed(
 )
 """A small lattice that learns in less than a minute on two cores."""
 
-FAST = changed(
+FAST = apply_changes(
     PAPER,
     {
         "preset": "fast",
@@ -539,7 +539,7 @@ FAST = changed(
 iteration.
 """
 
-ISOLATION = changed(
+ISOLATION = apply_changes(
     FAST,
     {
         "preset": "isolation",
@@ -559,7 +559,7 @@ ISOLATION = changed(
 paper's lattice.
 """
 
-UNKNOWN = changed(
+UNKNOWN = apply_changes(
     FAST,
     {
         "preset": "unknown",
@@ -584,7 +584,7 @@ PRESETS = {
 }
 
 
-def named(source: str) -> Config:
+def find_config(source: str) -> Config:
     """A preset by its name, or the configuration in a TOML file."""
     if source in PRESETS:
         return PRESETS[source]

@@ -80,7 +80,7 @@ def refuse_ignored(config: Config, before: Config) -> None:
             as it was there was not asked for.
 
     """
-    if is_unknown(config) and config.baseline.kind != "twin":  # whoever chose it: it is shown
+    if is_unknown(config) and config.baseline.kind != "twin":  # also by a preset: it is shown
         _refuse("baseline.kind", config.baseline.kind, KNOWN)
     for name in CONDITIONS:
         condition = CONDITIONS[name]

@@ -74,13 +74,13 @@ def resume(
     Args:
         folder: of the run.
         changes: of `ADJUSTABLE` keys.
-        report: is told of damaged files.
+        report: called with a line of text about each damaged file.
         cluster: the address of a Ray cluster, another one or none if that is so now.
     Returns: a generator of the rows to come.
 
     """
-    place = runfolder.existing(folder, RunFolder(Path(folder)))
-    with runfolder.holding(place) as lock:
+    place = runfolder.find_run(folder, RunFolder(Path(folder)))
+    with runfolder.hold(place) as lock:
         fixed = sorted(set(changes or {}) - set(configuration.ADJUSTABLE))
         if fixed:
             raise ValueError(
@@ -88,13 +88,13 @@ def resume(
                 f"{', '.join(configuration.ADJUSTABLE)} can. For another "
                 "training begin another run."
             )
-        config = configuration.changed(configuration.load(place.settings), changes or {})
+        config = configuration.apply_changes(configuration.load(place.settings), changes or {})
         identity = _read_identity(place, config)
         run = _LatticeRun(config, build(config, cluster), place)
         files = run.list_files(identity, run.start)
-        runfolder.room(place, files.need, files.advice)
+        runfolder.require_room(place, files.need, files.advice)
         state = journal.read_state(files, report)
-        over = finished(config, state)
+        over = explain_end(config, state)
         if over and (place.path / "summary.json").exists():
             raise ValueError(
                 f"nothing is left to do in {folder}: {over}. To go on: --iterations, "
@@ -122,14 +122,14 @@ def branch(
         folder: of the new run.
         changes: any keys that leave the lattice and the optimiser's rule as they are.
         replace: remove an earlier run in that folder.
-        report: is told of damaged files.
+        report: called with a line of text about each damaged file.
         cluster: the address of a Ray cluster that computes the `ensemble.shards`.
     Returns: a generator of the rows of the new run.
 
     """
-    origin = runfolder.existing(source, RunFolder(Path(source)))
+    origin = runfolder.find_run(source, RunFolder(Path(source)))
     before = configuration.load(origin.settings)
-    config = configuration.changed(before, changes or {})
+    config = configuration.apply_changes(before, changes or {})
     refuse_ignored(config, before)
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     run = _LatticeRun(config, build(config, cluster), RunFolder(Path(folder)))
@@ -143,7 +143,7 @@ def branch(
         past=[],
         memory=there.memory if _remember_alike(before, config) else {},
     )
-    over = finished(config, state)
+    over = explain_end(config, state)
     if over:
         raise ValueError(
             f"nothing would be left to do: {over}, those of {source} included. Give more."
@@ -166,7 +166,7 @@ def complete(config: Config, folder: str | Path) -> dict[str, Any]:
             return end.value
 
 
-def finished(config: Config, state: RunState) -> str:
+def explain_end(config: Config, state: RunState) -> str:
     """Why a run is over, or nothing."""
     if state.now.iteration >= config.iterations:
         return f"it has run its {config.iterations:,} iterations"
@@ -203,7 +203,7 @@ def escalate(
 
     The given state is left alone.
     """
-    new = checkpoint.after(state, record, memory)
+    new = checkpoint.add_record(state, record, memory)
     e = config.ensemble
     if e.schedule != "escalation" or state.tier == len(e.budgets) - 1:
         return Escalated(new, "")
@@ -243,7 +243,7 @@ class _LatticeRun(NamedTuple):
     @property
     def start(self) -> RunState:
         """The state before the first row."""
-        return checkpoint.begin(self.parts.theta, self.parts.rule.init(self.parts.theta))
+        return checkpoint.start_state(self.parts.theta, self.parts.rule.init(self.parts.theta))
 
     @property
     def loop(self) -> Loop:
@@ -263,14 +263,14 @@ class _LatticeRun(NamedTuple):
         return Advance(new, journal.make_row(state.row, record, event), bool(event))
 
     def _explain_end(self, state: RunState) -> str:
-        return finished(self.config, state)
+        return explain_end(self.config, state)
 
     def list_files(self, identity: str, start: RunState) -> RunFiles:
         """What the files of the run have in common."""
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(self.parts.theta))
         return RunFiles(
             self.place,
-            configuration.stamped(self.config, identity).encode(),
+            configuration.stamp(self.config, identity).encode(),
             identity,
             start,
             _make_options(self.config, self.parts),
@@ -293,7 +293,7 @@ def _read_source(
     """Where the run stands that another one begins from."""
     files = run._replace(place=origin).list_files(_read_identity(origin, config), run.start)
     state = journal.read_state(files, report)
-    if not checkpoint.listed(origin.checkpoints):
+    if not checkpoint.list_checkpoints(origin.checkpoints):
         raise ValueError(f"{origin.path} has no checkpoint to begin from: train it for longer.")
     return state
 

@@ -34,11 +34,11 @@ from fluctua.tcmt.tasks import Task, with_noise
 
 BATCHES = 20
 Done = Callable[[int], None]
-"""Told the trajectories that were just run."""
+"""Called with the number of trajectories that were just run."""
 
 
 def ignore(count: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def variances(

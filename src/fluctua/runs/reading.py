@@ -1,4 +1,4 @@
-"""Run folders, read: what training wrote, as arrays.
+"""SavedRun folders, read: what training wrote, as arrays.
 
 A folder holds `history.csv`, `parameters.h5`, `config.toml` and, at the end, `final.npz`. Letters:
 I iterations, R rows of the history, L records of the parameters, N resonators, B bonds.
@@ -59,7 +59,7 @@ class Course(NamedTuple):
         return {name: getattr(self, name)[record] for name in FAMILIES}
 
 
-class Run(NamedTuple):
+class SavedRun(NamedTuple):
     """A training, as its folder tells it.
 
     history: one entry an iteration, rewound ones left out (I,). task: what was trained, on
@@ -85,7 +85,7 @@ def rolling_mean(values: np.ndarray, window: int = 25) -> np.ndarray:
     return (total[place + reach + 1] - total[place - reach]) / (2 * reach + 1)
 
 
-def read_run(folder: Path | str) -> Run:
+def read_run(folder: Path | str) -> SavedRun:
     """Everything in a run folder, checked."""
     folder = Path(folder)
     columns = effective(read_history(folder))
@@ -94,9 +94,9 @@ def read_run(folder: Path | str) -> Run:
     if not course.iteration.size:
         raise ValueError(f"{path} has no records yet; train for longer, or take the folder away.")
     task = _task(path, course)
-    trained = _trained(folder, course)
+    trained = _read_trained(folder, course)
     tcmt.parameters(task.network, trained)  # raises where they do not fit
-    return Run(folder, course.attributes["sigma_kappa"], columns, task, course, trained)
+    return SavedRun(folder, course.attributes["sigma_kappa"], columns, task, course, trained)
 
 
 def find_runs(folder: Path | str) -> list[Path]:
@@ -120,7 +120,7 @@ def read_history(folder: Path | str) -> History:
 
 def effective(columns: History) -> History:
     """The history without what rewinds undid: the last row of each iteration. (I,)"""
-    rows = history.kept(columns.iteration)
+    rows = history.find_kept(columns.iteration)
     return History(*(column[rows] for column in columns))
 
 
@@ -156,7 +156,7 @@ def read_course(path: Path) -> Course:
 
 def effective_course(course: Course) -> Course:
     """Only the records that led to where the run is now, one for each iteration."""
-    rows = history.kept(course.iteration)
+    rows = history.find_kept(course.iteration)
     return course._replace(
         **{name: getattr(course, name)[rows] for name in ("row", "iteration", *FAMILIES)}
     )
@@ -208,7 +208,7 @@ def _network(path: Path, course: Course) -> tcmt.Network:
     return network
 
 
-def _trained(folder: Path, course: Course) -> dict[str, np.ndarray]:
+def _read_trained(folder: Path, course: Course) -> dict[str, np.ndarray]:
     path = folder / "final.npz"
     if not path.exists():
         return course.theta(-1)

@@ -70,7 +70,7 @@ def flag() -> Rule:
 
 
 def text() -> Rule:
-    """Any string; whoever uses it checks it."""
+    """Any string; it is checked where it is used."""
     return Rule("a string", lambda v: v if isinstance(v, str) else None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fluctua.learn.self_calibrating import SelfCalibrating
-from fluctua.learn.shrunk_correction import certificate_of
+from fluctua.learn.shrunk_correction import read_certificate
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
@@ -17,7 +17,13 @@ from fluctua.runs.unknown import hidden
 from fluctua.store import checkpoint, history
 from fluctua.store.checkpoint import replace
 from fluctua.store.folder import RunFolder
-from fluctua.store.summary import course_of, fallen, line_of_peak, lines_of_J, on_the_grid
+from fluctua.store.summary import (
+    compare_steps,
+    find_fall,
+    format_peak,
+    format_values,
+    summarise_rows,
+)
 
 FINER = 2
 """The final J is also measured with steps this much smaller."""
@@ -31,7 +37,7 @@ def conclude(place: RunFolder, config: Config) -> dict[str, Any]:
     if not rows:
         return {}
     summary = gather(place, config, rows)
-    replace(place.path / "summary.txt", as_text(summary).encode())
+    replace(place.path / "summary.txt", format_summary(summary).encode())
     replace(
         place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode()
     )  # last: the run is complete
@@ -47,10 +53,10 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         for dt in (config.task.dt, config.task.dt / FINER)
     )
     return {
-        **course_of(rows),
+        **summarise_rows(rows),
         "final": final,
         "finer": finer,
-        **on_the_grid(final, finer),
+        **compare_steps(final, finer),
         "escalations": sum("escalate" in row.event for row in rows),
         "rewinds": sum("rewind" in row.event for row in rows),
         "backend": config.backend,
@@ -58,8 +64,12 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         "at_bounds": {
             name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES
         },
-        **fallen(history.effective(rows), final, config.baseline.kind == "twin"),
-        **(_calibrated(place, config) if is_unknown(config) else _certified(place, config, theta)),
+        **find_fall(history.effective(rows), final, config.baseline.kind == "twin"),
+        **(
+            _summarise_calibration(place, config)
+            if is_unknown(config)
+            else _summarise_twin(place, config, theta)
+        ),
         "how": how(config),
     }
 
@@ -85,10 +95,10 @@ def how(config: Config) -> str:
     return f"{KNOWN[config.baseline.kind]}, {rule}; exact score"
 
 
-def as_text(summary: dict[str, Any]) -> str:
+def format_summary(summary: dict[str, Any]) -> str:
     """For people."""
     lines = [
-        *lines_of_J(summary),
+        *format_values(summary),
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
         "trajectories, "
         f"{summary['seconds']:.1f} s on the {summary['backend']} backend",
@@ -104,7 +114,7 @@ def as_text(summary: dict[str, Any]) -> str:
         for name, (low, high) in summary["bounds"].items()
     )
     lines.append("bounds     " + ", ".join(bounds))
-    lines += line_of_peak(summary)
+    lines += format_peak(summary)
     if "twin" in summary:
         each = (
             f"{name} {row['rms']:.1e} (±{row['error']:.1e})"
@@ -130,9 +140,9 @@ def as_text(summary: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _memory(place: RunFolder) -> dict[str, np.ndarray]:
+def _read_memory(place: RunFolder) -> dict[str, np.ndarray]:
     """What the estimator remembered in the newest checkpoint."""
-    readable = checkpoint.newest(place.checkpoints, lambda text: None)
+    readable = checkpoint.read_newest(place.checkpoints, lambda text: None)
     arrays = {} if readable is None else readable[1]
     return {
         name.removeprefix("estimator/"): v
@@ -141,9 +151,9 @@ def _memory(place: RunFolder) -> dict[str, np.ndarray]:
     }
 
 
-def _calibrated(place: RunFolder, config: Config) -> dict[str, Any]:
+def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
     """What was learnt of a device, and how far that is from what it is."""
-    memory = _memory(place)
+    memory = _read_memory(place)
     task = make_task(config)
     estimator = make_estimator(config, task)
     if not memory or not isinstance(estimator, SelfCalibrating):
@@ -173,12 +183,12 @@ def _calibrated(place: RunFolder, config: Config) -> dict[str, Any]:
     }
 
 
-def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[str, Any]:
+def _summarise_twin(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[str, Any]:
     """The certificate of a run with a twin, family by family, from its newest checkpoint."""
-    memory = _memory(place) if config.baseline.kind == "twin" else {}
+    memory = _read_memory(place) if config.baseline.kind == "twin" else {}
     if not memory:
         return {}
-    certificate = certificate_of(memory, theta)
+    certificate = read_certificate(memory, theta)
 
     def rms(v):
         return float(

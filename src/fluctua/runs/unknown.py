@@ -1,7 +1,7 @@
 """A lattice that is not what its settings say, measured state by state, and an estimator that knows
 its structure only.
 
-Every coupling has a gain and every detuning an offset that nobody is told; Kerr coefficients,
+Every coupling has a gain and every detuning a hidden offset; Kerr coefficients,
 couplings across the cells, noise of the readout and coarse sampling can be added. What is drawn
 depends on the run's seed alone.
 """
@@ -52,7 +52,7 @@ class Device:
     """A substrate on the CPU's kernel: (key, theta, count) -> Trajectories.
 
     Args:
-        task: the network as it is; its graph may have bonds that nobody knows of.
+        task: the network as it is; its graph may have unknown bonds.
         hidden: θ -> its parameters.
         sample_every: steps between two samples.
         readout: standard deviation of the measurement, on each quadrature of each sample.
@@ -170,7 +170,7 @@ def true_system(
 
 
 @dataclass(frozen=True)
-class Settings:
+class EffectiveSettings:
     """(θ, φ) -> p of the model. A record, so that equal ones share a compilation."""
 
     richer: Richer | None = None
@@ -185,7 +185,7 @@ class Settings:
         }
 
 
-def make_calibrated(
+def make_self_calibrating(
     config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
 ) -> SelfCalibrating:
     """The estimator of a device of which the structure is known."""
@@ -211,7 +211,7 @@ def make_calibrated(
     return SelfCalibrating(
         model.estimator(config.backend, baseline="twin"),  # type: ignore[arg-type]
         device,
-        Settings(richer),
+        EffectiveSettings(richer),
         start,
         spread,
         watch=["second"] if c.second_neighbours == "watch" else [],

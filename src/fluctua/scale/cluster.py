@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from fluctua.scale.dispatch import Call, Done, Gone
+from fluctua.scale.dispatch import Done, Gone, WorkCall
 
 PATIENCE = 300.0
 """Seconds without any worker after which a run gives up."""
@@ -69,7 +69,7 @@ class Worker:
         """What the bits of a result depend on beside the code."""
         return jax.__version__, jax.default_backend(), jax.devices()[0].device_kind, _processor()
 
-    def do(self, bundle: Sequence[Call]) -> list[Any]:
+    def do(self, bundle: Sequence[WorkCall]) -> list[Any]:
         """Carry out some calls."""
         results = [
             getattr(self.subject, call.method)(*map(self._value, call.arguments)) for call in bundle
@@ -163,7 +163,7 @@ class Cluster:
             self._begin_missing()
         return sorted(self.ready)
 
-    def submit(self, worker: int, bundle: Sequence[Call]) -> None:
+    def submit(self, worker: int, bundle: Sequence[WorkCall]) -> None:
         """Hand over some calls."""
         self.refs[self.actors[worker].do.remote(list(bundle))] = (
             worker,

@@ -1,9 +1,8 @@
-"""Work handed to workers that may die: every result once, in the order of the calls, whoever
-computed it.
+"""Work for workers that may die: every result once, in the order of the calls.
 
 A call is known by its number. Results are kept by that number, so that neither the order in which
 they come nor a second one of the same call changes anything. What a worker had in hand when it died
-is handed to another. Where calls acquire trajectories, nobody knows how many of them were acquired
+is handed to another. Where calls acquire trajectories, it is unknown how many of them were acquired
 before it died: they are counted as lost, and the call is replaced by another one, under new
 numbers.
 """
@@ -25,7 +24,7 @@ MOST_LOSSES = 5
 """Workers that one call may cost. After that it is the call that kills them."""
 
 
-class Call(NamedTuple):
+class WorkCall(NamedTuple):
     """A method of what the workers hold, with its arguments. number: what the result is known
     by.
     """
@@ -35,7 +34,7 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-Bundle = dict[int, Call]
+Bundle = dict[int, WorkCall]
 """Calls that were handed over together and have no result yet, by their numbers."""
 
 
@@ -63,7 +62,7 @@ class Pool(Protocol):
         Begins others where some are missing.
         """
 
-    def submit(self, worker: int, bundle: Sequence[Call]) -> None:
+    def submit(self, worker: int, bundle: Sequence[WorkCall]) -> None:
         """Hand over some calls. That the worker is gone is reported by `wait`."""
 
     def wait(self) -> Done | Gone:
@@ -76,12 +75,12 @@ class Pool(Protocol):
         """Let the workers go."""
 
 
-def gathered(
+def gather_results(
     pool: Pool,
-    calls: Sequence[Call],
+    calls: Sequence[WorkCall],
     *,
     ahead: int = AHEAD,
-    instead: Callable[[Call, str], Call] | None = None,
+    instead: Callable[[WorkCall, str], WorkCall] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Any]:
     """The results of all calls, in their order.
@@ -128,7 +127,7 @@ def gathered(
 
 def _hand_out(
     pool: Pool,
-    waiting: deque[Call],
+    waiting: deque[WorkCall],
     held: dict[int, list[Bundle]],
     ahead: int,
     losses: Mapping[int, int],
@@ -157,13 +156,13 @@ class Here:
 
     def __init__(self, subject: Any):
         self.subject = subject
-        self._calls: deque[Call] = deque()
+        self._calls: deque[WorkCall] = deque()
 
     def workers(self) -> Sequence[int]:
         """Itself."""
         return (0,)
 
-    def submit(self, worker: int, bundle: Sequence[Call]) -> None:
+    def submit(self, worker: int, bundle: Sequence[WorkCall]) -> None:
         """Keep them for `wait`."""
         self._calls.extend(bundle)
 

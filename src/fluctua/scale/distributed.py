@@ -21,9 +21,9 @@ from fluctua.core.simulate import planned_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.scale.cluster import Cluster
-from fluctua.scale.dispatch import AHEAD, Call, Here, Pool, gathered
-from fluctua.scale.parts import estimate_of, total
-from fluctua.scale.ranges import Shared, served
+from fluctua.scale.dispatch import AHEAD, Here, Pool, WorkCall, gather_results
+from fluctua.scale.parts import make_estimate, total
+from fluctua.scale.ranges import Shared, make_ranged
 from fluctua.tcmt.fused import Carried, Fused
 
 SHARDS = 64
@@ -52,7 +52,7 @@ class Distributed:
         self.estimator = estimator
         self.pool = pool
         self.shards = shards
-        self.ranged = served(estimator)
+        self.ranged = make_ranged(estimator)
         self.losses: list[Loss] = []
         self.event = ""
         self._lost = 0  # acquired trajectories of the last call
@@ -66,13 +66,13 @@ class Distributed:
         table = carried.table if carried else None
         if table is None and self.ranged.estimator.pilot:
             shared = self.pool.put(Shared(key, theta, None, planned_calls()))
-            table = gathered(self.pool, [Call(0, "table", (shared,))])[0]
+            table = gather_results(self.pool, [WorkCall(0, "table", (shared,))])[0]
         if carried:
             carried.pilot = carried.fused.pilot if carried.table is None else 0
-        whole = total(self._of_shards("part", key, theta, count, table))
+        whole = total(self._gather_shards("part", key, theta, count, table))
         if carried:
             carried.table = whole.table
-        return estimate_of(whole, theta)
+        return make_estimate(whole, theta)
 
     def split(
         self, key: Array, theta: Params, count: int, table: Array | None = None
@@ -82,7 +82,7 @@ class Distributed:
         """
         check.key(key)
         theta = check.parameters(theta)
-        parts = self._of_shards(
+        parts = self._gather_shards(
             "split", key, theta, count, None if table is None else np.asarray(table)
         )
         sizes = [len(part.returns) for part in parts]
@@ -127,18 +127,18 @@ class Distributed:
     ) -> None:
         self.close()
 
-    def _of_shards(
+    def _gather_shards(
         self, method: str, key: Array, theta: Params, count: int, table: np.ndarray | None
     ) -> list[Any]:
         """The shards' results in order."""
         edges = self.ranged.edges(count, self.shards)
         shared = self.pool.put(Shared(key, theta, table, planned_calls()))
-        calls = [Call(low, method, (shared, low, high - low)) for low, high in pairwise(edges)]
+        calls = [WorkCall(low, method, (shared, low, high - low)) for low, high in pairwise(edges)]
         self._lost = 0
         self.event = ""
         physical = self.ranged.physical
 
-        def instead(call: Call, reason: str) -> Call:
+        def instead(call: WorkCall, reason: str) -> WorkCall:
             _, first, size = call.arguments
             self.losses.append(Loss(first, size, reason))
             if not physical:
@@ -150,7 +150,7 @@ class Distributed:
 
         # an instrument has one call in hand: of those that wait behind it nothing is acquired yet,
         # so nothing is lost
-        return gathered(self.pool, calls, ahead=1 if physical else AHEAD, instead=instead)
+        return gather_results(self.pool, calls, ahead=1 if physical else AHEAD, instead=instead)
 
 
 def distributed(
@@ -192,7 +192,7 @@ def distributed(
         again = ShrunkCorrection(inner, estimator.forget_after, carry=estimator.carry)
         again.restore(estimator.state)
         return again
-    ranged = served(estimator)
+    ranged = make_ranged(estimator)
     if each is None and ranged.on_gpu:
         each = {"gpu": 1}
     pool: Pool = Here(ranged) if address is None else Cluster(ranged, address, each, workers)

@@ -45,7 +45,7 @@ class Part(NamedTuple):
     table: np.ndarray | None = None
 
 
-def of_samples(samples: Samples) -> Part:
+def sum_samples(samples: Samples) -> Part:
     """The part of trajectories whose gradients are known one by one."""
     returns = np.asarray(samples.returns, np.float64)
     n = len(returns)
@@ -59,7 +59,7 @@ def of_samples(samples: Samples) -> Part:
     return Part(n, n, mean, np.sum(v**2, axis=0), s2, s3, s4)
 
 
-def of_running(sums: RunningSums) -> Part:
+def sum_recording(sums: RunningSums) -> Part:
     """The part of the trajectories of a recording."""
     assert sums.origin is not None
     n = sums.count
@@ -72,7 +72,7 @@ def of_running(sums: RunningSums) -> Part:
     return Part(n, n, mean, np.maximum(s2, 0) + n * mean**2, np.maximum(s2, 0), s3, s4)
 
 
-def of_estimate(estimate: Estimate) -> Part:
+def sum_estimate(estimate: Estimate) -> Part:
     """The part of an estimate of which no more is known than what it says."""
     n = estimate.count
 
@@ -87,7 +87,7 @@ def of_estimate(estimate: Estimate) -> Part:
     return Part(n, n, mean, second, spread)
 
 
-def added(a: Part, b: Part) -> Part:
+def add_parts(a: Part, b: Part) -> Part:
     """Both parts as one."""
     n = a.count + b.count
     units = a.units + b.units
@@ -114,11 +114,11 @@ def added(a: Part, b: Part) -> Part:
 
 
 def total(parts: Sequence[Part]) -> Part:
-    """All parts as one, added in their order."""
-    return reduce(added, parts)
+    """All parts as one, add_parts in their order."""
+    return reduce(add_parts, parts)
 
 
-def estimate_of(part: Part, theta: Params) -> Estimate:
+def make_estimate(part: Part, theta: Params) -> Estimate:
     """Mean, standard error, second moment and, where third and fourth powers are known,
     interval.
     """

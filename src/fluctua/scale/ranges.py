@@ -20,7 +20,7 @@ from fluctua.core.estimator import PPGT
 from fluctua.core.model import has_random_start
 from fluctua.core.simulate import Simulator, plan_calls
 from fluctua.core.twin import TwinSamples
-from fluctua.scale.parts import Part, of_samples
+from fluctua.scale.parts import Part, sum_samples
 from fluctua.tcmt.fused import EVERYONE, Carried, Fused, chain_rule, collect_samples, next_table
 from fluctua.tcmt.kernel.options import LANES, Binned
 from fluctua.tcmt.kernel.run import Families, KernelResult
@@ -79,13 +79,13 @@ class Ranged(NamedTuple):
         e = self.estimator
         if isinstance(e, PPGT):
             return (
-                even(count, shards)
+                cut_evenly(count, shards)
                 if e.method.twin is None
-                else of_groups(count, shards, e.method.twin.batch)
+                else cut_groups(count, shards, e.method.twin.batch)
             )
         if isinstance(e.baseline, Binned):
-            return of_groups(count, shards, e.baseline.group)
-        return even(count, shards, 2 if e.options.antithetic else 1)
+            return cut_groups(count, shards, e.baseline.group)
+        return cut_evenly(count, shards, 2 if e.options.antithetic else 1)
 
     def table(self, shared: Shared) -> np.ndarray | None:
         """λ̄ (T+1,) that all shards share, from the pilot of a time-only baseline; None
@@ -100,7 +100,7 @@ class Ranged(NamedTuple):
         (key, theta, table, calls) = shared
         if isinstance(e, PPGT):
             with plan_calls(calls):
-                return of_samples(
+                return sum_samples(
                     e.samples(
                         key, theta, count, first=first, table=None if e.method.twin else table
                     )
@@ -108,9 +108,9 @@ class Ranged(NamedTuple):
         theta = check.parameters(theta)
         result = e.run(key, theta, count, table, first=first, samples=chain_rule(e.task, theta))
         if result.samples is not None:
-            part = of_samples(collect_samples(e.task, theta, result))
+            part = sum_samples(collect_samples(e.task, theta, result))
         else:
-            part = of_result(theta, result, e.options.antithetic)
+            part = sum_result(theta, result, e.options.antithetic)
         return part._replace(table=next_table(result)) if self.carries else part
 
     def split(self, shared: Shared, first: int, count: int) -> TwinSamples:
@@ -120,7 +120,7 @@ class Ranged(NamedTuple):
             return self.estimator.split(key, theta, count, table, first=first)
 
 
-def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
+def sum_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
     """The part of trajectories that a fused kernel has summed up already."""
     n = len(result.returns)
     units = n // 2 if antithetic else n
@@ -137,10 +137,10 @@ def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool
     return Part(n, units, flat(result.gradient, result.value), n * second, spread)
 
 
-def served(estimator: Any) -> Ranged:
+def make_ranged(estimator: Any) -> Ranged:
     """An estimator whose ranges can be computed apart, or an error that says what can be."""
     if isinstance(estimator, Carried):
-        return served(estimator.fused)._replace(carries=True)
+        return make_ranged(estimator.fused)._replace(carries=True)
     if isinstance(estimator, PPGT):
         method = estimator.method
         if method.means is not None:
@@ -179,14 +179,14 @@ def _refuse(name: str) -> None:
     )
 
 
-def even(count: int, shards: int, unit: int = 1) -> list[int]:
+def cut_evenly(count: int, shards: int, unit: int = 1) -> list[int]:
     """Edges of shards of equal size up to one unit."""
     units = count // unit
     many = max(1, min(shards, count // LEAST, units))
     return [unit * (units * i // many) for i in range(many)] + [count]
 
 
-def of_groups(count: int, shards: int, group: int) -> list[int]:
+def cut_groups(count: int, shards: int, group: int) -> list[int]:
     """Edges of shards that are made of whole groups of at most `group` trajectories."""
     groups = -(-count // group)
     many = max(1, min(shards, groups))

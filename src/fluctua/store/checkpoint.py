@@ -38,13 +38,13 @@ def write(folder: Path, number: int, arrays: Mapping[str, np.ndarray], keep: int
     """Write `row-<number>.npz`, and remove all but the last `keep`."""
     folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed stays so
     path = folder / f"row-{number:08d}.npz"
-    replace(path, packed(arrays))
-    for old in listed(folder)[:-keep]:
+    replace(path, pack(arrays))
+    for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
 
 
-def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
     """An .npz with its checksum."""
     named = {name: np.asarray(value) for name, value in arrays.items()}
     memory = io.BytesIO()
@@ -72,14 +72,14 @@ def read(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def newest(
+def read_newest(
     folder: Path, report: Callable[[str], None]
 ) -> tuple[Path, dict[str, np.ndarray]] | None:
     """The newest checkpoint that can be read.
 
     Damaged ones are reported, set aside, and the one before is tried.
     """
-    for path in reversed(listed(folder)):
+    for path in reversed(list_checkpoints(folder)):
         try:
             return path, read(path)
         except Damaged as error:
@@ -102,7 +102,7 @@ def set_aside(path: Path) -> str:
     return aside.name
 
 
-def listed(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, oldest first."""
     return sorted(folder.glob("row-*.npz"))
 
@@ -152,7 +152,7 @@ class RunState:
     tier_start: iteration at which the present ensemble size began. values: J of every iteration
     before this one, abandoned branches left out. past: iterates that a rewind may go back to.
     memory: what the estimator remembers.
-    further: named arrays of whoever runs this, such as the calibration of an instrument.
+    further: named arrays of the caller, such as the calibration of an instrument.
     """
 
     row: int
@@ -167,12 +167,12 @@ class RunState:
     further: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def begin(theta: Params, optimiser_state: Any) -> RunState:
+def start_state(theta: Params, optimiser_state: Any) -> RunState:
     """Before the first row."""
     return RunState(0, Iterate(0, theta, optimiser_state), 0, 0.0, 0, 0, [], [])
 
 
-def after(state: RunState, record: Record, memory: dict[str, np.ndarray]) -> RunState:
+def add_record(state: RunState, record: Record, memory: dict[str, np.ndarray]) -> RunState:
     """The state after one more record. The given one is left alone."""
     return dataclasses.replace(
         state,

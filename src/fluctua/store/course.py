@@ -89,7 +89,7 @@ def truncate(path: Path, names: Sequence[str], last_row: int, every: int) -> Non
     The last record of a run that ended between two grid points is dropped: a run that was left
     alone has none.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         lacking = [name for name in ("row", "iteration", *names) if name not in file]
         if lacking:
             raise Damaged(f"it lacks {', '.join(lacking)}")
@@ -108,12 +108,12 @@ def truncate(path: Path, names: Sequence[str], last_row: int, every: int) -> Non
 
 def owner(path: Path) -> str:
     """The fingerprint of the run that a file belongs to; empty for one without."""
-    with _opened(path) as file:
+    with _open(path) as file:
         run = file.attrs.get(RUN, "")
         return run.decode() if isinstance(run, bytes) else str(run)
 
 
-def _opened(path: Path, memory: io.BytesIO | None = None) -> h5py.File:
+def _open(path: Path, memory: io.BytesIO | None = None) -> h5py.File:
     try:
         return h5py.File(path, "r") if memory is None else h5py.File(memory, "r+")
     except OSError as error:
@@ -122,6 +122,6 @@ def _opened(path: Path, memory: io.BytesIO | None = None) -> h5py.File:
 
 def _change(path: Path, fill: Callable[[h5py.File], None]) -> None:
     memory = io.BytesIO(path.read_bytes())
-    with _opened(path, memory) as file:
+    with _open(path, memory) as file:
         fill(file)
     replace(path, memory.getvalue())

@@ -107,7 +107,7 @@ class RunFolder(NamedTuple):
         return self.resume.format(folder=self.path)
 
 
-def existing(path: str | Path, place: RunFolder | None = None) -> RunFolder:
+def find_run(path: str | Path, place: RunFolder | None = None) -> RunFolder:
     """The folder of a run that was begun.
 
     Args:
@@ -127,7 +127,7 @@ def existing(path: str | Path, place: RunFolder | None = None) -> RunFolder:
         place = RunFolder(path, *names[:1])
     if place.settings.is_file():
         return place
-    if unfinished(path):
+    if is_unfinished(path):
         raise ValueError(
             f"{path} is the folder of a run that was killed before it began: it has no "
             f"{place.settings_name} yet. "
@@ -149,7 +149,7 @@ def check_entries(path: Path) -> None:
             )
 
 
-def unfinished(path: Path) -> bool:
+def is_unfinished(path: Path) -> bool:
     """Whether a folder holds only what a run that was killed before its first row leaves
     behind: nothing to lose.
     """
@@ -191,10 +191,10 @@ def prepare(place: RunFolder, need: int, *, replace: bool = False, advice: str =
     try:
         place.path.mkdir(parents=True, exist_ok=True)
         check_entries(place.path)
-        with holding(place) as lock:
+        with hold(place) as lock:
             _clear(place, replace)
             place.checkpoints.mkdir(exist_ok=True)
-            room(place, need, advice)
+            require_room(place, need, advice)
     except OSError as error:
         raise ValueError(
             f"the run folder {place.path} cannot be written: {error.strerror or error}. Choose "
@@ -203,7 +203,7 @@ def prepare(place: RunFolder, need: int, *, replace: bool = False, advice: str =
     return lock
 
 
-def room(place: RunFolder, need: int, advice: str = "") -> None:
+def require_room(place: RunFolder, need: int, advice: str = "") -> None:
     """Raise if the disk has less than `need` bytes left."""
     free = shutil.disk_usage(place.path).free
     if free < need:
@@ -215,7 +215,7 @@ def room(place: RunFolder, need: int, advice: str = "") -> None:
 
 
 @contextmanager
-def holding(place: RunFolder) -> Iterator[IO[str]]:
+def hold(place: RunFolder) -> Iterator[IO[str]]:
     """Lock a folder; the lock is let go at once only if what is done meanwhile fails."""
     lock = acquire(place)
     try:
@@ -267,7 +267,7 @@ WRITING = {
 
 
 @contextmanager
-def explained(place: RunFolder) -> Iterator[None]:
+def explain_failures(place: RunFolder) -> Iterator[None]:
     """A failing disk, in words, with what to do."""
     try:
         yield
@@ -300,7 +300,7 @@ def _clear(place: RunFolder, replace: bool) -> None:
     if all(p.name == LOCK for p in path.iterdir()):
         return
     a_run = place.settings.exists() and place.history.exists()
-    if not unfinished(path) and not (replace and a_run):
+    if not is_unfinished(path) and not (replace and a_run):
         choices = f"Go on with it: {place.go_on}; do it again: {place.again}; or choose"
         hint = choices if a_run else "It is not a run. Choose"
         raise ValueError(f"the folder {path} is not empty. {hint} another folder.")

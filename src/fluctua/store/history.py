@@ -68,10 +68,10 @@ def read(path: Path) -> list[Row]:
     """All complete rows; a last line that a kill cut short, or that is being written, is left
     out.
     """
-    return [row for row, _ in read_owned(path)]
+    return [row for row, _ in read_with_owners(path)]
 
 
-def read_owned(path: Path) -> list[tuple[Row, str]]:
+def read_with_owners(path: Path) -> list[tuple[Row, str]]:
     """All complete rows, each with the fingerprint of its run, empty where the file has none."""
     require_file(path, "the history of a run")
     try:
@@ -92,7 +92,9 @@ def read_owned(path: Path) -> list[tuple[Row, str]]:
     whole = text[len(header) : text.rfind("\n") + 1]
     owned = header is HEADER
     try:
-        rows = [(parsed(cells), _owner(cells, owned)) for cells in csv.reader(whole.splitlines())]
+        rows = [
+            (parse_row(cells), _owner(cells, owned)) for cells in csv.reader(whole.splitlines())
+        ]
     except (ValueError, csv.Error) as error:
         raise ValueError(
             f"{path} has a row that is cut short, or a value that is no number ({error})."
@@ -112,7 +114,7 @@ def _check_order(path: Path, rows: Sequence[float], first: int) -> None:
             )
 
 
-def parsed(cells: Sequence[str]) -> Row:
+def parse_row(cells: Sequence[str]) -> Row:
     """A line's cells as a row; further ones are left out."""
     return Row(*(kind(cell) for kind, cell in zip(_KINDS, cells[: len(_KINDS)], strict=True)))
 
@@ -134,11 +136,11 @@ def truncate(path: Path, last: int, run: str) -> list[Row]:
     return kept
 
 
-def kept(iteration: np.ndarray) -> np.ndarray:
+def find_kept(iteration: np.ndarray) -> np.ndarray:
     """Which rows were not undone: one that goes back to iteration i undoes every earlier row of i
     and beyond.
 
-    >>> kept(np.array([0, 1, 2, 3, 1, 2]))
+    >>> find_kept(np.array([0, 1, 2, 3, 1, 2]))
     array([0, 4, 5])
     """
     later = np.minimum.accumulate(iteration[::-1])[::-1]  # the smallest iteration from each row on
@@ -147,7 +149,7 @@ def kept(iteration: np.ndarray) -> np.ndarray:
 
 def effective(rows: Sequence[Row]) -> list[Row]:
     """The rows that led to where the run is now: one for each iteration, in order."""
-    return [rows[i] for i in kept(np.array([row.iteration for row in rows], np.int64))]
+    return [rows[i] for i in find_kept(np.array([row.iteration for row in rows], np.int64))]
 
 
 # --------------------------------------------------------------------------------------- signal.csv

@@ -188,10 +188,10 @@ def create(files: RunFiles, *, replace: bool = False) -> Journal:
     start = files.start
     lock = folder.prepare(place, files.need, replace=replace, advice=files.advice)
     try:
-        with folder.explained(place):
+        with folder.explain_failures(place):
             if start.now.iteration:
                 arrays = to_arrays(start) | {RUN: np.array(files.run)}
-                checkpoint.replace(place.start, checkpoint.packed(arrays))
+                checkpoint.replace(place.start, checkpoint.pack(arrays))
             checkpoint.replace(place.settings, files.settings)
             _write_fresh_files(files, start.now.theta)
             return Journal(files, lock)
@@ -220,7 +220,7 @@ def reopen(
     """
     place = files.place
     theta = state.now.theta
-    with folder.explained(place):
+    with folder.explain_failures(place):
         for path in (place.signal, place.parameters):
             if kind := describe_kind(path):
                 report(
@@ -279,7 +279,7 @@ def read_state(files: RunFiles, report: Callable[[str], None]) -> RunState:
 
     """
     place = files.place
-    readable = checkpoint.newest(place.checkpoints, report)
+    readable = checkpoint.read_newest(place.checkpoints, report)
     if readable is None and not place.start.exists():
         return files.start
     try:
@@ -296,7 +296,7 @@ def read_owners(place: RunFolder) -> dict[str, str]:
     """The fingerprints that history and parameters carry, by file; those without are left out."""
     marks = {}
     if place.history.is_file():
-        for _, owner in history.read_owned(place.history):
+        for _, owner in history.read_with_owners(place.history):
             marks[place.history.name] = owner
     if place.parameters.is_file():
         with suppress(Damaged):

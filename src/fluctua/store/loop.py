@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 from fluctua.core.arrays import Array
 from fluctua.learn.training import Length, Record, Training, ascend
 from fluctua.store import folder, journal
-from fluctua.store.checkpoint import RunState, after
+from fluctua.store.checkpoint import RunState, add_record
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, RunFiles
 
@@ -71,7 +71,7 @@ class Loop:
         estimator: Any = self.training.estimator
         event = getattr(estimator, "event", "")
         row = journal.make_row(state.row, record, event)
-        return Advance(after(state, record, estimator.state), row)
+        return Advance(add_record(state, record, estimator.state), row)
 
     def explain_end(self, state: RunState) -> str:
         """Why the training is over, or an empty string."""
@@ -133,7 +133,7 @@ def iterate(opened: Opened, loop: Loop) -> Rows:
             for record in ascend(training, key, now, loop.length):
                 new, row, restart = loop.add_record(state, record)
                 over = loop.explain_end(new)
-                with folder.explained(book.place):
+                with folder.explain_failures(book.place):
                     book.add(row, record.theta, record.estimate)
                     state = new
                     if (restart or book.due) and not over:  # the last one is written by `close`
@@ -142,5 +142,5 @@ def iterate(opened: Opened, loop: Loop) -> Rows:
                 if restart or over:
                     break
     finally:  # also when the caller stops iterating, and on Ctrl-C
-        with folder.explained(book.place):
+        with folder.explain_failures(book.place):
             book.close(state)

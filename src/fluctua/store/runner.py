@@ -23,14 +23,20 @@ from fluctua.learn.evaluate import can_refine, evaluate
 from fluctua.learn.training import Length, Record, Training, check_whole_number
 from fluctua.store import folder as runfolder
 from fluctua.store import history, journal, loop
-from fluctua.store.checkpoint import begin, checksum, replace
+from fluctua.store.checkpoint import checksum, replace, start_state
 from fluctua.store.fingerprint import describe
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 from fluctua.store.journal import JournalOptions, RunFiles
 from fluctua.store.loop import Loop, Opened
 from fluctua.store.parts import Parts, describe_training, refuse_other_parts, stamp_parts
-from fluctua.store.summary import course_of, fallen, line_of_peak, lines_of_J, on_the_grid
+from fluctua.store.summary import (
+    compare_steps,
+    find_fall,
+    format_peak,
+    format_values,
+    summarise_rows,
+)
 
 OnRow = Callable[[Row, Record], None]
 
@@ -127,15 +133,15 @@ def run(
 
 
 def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) -> RunResult:
-    place = runfolder.existing(task.place.path, task.place)
-    with runfolder.holding(place) as lock:
+    place = runfolder.find_run(task.place.path, task.place)
+    with runfolder.hold(place) as lock:
         began = _read(place)
         planned = int(began.get("planned", began["iterations"]))
         task = _Task(task.training, place, task.iterations, planned, task.options)
         settings = _describe(task)
         _refuse_changes(place, began, settings, report)
         files = _list_files(task, settings)
-        runfolder.room(place, files.need)
+        runfolder.require_room(place, files.need)
         state = journal.read_state(files, report)
         done = place.path / "summary.json"
         if task.loop.explain_end(state) and done.exists():
@@ -148,10 +154,10 @@ def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) 
 def format_summary(summary: dict[str, Any]) -> str:
     """A summary for people."""
     lines = [
-        *lines_of_J(summary),
+        *format_values(summary),
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
         f"trajectories, {summary['seconds']:.1f} s",
-        *line_of_peak(summary),
+        *format_peak(summary),
     ]
     return "\n".join([*lines, ""])
 
@@ -163,7 +169,7 @@ def _list_files(task: _Task, settings: dict[str, Any]) -> RunFiles:
         task.place,
         (json.dumps(settings, indent=1) + "\n").encode(),
         settings["run"],
-        begin(training.theta, training.optimiser.init(training.theta)),
+        start_state(training.theta, training.optimiser.init(training.theta)),
         task.options,
         need=_estimate_space(task),
         advice="record less often (parameters_every)",
@@ -256,17 +262,20 @@ def _conclude(task: _Task, theta: Params) -> dict[str, Any]:
     """Measure the final parameters afresh where there is a simulator, and write the summary."""
     rows = history.read(task.place.history)
     last = rows[-1]
-    summary: dict[str, Any] = {**course_of(rows), "last": {"J": last.J, "J_stderr": last.J_stderr}}
+    summary: dict[str, Any] = {
+        **summarise_rows(rows),
+        "last": {"J": last.J, "J_stderr": last.J_stderr},
+    }
     estimator: Any = task.training.estimator
     if can_refine(estimator):
         count = min(max(last.ensemble, 256), 2000)
         seed = task.training.seed
         final = evaluate(estimator, theta, count=count, seed=seed, refine=1)._asdict()
         finer = evaluate(estimator, theta, count=count, seed=seed, refine=2)._asdict()
-        summary |= {"final": final, "finer": finer, **on_the_grid(final, finer)}
-    summary |= fallen(history.effective(rows), summary.get("final", summary["last"]))
+        summary |= {"final": final, "finer": finer, **compare_steps(final, finer)}
+    summary |= find_fall(history.effective(rows), summary.get("final", summary["last"]))
     path = task.place.path
-    with runfolder.explained(task.place):
+    with runfolder.explain_failures(task.place):
         replace(path / "summary.txt", format_summary(summary).encode())
         # last: it marks the run as complete
         replace(path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())

@@ -14,13 +14,13 @@ from fluctua.store.history import Row, effective
 AROUND = 9
 """Iterations over which J is averaged to find its peak."""
 FALL = 6.0
-"""Standard errors below its peak at which a training counts as having fallen: the highest of many
-means is high by chance, by four of them in ten thousand."""
+"""Standard errors below its peak at which a training counts as fallen: the highest of many means is
+high by chance, by four of them in ten thousand."""
 GRID = 3.0
 """Standard errors between J at two steps from which on J is said to depend on the step."""
 
 
-def course_of(rows: list[Row]) -> dict[str, Any]:
+def summarise_rows(rows: list[Row]) -> dict[str, Any]:
     """The numbers that a history holds by itself."""
     first = effective(rows)[0]
     last = rows[-1]
@@ -33,7 +33,7 @@ def course_of(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def on_the_grid(final: dict[str, Any], finer: dict[str, Any]) -> dict[str, Any]:
+def compare_steps(final: dict[str, Any], finer: dict[str, Any]) -> dict[str, Any]:
     """Whether J depends on the time step: the difference in standard errors, if there are more
     than `GRID`.
     """
@@ -41,7 +41,7 @@ def on_the_grid(final: dict[str, Any], finer: dict[str, Any]) -> dict[str, Any]:
     return {"step_matters": float(z)} if abs(z) > GRID else {}
 
 
-def fallen(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dict[str, Any]:
+def find_fall(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dict[str, Any]:
     """The highest J of a training that came down from it, if it did."""
     if len(rows) < AROUND:
         return {}
@@ -63,7 +63,7 @@ def fallen(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dict[s
     }
 
 
-def lines_of_J(summary: dict[str, Any]) -> list[str]:
+def format_values(summary: dict[str, Any]) -> list[str]:
     """J before and after, and what is wrong with it."""
 
     def value(part):
@@ -93,7 +93,7 @@ def lines_of_J(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def line_of_peak(summary: dict[str, Any]) -> list[str]:
+def format_peak(summary: dict[str, Any]) -> list[str]:
     """A fall from the highest J, if there was one."""
     if "peak" not in summary:
         return []

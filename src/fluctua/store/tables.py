@@ -49,7 +49,7 @@ def write(
     replace(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
-def stored(path: Path) -> Path:
+def find_table(path: Path) -> Path:
     """The file of a table: NAME.csv where there is no NAME.csv.gz."""
     plain = path.with_suffix("")
     return plain if path.suffix == ".gz" and not path.exists() and plain.exists() else path
@@ -57,7 +57,7 @@ def stored(path: Path) -> Path:
 
 def read(path: Path) -> Table:
     """Read it back; a column is of numbers where all its cells are."""
-    path = stored(path)
+    path = find_table(path)
     try:
         content = path.read_bytes()
         lines = (

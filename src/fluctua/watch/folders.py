@@ -136,7 +136,7 @@ class Library:
         """
         run = self.run(number)
         columns = self._columns(run)
-        shown = history.kept(columns["iteration"])
+        shown = history.find_kept(columns["iteration"])
         iteration = columns["iteration"][shown]
         shown = shown[(iteration >= low) & (iteration <= high)]
         picked = shown[thinned(columns["J"][shown], POINTS)] if shown.size else shown
@@ -154,7 +154,7 @@ class Library:
         """
         with _opened(self.run(number)) as file:
             iteration = _dataset(file, "iteration")[:]
-            kept = history.kept(iteration)
+            kept = history.find_kept(iteration)
             arrays = {name: list(_dataset(file, name).shape[1:]) for name in _families(file)}
             network = (
                 {name: _dataset(file, name)[:].tolist() for name in TREE[2:]}
@@ -197,7 +197,10 @@ class Library:
         columns = self._columns(run)
         place = {int(row): k for k, row in enumerate(values[:, 0])}
         at = np.array(
-            [place.get(int(row), -1) for row in columns["row"][history.kept(columns["iteration"])]],
+            [
+                place.get(int(row), -1)
+                for row in columns["row"][history.find_kept(columns["iteration"])]
+            ],
             int,
         )
         at = at[at >= 0]
@@ -387,7 +390,7 @@ def _last_row(path: Path) -> Row | None:
         return None
     cells = next(csv.reader([lines[-1]]))
     try:
-        return history.parsed(cells)
+        return history.parse_row(cells)
     except ValueError:
         return None
 
