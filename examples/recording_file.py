@@ -71,13 +71,13 @@ with tempfile.TemporaryDirectory() as folder:
         found = insitu.files.inspect(recording).findings
         print("\n".join(finding.text for finding in found) or "nothing is wrong with it")
 
-        noise = insitu.fit_noise(recording, process, recording.description.theta)
+        noise = insitu.calibrate.fit_noise(recording, process, recording.description.theta)
         print(
             f"diffusion: {noise.diffusion[0]:.5f} ± {noise.diffusion_stderr[0]:.5f}, the model has "
             f"{0.2**2 / 2:.5f}"
         )
 
-        fit = insitu.fit_drift(recording, process, recording.description.theta)
+        fit = insitu.calibrate.fit_drift(recording, process, recording.description.theta)
         for name, value in fit.theta.items():
             print(
                 f"{name}: set {SET[name]}, measured {float(value):.4f} ± "

@@ -53,7 +53,7 @@ with tempfile.TemporaryDirectory() as folder:
     )
     insitu.files.save(path, head, measured(2000))
     with insitu.files.open(path) as recording:
-        fit = insitu.fit_drift(recording, process, SET, transition=local_linear)
+        fit = insitu.calibrate.fit_drift(recording, process, SET, transition=local_linear)
         for name, value in fit.theta.items():
             print(
                 f"{name}: set {SET[name]}, measured {float(value):.4f} ± "

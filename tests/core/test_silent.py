@@ -9,11 +9,11 @@ import pytest
 
 import fluctua as fl
 from fluctua.core import check
+from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.likelihood.guard import examine
 from fluctua.core.process import Step
 from fluctua.core.scores import local_linear
 from fluctua.core.simulate import Counted
-from fluctua.learn.evidence import evidence
 
 DT = 0.05
 T = DT * jnp.arange(41)
@@ -287,7 +287,7 @@ def test_other_users_of_the_score_refuse_it_too(key):
     with pytest.raises(ValueError, match=said):
         fl.gradient(process, END, LATER, record, score=fl.scores.drift_score)
     with pytest.raises(ValueError, match=said):
-        evidence(
+        collect_evidence(
             process, fl.scores.full_score, lambda th, u: {"f": u[0]}, LATER, np.array([0.3]), record
         )
     jumps = fl.Jumps(lambda th, x: jnp.ones(1), np.array([[0.0, 0.1]]), process)

@@ -248,7 +248,7 @@ def test_a_settled_record_is_the_end_of_a_longer_one(tmp_path):
 
 @pytest.mark.long
 def test_a_calibration_from_one_trace(trace):
-    calibration = insitu.calibrate(trace, MODEL)
+    calibration = insitu.calibrate.calibrate_recording(trace, MODEL)
     z = (flat(calibration.fit.theta) - flat(THETA)) / flat(calibration.fit.stderr)
     assert np.abs(z).max() < tolerance(2)
     q = np.array([0.5, 0.7]) ** 2 / 2
@@ -273,7 +273,7 @@ def test_the_bias_of_a_wrong_model_is_what_it_does_to_the_long_run_gradient(tmp_
         stationary(process, SQUARE, THETA, data, window=window) for process in (PROCESS, wrong)
     )
     stretches = insitu.files.open(save(tmp_path / "long.nc", data.x)).cut(1000)
-    report = insitu.examine_residuals(
+    report = insitu.calibrate.examine_residuals(
         stretches, wrong, OBJECTIVE, THETA, window=round(window / DT), components=("a", "b")
     )
     difference = flat(biased.estimate.gradient) - flat(right.estimate.gradient)

@@ -25,9 +25,9 @@ from fluctua.insitu import files
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device, server
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.calibration import knobs
-from fluctua.insitu.calibration.actuators import own_gains
-from fluctua.insitu.calibration.fit import fit_system
+from fluctua.insitu.calibrate import knobs
+from fluctua.insitu.calibrate.actuators import own_gains
+from fluctua.insitu.calibrate.fit import fit_system
 from fluctua.insitu.instrument.substrate import instrument_substrate
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.networks import network_model

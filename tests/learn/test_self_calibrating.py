@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import fluctua as fl
+from fluctua.core.likelihood.evidence import Evidence, collect_evidence
 from fluctua.core.scores import full_score
 from fluctua.learn.belief import Belief
-from fluctua.learn.evidence import Evidence, evidence
 from problems import flat, tolerance
 
 DT, STEPS, SIGMA, START = 0.02, 60, 0.3, 0.4
@@ -104,7 +104,9 @@ def test_information_of_every_tenth_step_is_nearly_that_of_all():
     x = device_of(drawn(1))(jax.random.key(0), THETA, 10)
     estimator = fl.SelfCalibrating(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
     all_, some = (
-        evidence(PROCESS, full_score, estimator.at, THETA, estimator.belief.start, x, every)
+        collect_evidence(
+            PROCESS, full_score, estimator.at, THETA, estimator.belief.start, x, every=every
+        )
         for every in (1, 10)
     )
     np.testing.assert_array_equal(some.score, all_.score)

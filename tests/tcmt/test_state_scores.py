@@ -9,8 +9,8 @@ import pytest
 
 import fluctua as fl
 from fluctua import tcmt
+from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.scores import full_score
-from fluctua.learn.evidence import evidence
 from fluctua.runs.unknown import Device
 from fluctua.tcmt.exact import value_and_gradient
 from fluctua.tcmt.fused import OfLosses, kernel_spec
@@ -78,8 +78,8 @@ def test_evidence_is_that_of_any_process(sigma_kappa, every):
     task = task_of(sigma_kappa)
     estimator, x = estimator_of(task), Device(task, hidden)(KEY, THETA, 2)
     u = estimator.belief.start + 0.05
-    fast = estimator.model.evidence(estimator.at, THETA, u, x, every)
-    general = evidence(task.process, full_score, estimator.at, THETA, u, x, every)
+    fast = estimator.model.evidence(estimator.at, THETA, u, x, every=every)
+    general = collect_evidence(task.process, full_score, estimator.at, THETA, u, x, every=every)
     scale = np.sqrt(np.diag(general.information))  # standard deviations of the scores
     np.testing.assert_allclose(fast.score / scale, general.score / scale, atol=1e-3)
     np.testing.assert_allclose(
@@ -185,7 +185,9 @@ def test_the_correction_for_readout_is_that_of_any_process():
     change = {}
     for noise in (0.0, readout):
         sums = sum_states(task, spec, x, 1, True, noise)
-        general = evidence(task.process, full_score, estimator.at, THETA, u, x, 1, noise)
+        general = collect_evidence(
+            task.process, full_score, estimator.at, THETA, u, x, readout=noise
+        )
         order = np.concatenate(
             [SITES + np.arange(BONDS), SITES + BONDS + np.arange(SITES), np.arange(SITES)]
         )

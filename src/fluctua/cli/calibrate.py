@@ -71,9 +71,9 @@ def calibrate(
     """
     from rich.console import Console
 
-    from fluctua.insitu.calibration.actuators import actuator_gains, are_knobs, knob_gains
-    from fluctua.insitu.calibration.fit import calibrate as run
-    from fluctua.insitu.calibration.report import describe, describe_gains, describe_knobs
+    from fluctua.insitu.calibrate.actuators import actuator_gains, are_knobs, knob_gains
+    from fluctua.insitu.calibrate.fit import calibrate_recording as run
+    from fluctua.insitu.calibrate.report import describe, describe_gains, describe_knobs
     from fluctua.insitu.recording.model import load_model
 
     status = Console(stderr=True).status("opening")
@@ -137,7 +137,7 @@ def calibrate(
 
 def _numbers(calibration: Any) -> dict[str, Any]:
     from fluctua.core.text import names
-    from fluctua.insitu.calibration.report import gradient_errors
+    from fluctua.insitu.calibrate.report import gradient_errors
 
     fit = {
         name: getattr(calibration.fit, name)
@@ -180,7 +180,7 @@ def _save(out: Path, fit: Any, theta: Any) -> None:
 
 
 def _write(file: Path, kind: str, calibration: Any, count: int) -> None:
-    from fluctua.insitu.calibration.table import tabulate_calibration
+    from fluctua.insitu.calibrate.table import tabulate_calibration
     from fluctua.insitu.recording.writer import put_table
 
     if kind != "recording":

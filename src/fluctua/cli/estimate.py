@@ -115,7 +115,7 @@ def estimate(
     name. Several files at the same settings give one estimate, each with a baseline of its own.
     """
     from fluctua.insitu.advice import judge_euler
-    from fluctua.insitu.calibration.table import apply_calibration
+    from fluctua.insitu.calibrate.table import apply_calibration
     from fluctua.insitu.continuing import estimate_continuing
     from fluctua.insitu.estimating import FILTER, estimate_model, resolve_score
     from fluctua.insitu.hidden import refuse

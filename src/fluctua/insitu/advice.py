@@ -27,12 +27,13 @@ from scipy.linalg import matrix_balance
 
 from fluctua.core import check
 from fluctua.core.arrays import Params
+from fluctua.core.likelihood.noise import fit_noise
+from fluctua.core.likelihood.spreading import average_diffusion, measure_jacobians
 from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.calibration.fit import only_diffusions
-from fluctua.insitu.calibration.noise import fit_noise, jacobians, mean_diffusion
-from fluctua.insitu.calibration.table import apply_calibration, read_noise
+from fluctua.insitu.calibrate.fit import only_diffusions
+from fluctua.insitu.calibrate.table import apply_calibration, read_noise
 from fluctua.insitu.continuing import SplitRecord, estimate_continuing, split_record
 from fluctua.insitu.estimating import AUTO, CHUNK_BYTES, estimate_model, resolve_score
 from fluctua.insitu.hidden import observed_model, visibility
@@ -226,7 +227,7 @@ def judge_euler(
         return None
     process = _show_observed(model)
     some = recording.trajectories()
-    q = mean_diffusion(process, check.parameters(model.theta), some)
+    q = average_diffusion(process, check.parameters(model.theta), some)
     return sampling(process, model.theta, some, q, observation_variance)
 
 
@@ -289,7 +290,8 @@ def sampling(
     dt = float(np.median(np.diff(np.asarray(data.t, float))))
     slope = 0.0
     rate = 0.0
-    for jacobian, _ in jacobians(process, theta, data):
+    for slope_here in measure_jacobians(process, theta, data):
+        jacobian = slope_here.jacobian
         if (
             not noisy.all()
         ):  # components in units of each other: a position and its velocity have different ones

@@ -19,6 +19,7 @@ from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.estimate import Estimate, RunningSums
 from fluctua.core.estimator import chunked_samples, gradient
 from fluctua.core.likelihood.guard import Residuals, Transition, examine
+from fluctua.core.likelihood.steps import mark_noiseless
 from fluctua.core.objective import Objective
 from fluctua.core.process import AnyProcess, Counting, Process, Score
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
@@ -39,7 +40,7 @@ from fluctua.insitu.readout import (
     warn_about_remainder,
 )
 from fluctua.insitu.recording.model import RecordingModel
-from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
+from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS
 from fluctua.processes.stationary import Stationary
 from fluctua.scale.parts import Part, sum_estimate, sum_recording
@@ -344,7 +345,7 @@ def _by_chunks(
     rewards = check.objective(objective)
     checked = check.process(process)
     if noise is not None and isinstance(checked, Process):
-        checked = with_silent_named(recording, checked, theta)
+        checked = mark_noiseless(recording.trajectories(), checked, theta)
     total = (2 if baseline.pilot else 1) * recording.count
     done = 0
 

@@ -14,9 +14,9 @@ import numpy as np
 from fluctua import tcmt
 from fluctua.core.arrays import Params
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.calibration import knobs
-from fluctua.insitu.calibration.knobs import KnobValues
-from fluctua.insitu.calibration.network import linear_model
+from fluctua.insitu.calibrate import knobs
+from fluctua.insitu.calibrate.knobs import KnobValues
+from fluctua.insitu.calibrate.network import linear_model
 from fluctua.insitu.instrument.protocol import Batch
 from fluctua.insitu.instrument.substrate import shapes
 from fluctua.insitu.model import DeviceFit, Model, Unknown

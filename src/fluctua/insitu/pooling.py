@@ -19,7 +19,7 @@ import numpy as np
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood.guard import Residuals
 from fluctua.insitu.advice import Sampling, judge_euler
-from fluctua.insitu.calibration.table import apply_calibration
+from fluctua.insitu.calibrate.table import apply_calibration
 from fluctua.insitu.estimating import (
     AUTO,
     CHUNK_BYTES,

@@ -24,7 +24,7 @@ The second part of (b) matters for parameters of the noise alone, whose score is
 residual.
 
 Q in the process must be that of the system: a quadratic variation that takes ε for diffusion, Q +
-S/Δt, shrinks the whole gradient (`fluctua.insitu.calibration.noise` separates the two).
+S/Δt, shrinks the whole gradient (`fluctua.core.likelihood.noise` separates the two).
 
 The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes trajectories. Longer
 intervals with `local_linear_score` get them back.

@@ -18,9 +18,9 @@ import numpy as np
 import scipy
 
 from fluctua.core.arrays import Params
+from fluctua.core.likelihood.evidence import Evidence
 from fluctua.core.text import with_error
 from fluctua.core.words import close_match
-from fluctua.learn.evidence import Evidence
 
 COLLINEAR = 1e-5
 """Share of a direction that others leave of it, below which it is one of theirs; single precision

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.likelihood.evidence import Evidence
 from fluctua.learn.belief import Belief
-from fluctua.learn.evidence import Evidence
 
 MOST_STEPS = 20
 """Gauss–Newton steps of one fit; a noise amplitude that starts at a millionth takes 15."""

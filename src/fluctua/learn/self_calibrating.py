@@ -33,19 +33,14 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
 from fluctua.core.estimator import PPGT
 from fluctua.core.likelihood import alternatives
+from fluctua.core.likelihood.evidence import At, Evidence, measure_readout
 from fluctua.core.likelihood.guard import DoubtError
 from fluctua.core.simulate import Simulator
 from fluctua.core.text import names
 from fluctua.core.trajectories import Substrate, Trajectories
 from fluctua.core.words import close_match
 from fluctua.learn.belief import Belief, Posterior, beyond, chosen, like, prior_precision
-from fluctua.learn.evidence import (
-    At,
-    CalibratableModel,
-    CalibratableProcess,
-    Evidence,
-    measured_readout,
-)
+from fluctua.learn.calibratable import CalibratableModel, CalibratableProcess
 from fluctua.learn.fit import BENT, SETTLED, Fit, Likelihood, fit_map, measure_bend
 from fluctua.learn.kept import Kept, pack, restore_kept
 from fluctua.learn.shrunk_correction import Weighed, weigh
@@ -286,7 +281,7 @@ class SelfCalibrating:
         share = 1 - 1 / self.forget_after
         before = self.belief if share == 1 else self.belief.faded(share)
         kept = self._kept if share == 1 else self._kept.faded(share)
-        readout = measured_readout(trajectories) if isinstance(self.readout, str) else self.readout
+        readout = measure_readout(trajectories) if isinstance(self.readout, str) else self.readout
         tree = jax.tree.structure((theta, trajectories))
         latest = self._likelihood(theta, trajectories, readout)
         likelihoods = [

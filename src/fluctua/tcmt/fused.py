@@ -26,12 +26,12 @@ from fluctua.core.estimate import Estimate, Samples, reduce_samples
 from fluctua.core.estimator import ppgt
 from fluctua.core.integrators import Substeps
 from fluctua.core.likelihood.alternatives import FITTED, Table
+from fluctua.core.likelihood.evidence import At, Evidence, collect_evidence
 from fluctua.core.likelihood.guard import TRANSITIONS, Examination, examine_batch
 from fluctua.core.scores import full_score
 from fluctua.core.streamed import estimate_seeds
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import TwinSamples
-from fluctua.learn.evidence import At, Evidence, evidence
 from fluctua.learn.natural import blocks_for
 from fluctua.tcmt import state_scores
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_at
@@ -200,15 +200,22 @@ class Fused:
         every: int = 1,
         readout: float = 0.0,
     ) -> Evidence:
-        """What measured states say about unknowns of the network: see `fluctua.learn.evidence`."""
+        """Evidence of measured states about unknowns of the network (`core.likelihood`)."""
         p, slope = state_scores.at_point(at, theta, u)
         if (
             self.task.integrator != "euler"
             or self.task.copies > 1
             or not set(p) <= set(state_scores.KNOWN)
         ):
-            return evidence(
-                self.task.process, full_score, at, theta, u, trajectories, every, readout
+            return collect_evidence(
+                self.task.process,
+                full_score,
+                at,
+                theta,
+                u,
+                trajectories,
+                every=every,
+                readout=readout,
             )
         spec = kernel_spec(self.task, p, self.s_plus)
         return state_scores.evidence(

@@ -30,9 +30,9 @@ import scipy
 
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.dependence import varies_in_slope
+from fluctua.core.likelihood.evidence import At, Evidence
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import TwinSamples
-from fluctua.learn.evidence import At, Evidence
 from fluctua.tcmt.coupled_modes import delta_kappa, to_psi
 from fluctua.tcmt.drift import coupling_matrix, lattice_drift, linear_operator
 from fluctua.tcmt.experiment import Experiment
@@ -151,7 +151,7 @@ def evidence(
     slope: dict[str, np.ndarray] | None = None,
 ) -> Evidence:
     """What measured states say about unknowns of ω, κ, χ and γ: the network's own
-    `fluctua.learn.evidence.evidence`.
+    `fluctua.core.likelihood.evidence.collect_evidence`.
 
     Args:
         task: the model.

@@ -13,7 +13,7 @@ from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import Plan, files, instrument_substrate, network_model, run
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.calibration import knobs
+from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import InstrumentError
 from fluctua.insitu.instrument.substrate import Retry

@@ -18,7 +18,7 @@ from fluctua.insitu import Plan, files, network_model
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.calibration import knobs
+from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.instrument import Retry, array
 from fluctua.insitu.instrument.device_array import split
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError

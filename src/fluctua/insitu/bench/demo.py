@@ -27,8 +27,12 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.bench import device
-from fluctua.insitu.calibration.knobs import parameters
-from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
+from fluctua.insitu.calibrate.knobs import parameters
+from fluctua.insitu.instrument.substrate import (
+    Incident,
+    InstrumentSubstrate,
+    instrument_substrate,
+)
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model

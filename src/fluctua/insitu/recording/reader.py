@@ -11,14 +11,8 @@ from types import TracebackType
 from typing import Any
 
 import h5py
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
-from fluctua.core.arrays import Params, working_dtype
-from fluctua.core.diffusion import with_silent
-from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.recording import foreign, layout, ownership, texts
 from fluctua.insitu.recording.checked import CheckedStates
@@ -407,38 +401,3 @@ def _beginning(path: Path) -> bytes:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__).strip("'\"").rstrip(".") + "."
-
-
-def with_silent_named(
-    source: RecordingFile | Trajectories, process: Process, theta: Params
-) -> Process:
-    """The process, checked, with its silent components named, as they are at the first state
-    that was recorded.
-    """
-    process = check.process(process)
-    if process.silent and process.step == "euler":
-        return process
-    _, x, context, *_ = next(pieces(source, 1))
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], context)
-    start = jnp.asarray(x[0, 0], working_dtype(theta, x))
-    named = with_silent(process, theta, start, jnp.asarray(source.t)[0], one)
-    assert isinstance(named, Process)
-    return named
-
-
-def pieces(
-    source: RecordingFile | Trajectories, size: int, stop: int | None = None
-) -> Iterator[Trajectories]:
-    """Consecutive pieces of `size` trajectories, loaded; refused if a state is not finite."""
-    count = source.count if isinstance(source, RecordingFile) else len(source.x)
-    if count == 0:
-        raise ValueError("there is no complete trajectory to calibrate from.")
-    for first in range(0, count if stop is None else min(stop, count), size):
-        last = min(first + size, count)
-        if isinstance(source, RecordingFile):
-            piece = source.trajectories(first, last, load=True)
-        else:
-            rows = jax.tree.map(lambda leaf: leaf[first:last], source.context)  # noqa: B023
-            piece = Trajectories(source.t, np.asarray(source.x[first:last]), rows)
-        check.finite_trajectories(check.first_bad(np.asarray(piece.x), first), count)
-        yield piece

@@ -16,10 +16,9 @@ diagonal Q and s²,
     E[r_i²] = 2Δ Σ_j W_ij Q_j + s_i² + Σ_j F_ij² s_j²,     W_ij = ∫₀^Δ F_ij(s)² ds/Δ,     E[r_i
     r_i'] = −F_ii s_i²,
 
-which is undone (`spreading`). A component without noise of its own has Q = 0, known; what its
-residuals say is left to the guard (`core.likelihood`). Noise of its readout is told by E[r r'] as
-that of any other. For Euler's transition W = F = 1, and a residual tells of its own component
-alone.
+which is undone (`spreading.py`). A component without noise of its own has Q = 0, known; its
+residuals are left to the guard (`guard.py`). Noise of its readout shows in E[r r'] as that of any
+other. For Euler's transition W = F = 1, and a residual is of its own component alone.
 """
 
 from __future__ import annotations
@@ -32,16 +31,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from scipy.linalg import expm, toeplitz
+from scipy.linalg import toeplitz
 
 from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.arrays import Array, Params, jit, working_dtype
+from fluctua.core.likelihood.spreading import Spreading, measure_spreading
+from fluctua.core.likelihood.steps import (
+    Source,
+    Transition,
+    load_pieces,
+    map_steps,
+    mark_noiseless,
+    open_source,
+    student_factor,
+    with_diffusion,
+)
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
-from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.calibration.drift import Transition, student_factor, with_diffusion
-from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
+from fluctua.core.trajectories import Times, Trajectories
 
 LAGS = 8
 BATCH = 64
@@ -85,7 +92,7 @@ class NoiseFit(NamedTuple):
 
 
 def fit_noise(
-    source: RecordingFile | Trajectories,
+    source: Source,
     process: Process,
     theta: Params,
     *,
@@ -109,43 +116,48 @@ def fit_noise(
 
     >>> fit_noise(recording, process, theta).diffusion
     """
+    data = open_source(source)
     theta = check.parameters(theta)
-    process = with_silent_named(source, process, theta)
+    process = mark_noiseless(data, process, theta)
+    law = _Law(process, transition)
     parts: list[Any] = []
     cross: Any = 0.0
-    transitions = 0
-    for piece in pieces(source, BATCH):
-        x = jnp.asarray(piece.x, working_dtype(theta, piece.x))
-        times = check.grid(piece.t)
+    for piece in load_pieces(data, BATCH):
         if len(piece.t) < LAGS + 3:
             raise ValueError(
-                f"the noise is fitted from {LAGS + 3} times a trajectory at least; got "
+                f"the noise is fitted from {LAGS + 3} times per trajectory or more; got "
                 f"{len(piece.t)}."
             )
-        each, products = _sums(
-            process, transition, theta, x, times.t, times.dt, piece.context, diffusion
-        )
+        x = jnp.asarray(piece.x, working_dtype(theta, piece.x))
+        states = Trajectories(piece.t, x, piece.context)
+        each, products = _sum_moments(law, theta, states, check.grid(piece.t), diffusion)
         parts.append(jax.tree.map(lambda v: np.asarray(v, np.float64), each))
         cross = cross + np.asarray(products, np.float64)
-        transitions += x.shape[0] * (x.shape[1] - 1)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-    silent = np.isin(np.arange(sums["rate"].shape[1]), process.silent)
-    _noisy(np.where(silent, 1, sums["rate"].mean(axis=0)))
-    sums["e2"] = np.where(
-        silent, 1, sums["e2"]
-    )  # which may be nothing at all, and is no unit for the rest
-    mixed = (
-        None
-        if transition is euler and process.step == "euler"
-        else spreading(process, theta, next(pieces(source, BATCH)))
-    )
-    mask = np.ones(sums["rate"].shape[1], bool) if usable is None else np.asarray(usable, bool)
-    fit = _reduced(sums, cross, transitions, mixed, mask, silent)
-    fit = fit if mask.all() else _only(fit, mask, sums["model"].mean(axis=0))
-    return _without(fit, silent) if silent.any() else fit
+    width = sums["rate"].shape[1]
+    silent = np.isin(np.arange(width), process.silent)
+    _refuse_quiet(np.where(silent, 1, sums["rate"].mean(axis=0)))
+    # those of noiseless components may be nothing at all, and are no unit for the rest
+    sums["e2"] = np.where(silent, 1, sums["e2"])
+    if transition is euler and process.step == "euler":
+        mixed = Spreading(np.eye(width), np.eye(width), np.ones(width))
+    else:
+        mixed = measure_spreading(process, theta, next(load_pieces(data, BATCH)))
+    mask = np.ones(width, bool) if usable is None else np.asarray(usable, bool)
+    fit = _reduce(sums, cross, len(data.t) - 1, mixed, mask, silent)
+    if not mask.all():
+        fit = _leave_hidden(fit, mask, sums["model"].mean(axis=0))
+    return _replace_rest(~silent, fit, NOTHING) if silent.any() else fit
 
 
-def _noisy(rate: np.ndarray) -> None:
+class _Law(NamedTuple):
+    """What is compiled."""
+
+    process: Process
+    transition: Transition
+
+
+def _refuse_quiet(rate: np.ndarray) -> None:
     """Refuse residuals that are no fluctuations: overflowed, or zero to the last digit. rate:
     E[r²]/2Δt (M,)
     """
@@ -163,28 +175,20 @@ def _noisy(rate: np.ndarray) -> None:
         )
 
 
-@partial(jit, static_argnums=(0, 1))
-def _sums(
-    process: Process,
-    transition: Transition,
-    theta: Params,
-    x: Array,
-    t: Array,
-    dt: Array,
-    context: PyTree,
-    q: Array | None,
+@partial(jit, static_argnums=0)
+def _sum_moments(
+    law: _Law, theta: Params, states: Trajectories, times: Times, q: Array | None
 ) -> tuple[dict[str, Array], Array]:
     """Means over the steps of each trajectory, (E, …), and Σ e eᵀ (M, M)."""
-    process = with_diffusion(process, q)
+    process = with_diffusion(law.process, q)
+    x = states.x
+    dt = times.dt
 
-    def residual(
-        x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
-    ) -> tuple[Array, Array]:
-        mean, covariance = transition(process, theta, Step(x, x_next, t, dt, context))
-        return x_next - mean, jnp.diagonal(covariance)
+    def one(step: Step) -> tuple[Array, Array]:
+        mean, covariance = law.transition(process, theta, step)
+        return step.x_next - mean, jnp.diagonal(covariance)
 
-    along = jax.vmap(residual, in_axes=(0, 0, 0, 0, None))
-    r, c = jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], t[:-1], dt, context)
+    r, c = map_steps(one, x, times, states.context)
     if process.silent:
         c = jnp.where(c > 0, c, 1)
     e = r / jnp.sqrt(c)
@@ -209,7 +213,7 @@ def _sums(
     return sums, jnp.einsum("eni,enj->ij", e, e)
 
 
-def observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
+def is_observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
     """Whether s² of all components together (M,) stands out from its errors (M,) by more than
     `CLEAR` of them.
     """
@@ -239,7 +243,7 @@ NOTHING: dict[str, float] = {
 OF_STATE = ("state_dependence", "state_dependence_z")
 
 
-def _only(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
+def _leave_hidden(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
     """The fit without the residuals that lack what a hidden channel does. model: Q (M,)"""
     weight = usable / fit.observation_stderr**2
     s2 = np.sum(weight * fit.observation_variance) / weight.sum()
@@ -251,17 +255,14 @@ def _only(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
         "quadratic_variation_stderr",
     )
     others = NOTHING | dict.fromkeys(of_model, model) | {"ratio_stderr": 1.0}
-    return _where(usable, fit, others | {"observation_variance": s2, "observation_stderr": error})
+    return _replace_rest(
+        usable, fit, others | {"observation_variance": s2, "observation_stderr": error}
+    )
 
 
-def _without(fit: NoiseFit, silent: np.ndarray) -> NoiseFit:
-    """The fit with nothing about noise that components do not have, but for that of their
-    readout.
-    """
-    return _where(~silent, fit, NOTHING)
-
-
-def _where(keep: np.ndarray, fit: NoiseFit, others: Mapping[str, np.ndarray | float]) -> NoiseFit:
+def _replace_rest(
+    keep: np.ndarray, fit: NoiseFit, others: Mapping[str, np.ndarray | float]
+) -> NoiseFit:
     """The fit with `others` in place of what it says of components that are not kept. keep: (M,)"""
     replaced: dict[str, Any] = {
         name: np.where(keep, getattr(fit, name), other) for name, other in others.items()
@@ -275,36 +276,31 @@ def _where(keep: np.ndarray, fit: NoiseFit, others: Mapping[str, np.ndarray | fl
     )
 
 
-def _reduced(
+def _reduce(
     sums: dict[str, np.ndarray],
     cross: np.ndarray,
-    transitions: int,
-    mixed: Spreading | None,
+    steps: int,
+    mixed: Spreading,
     usable: np.ndarray,
     silent: np.ndarray,
 ) -> NoiseFit:
+    """The fit from sums of E trajectories of so many steps. cross: Σ e eᵀ (M, M)."""
     count, size = sums["rate"].shape
-    if mixed is None:
-        mixed = Spreading(np.eye(size), np.eye(size), np.ones(size))
-    steps = transitions / count
-
-    def mean(v):
-        return v.mean(axis=0)
-
     few = student_factor(count - 1)
 
-    def error(v):
-        return (
-            few * v.std(axis=0, ddof=1) / np.sqrt(count)
-            if count > 1
-            else np.full(v.shape[1:], np.nan)
-        )
+    def mean(v: np.ndarray) -> np.ndarray:
+        return v.mean(axis=0)
+
+    def error(v: np.ndarray) -> np.ndarray:
+        if count == 1:
+            return np.full(v.shape[1:], np.nan)
+        return few * v.std(axis=0, ddof=1) / np.sqrt(count)
 
     s2 = -mean(sums["next"]) / mixed.own
     s2_error = error(sums["next"] / mixed.own)
     s2_error = np.where(silent & (s2_error == 0), np.inf, s2_error)
     loud = usable & ~silent
-    seen = observation_seen(s2[loud], s2_error[loud])
+    seen = is_observation_seen(s2[loud], s2_error[loud])
     # what an Euler step leaves out of a silent component makes its neighbouring residuals alike:
     # only noise of the readout makes them opposed
     seen = seen or bool(np.any((s2 > CLEAR * s2_error)[usable & silent]))
@@ -317,7 +313,7 @@ def _reduced(
     corrected = np.linalg.solve(mixed.weights, own.T).T
     ratio = sums["e2"] + (2 * sums["e2_next"] if seen else 0.0)
     rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
-    box = _box(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
+    box = _test_whiteness(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
     spread = error(corrected)
     if not seen and _together(s2[loud], s2_error[loud]) > DOUBT:
         # left in Q, because taking it off costs more than it is worth; but the error of Q must tell
@@ -325,29 +321,29 @@ def _reduced(
         weight = loud / s2_error**2
         left = np.full(size, np.sum(weight * rate) / np.sum(weight))
         spread = np.hypot(spread, np.linalg.solve(mixed.weights, (left + mixed.squares @ left) / 2))
-    dependence, z = _dependence(sums, count)
+    dependence = _measure_dependence(sums, count)
     scale = np.sqrt(np.where(silent, 1, np.diag(cross)))
     return NoiseFit(
-        mean(corrected),
-        spread,
-        mean(sums["rate"]),
-        error(sums["rate"]),
-        s2,
-        s2_error,
-        seen,
-        mean(ratio),
-        error(ratio),
-        cross / scale / scale[:, None],
-        rho,
-        scipy.stats.chi2.sf(box, LAGS - 1),
-        dependence,
-        z,
-        int(count * steps),
-        count,
+        diffusion=mean(corrected),
+        diffusion_stderr=spread,
+        quadratic_variation=mean(sums["rate"]),
+        quadratic_variation_stderr=error(sums["rate"]),
+        observation_variance=s2,
+        observation_stderr=s2_error,
+        observation_seen=seen,
+        ratio=mean(ratio),
+        ratio_stderr=error(ratio),
+        correlation=cross / scale / scale[:, None],
+        autocorrelation=rho,
+        whiteness=scipy.stats.chi2.sf(box, LAGS - 1),
+        state_dependence=dependence.slope,
+        state_dependence_z=dependence.z,
+        transitions=count * steps,
+        trajectories=count,
     )
 
 
-def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
+def _test_whiteness(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
     """χ² of ρ₂…ρ₈ (LAGS, M), each a mean of so many products (LAGS,). (M,)
 
     The moving average that ε makes of r, with ρ₁, widens the scatter of every later ρ_k and ties
@@ -362,7 +358,14 @@ def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
     return np.array(statistics)
 
 
-def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
+class _Dependence(NamedTuple):
+    """Slopes of e² against x_i and x_i², and their z. (M, 2) each"""
+
+    slope: np.ndarray
+    z: np.ndarray
+
+
+def _measure_dependence(sums: dict[str, np.ndarray], count: int) -> _Dependence:
     """Slopes of e² against x_i and x_i², in units of Q per standard deviation, and their z.
 
     (M, 2) each
@@ -383,89 +386,4 @@ def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np
             if count > 1
             else np.zeros_like(slope)
         )
-    return np.stack(slopes, axis=1), np.stack(zs, axis=1)
-
-
-# --------------------------------------------------------------------- spreading within an interval
-
-STATES = 12
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
-
-
-class Spreading(NamedTuple):
-    """Averages over recorded states. weights: W (M, M). squares: F_ij² (M, M). own: F_ii (M,)."""
-
-    weights: np.ndarray
-    squares: np.ndarray
-    own: np.ndarray
-
-
-def spreading(process: Process, theta: Params, data: Trajectories) -> Spreading:
-    """From the drift's Jacobian at some of the states of `data`.
-
-    >>> spreading(process, theta, recording.trajectories(0, 1, load=True)).weights
-    """
-    parts = [_over(jacobian, dt) for jacobian, dt in jacobians(process, theta, data)]
-    return Spreading(*(np.mean(part, axis=0) for part in zip(*parts, strict=True)))
-
-
-class RecordedState(NamedTuple):
-    """A recorded state (M,), its time, the interval after it, and the context of its trajectory."""
-
-    x: Array
-    t: Array
-    interval: float
-    context: PyTree
-
-
-def draw_states(data: Trajectories) -> list[RecordedState]:
-    """`STATES` states of `data`, the same ones at every call."""
-    rng = np.random.default_rng(0)
-    dtype = jnp.result_type(float)
-    states = []
-    for j, n in zip(
-        rng.integers(len(data.x), size=STATES),
-        rng.integers(len(data.t) - 1, size=STATES),
-        strict=True,
-    ):
-        context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
-        x = jnp.asarray(data.x[j, n], dtype)
-        states.append(
-            RecordedState(
-                x, jnp.asarray(data.t[n], dtype), float(data.t[n + 1] - data.t[n]), context
-            )
-        )
-    return states
-
-
-def jacobians(
-    process: Process, theta: Params, data: Trajectories
-) -> list[tuple[np.ndarray, float]]:
-    """∂μ/∂x (M, M) at `STATES` states drawn from `data`, and the interval after each."""
-    states = draw_states(data)
-    return [
-        (np.asarray(_slope(process, theta, s.x, s.t, s.context), np.float64), s.interval)
-        for s in states
-    ]
-
-
-@partial(jit, static_argnums=0)
-def _slope(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    return jax.jacfwd(lambda x: process.drift(theta, x, t, context))(x)
-
-
-def mean_diffusion(process: Process, theta: Params, data: Trajectories) -> np.ndarray:
-    """Diagonal of the model's Q, averaged over `STATES` states drawn from `data`. (M,)"""
-    each = [_diagonal(process, theta, s.x, s.t, s.context) for s in draw_states(data)]
-    return np.mean(np.asarray(each, np.float64), axis=0)
-
-
-@partial(jit, static_argnums=0)
-def _diagonal(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    return jnp.diagonal(diffusion_matrix(process, theta, x, t, context))
-
-
-def _over(jacobian: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    at = [expm(jacobian * (dt * (1 + node) / 2)) ** 2 for node in NODES]
-    f = expm(jacobian * dt)
-    return sum(w * part for w, part in zip(WEIGHTS / 2, at, strict=True)), f**2, np.diagonal(f)
+    return _Dependence(np.stack(slopes, axis=1), np.stack(zs, axis=1))

@@ -12,7 +12,7 @@ Where a task runs several experiments side by side (isolation: forward and backw
 copies of one device: ω, κ, χ and Γ are shared, and every copy tells about them; the drives are each
 their own.
 
-The drift is linear in features of the state too, which makes a fit quick (`drift.feature_sums`):
+The drift is linear in features of the state too, so a fit is quick (`core.likelihood.features`):
 
     ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),     φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ,
     Re f, Im f).
@@ -29,8 +29,8 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.likelihood.features import Entries
 from fluctua.core.process import Process
-from fluctua.insitu.calibration.drift import Entries
 from fluctua.tcmt.coupled_modes import (
     Frame,
     Modulation,

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import scipy
 
+from fluctua.core.likelihood.regression import ResidualReport
+from fluctua.core.likelihood.steps import student_factor
 from fluctua.core.text import names, with_error
-from fluctua.insitu.calibration.actuators import Gains, OwnGains
-from fluctua.insitu.calibration.drift import student_factor
-from fluctua.insitu.calibration.fit import Calibration
-from fluctua.insitu.calibration.residuals import ResidualReport
+from fluctua.insitu.calibrate.actuators import Gains, OwnGains
+from fluctua.insitu.calibrate.fit import Calibration
 from fluctua.insitu.recording.model import name_leaves
 
 MOST = 8

@@ -14,24 +14,20 @@ from fluctua.core import check
 from fluctua.core.arrays import Params
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.estimate import Estimate
+from fluctua.core.likelihood.drift import DriftFit, fit_drift
 from fluctua.core.likelihood.guard import Residuals, examine
+from fluctua.core.likelihood.interval import EulerDefect, measure_euler_defect
+from fluctua.core.likelihood.noise import NoiseFit, fit_noise
+from fluctua.core.likelihood.regression import ResidualReport, examine_residuals
+from fluctua.core.likelihood.steps import Source, Transition, mark_noiseless
 from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
-from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
-from fluctua.insitu.calibration.network import linear_model
-from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
-from fluctua.insitu.calibration.residuals import (
-    EulerDefect,
-    ResidualReport,
-    euler_defect,
-    examine_residuals,
-)
+from fluctua.insitu.calibrate.network import linear_model
 from fluctua.insitu.continuing import SplitRecord, estimate_continuing, long_run, split_record
 from fluctua.insitu.estimating import SCORES, estimate
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel, build_task
-from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
+from fluctua.insitu.recording.reader import RecordingFile
 
 ROUNDS = 4
 ALIKE = 0.02
@@ -46,7 +42,7 @@ class SystemFit(NamedTuple):
 
 
 def fit_system(
-    source: RecordingFile | Trajectories,
+    source: Source,
     process: Process,
     theta: Params,
     *,
@@ -124,7 +120,7 @@ class Calibration(NamedTuple):
     stretches: SplitRecord | None = None
 
 
-def calibrate(
+def calibrate_recording(
     recording: RecordingFile,
     model: RecordingModel,
     *,
@@ -149,7 +145,7 @@ def calibrate(
     Returns: drift, noise and residuals.
 
     >>> with open_recording("run.nc") as recording:
-    ...     calibration = calibrate(recording, load_model(recording))
+    ...     calibration = calibrate_recording(recording, load_model(recording))
     """
     say = progress or (lambda text: None)
     laws: dict[str, Transition] = {"euler": euler, "local-linear": local_linear}
@@ -171,7 +167,7 @@ def calibrate(
     process = (
         check.process(model.process)
         if model.hidden
-        else with_silent_named(recording, model.process, theta)
+        else mark_noiseless(recording.trajectories(), model.process, theta)
     )
     fitted = process
     start = theta
@@ -202,7 +198,7 @@ def calibrate(
         and not model.hidden
         and not noise.observation_seen
     ):
-        defect = euler_defect(recording, process, theta, noise.quadratic_variation)
+        defect = measure_euler_defect(recording, process, theta, noise.quadratic_variation)
     guard = None
     blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
     if not model.hidden:

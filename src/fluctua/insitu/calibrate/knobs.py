@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Array, Params
+from fluctua.core.likelihood.drift import fit_drift
 from fluctua.core.process import Process
 from fluctua.core.text import with_error
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.calibration.actuators import OwnGains, knob_gains
-from fluctua.insitu.calibration.drift import fit_drift
-from fluctua.insitu.calibration.fit import SystemFit, fit_system
-from fluctua.insitu.calibration.network import LinearDrift, LinearModel, linear_model
-from fluctua.insitu.calibration.report import describe_knobs
+from fluctua.insitu.calibrate.actuators import OwnGains, knob_gains
+from fluctua.insitu.calibrate.fit import SystemFit, fit_system
+from fluctua.insitu.calibrate.network import LinearDrift, LinearModel, linear_model
+from fluctua.insitu.calibrate.report import describe_knobs
 from fluctua.tcmt.tasks import Task
 
 KNOBS = ("omega", "kappa")

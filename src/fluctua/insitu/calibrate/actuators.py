@@ -15,8 +15,8 @@ import numpy as np
 import scipy
 
 from fluctua.core.arrays import Array
+from fluctua.core.likelihood.drift import DriftFit
 from fluctua.core.text import names
-from fluctua.insitu.calibration.drift import DriftFit
 
 
 class Gains(NamedTuple):

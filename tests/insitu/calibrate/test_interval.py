@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.insitu.calibration.residuals import euler_defect
+from fluctua.core.likelihood.interval import measure_euler_defect
 from problems import tolerance
 
 PROCESS = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
@@ -38,13 +38,13 @@ def test_the_interval_is_named_where_it_is_the_cause():
     """
     dt = 0.2
     data = ornstein_uhlenbeck(np.random.default_rng(0), 2000, dt)
-    defect = euler_defect(data, PROCESS, THETA, np.array([0.125]))
+    defect = measure_euler_defect(data, PROCESS, THETA, np.array([0.125]))
     expected = (np.exp(-dt) - 1 + dt) / (dt**2 / 2)
     assert abs(defect.slope - expected) < 4 * defect.stderr
     assert defect.stderr < 0.1
     assert defect.is_cause
     wrong = ornstein_uhlenbeck(np.random.default_rng(1), 2000, 0.2, k=1.5)
-    defect = euler_defect(wrong, PROCESS, THETA, np.array([0.125]))
+    defect = measure_euler_defect(wrong, PROCESS, THETA, np.array([0.125]))
     assert not defect.is_cause
     assert defect.is_not
 
@@ -58,7 +58,7 @@ def test_errors_from_few_trajectories_cover():
     for _ in range(300):
         dw = rng.normal(size=(count, 30, 1))
         x = np.concatenate([np.zeros((count, 1, 1)), np.cumsum(0.5 * 0.1 * dw, axis=1)], axis=1)
-        noise = insitu.fit_noise(fl.Trajectories(0.01 * np.arange(31), x), FREE, THETA)
+        noise = insitu.calibrate.fit_noise(fl.Trajectories(0.01 * np.arange(31), x), FREE, THETA)
         inside.append(
             abs(noise.quadratic_variation[0] - true) < 1.96 * noise.quadratic_variation_stderr[0]
         )

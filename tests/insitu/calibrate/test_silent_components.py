@@ -70,10 +70,10 @@ FAR_OFF = {"k": jnp.array(1.0), "friction": jnp.array(0.0)}
 def test_drift_and_noise_of_the_noisy_row_from_euler_steps(key):
     """The position's residual is zero to rounding: nothing divides by it."""
     data = euler_steps(0.02, 200, 150, key)
-    fit = insitu.fit_drift(data, PROCESS, FAR_OFF)
+    fit = insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF)
     assert np.abs(z_of(fit)).max() < tolerance(2)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
-    noise = insitu.fit_noise(data, PROCESS, THETA)
+    noise = insitu.calibrate.fit_noise(data, PROCESS, THETA)
     assert noise.diffusion[0] == 0
     assert abs(noise.diffusion[1] - Q) < tolerance(1) * noise.diffusion_stderr[1]
     assert not noise.observation_seen
@@ -84,22 +84,22 @@ def test_drift_and_noise_of_the_noisy_row_from_euler_steps(key):
 def test_positions_and_velocities_sampled_far_apart(seed):
     """ωΔ = 0.4: the law of both rows is that of the noise of one."""
     data = oscillator(0.3, 400, 30, seed)
-    fit = insitu.fit_drift(data, PROCESS, FAR_OFF, transition=local_linear)
+    fit = insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF, transition=local_linear)
     assert np.abs(z_of(fit)).max() < tolerance(2)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
-    noise = insitu.fit_noise(data, PROCESS, THETA, transition=local_linear)
+    noise = insitu.calibrate.fit_noise(data, PROCESS, THETA, transition=local_linear)
     assert abs(noise.diffusion[1] - Q) < tolerance(1) * noise.diffusion_stderr[1]
     assert (
-        np.abs(z_of(insitu.fit_drift(data, PROCESS, FAR_OFF))).max() > 8
+        np.abs(z_of(insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF))).max() > 8
     )  # Euler's is another system
 
 
 def test_readout_noise_of_a_silent_component_is_seen():
     data = oscillator(0.05, 300, 100, readout=(0.02, 0.0))
-    noise = insitu.fit_noise(data, PROCESS, THETA)
+    noise = insitu.calibrate.fit_noise(data, PROCESS, THETA)
     assert noise.observation_seen
     assert abs(noise.observation_variance[0] - 0.02**2) < tolerance(1) * noise.observation_stderr[0]
-    assert not insitu.fit_noise(
+    assert not insitu.calibrate.fit_noise(
         data._replace(x=oscillator(0.05, 300, 100).x), PROCESS, THETA
     ).observation_seen
 
@@ -149,7 +149,7 @@ def test_a_parameter_of_a_silent_component_is_refused_by_name(key):
     process = fl.Process(
         lambda th, x: PROCESS.drift(th, x) * jnp.array([th["friction"], 1.0]), PROCESS.noise
     )
-    for fit in (insitu.fit_drift, insitu.fit_noise):
+    for fit in (insitu.calibrate.fit_drift, insitu.calibrate.fit_noise):
         with pytest.raises(ValueError, match="component 0 has no noise.*`friction`"):
             fit(euler_steps(0.05, 4, 20, key), process, THETA)
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
-from fluctua.insitu.calibration.table import scaled
+from fluctua.insitu.calibrate.table import scaled
 from fluctua.tcmt import exact
 from problems import tolerance
 
@@ -103,7 +103,7 @@ def test_the_table_says_where_it_comes_from(noisy):
     with insitu.files.open(path) as r:
         assert r.count == 1500
         table = r.description.noise
-        noise = insitu.read_noise(r.description)
+        noise = insitu.calibrate.read_noise(r.description)
     assert (table["transition"], int(table["trajectories"])) == ("euler", 1500)
     assert table["software"].startswith("fluctua")
     assert "1,500 trajectories, euler transition" in noise.origin
@@ -135,8 +135,8 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     insitu.files.put_table(path, "drive", {**drive, "amplitude": 0.9 * drive["amplitude"]})
     _, gradient = exact.value_and_gradient(NOMINAL, THETA)
     with insitu.files.open(path) as r:
-        table = insitu.tabulate_calibration(
-            insitu.calibrate(r, insitu.files.load_model(r), bias=False), r.count
+        table = insitu.calibrate.tabulate_calibration(
+            insitu.calibrate.calibrate_recording(r, insitu.files.load_model(r), bias=False), r.count
         )
     insitu.files.put_table(path, "noise", table)
     wrong, right = report_of("estimate", path), report_of("estimate", path, "--theta", "calibrated")
@@ -170,7 +170,7 @@ def test_a_table_of_somebody_else_will_do(tmp_path):
     with insitu.files.open(
         small(tmp_path / "r.nc", diffusion=2.0, observation_variance=[0.1, 0.2])
     ) as r:
-        applied = insitu.apply_calibration(r, MODEL)
+        applied = insitu.calibrate.apply_calibration(r, MODEL)
     np.testing.assert_allclose(applied.ratio, [4.0, 1.0])  # 2 over σ²/2 = 0.5 and 2
     np.testing.assert_allclose(applied.observation_variance, [0.1, 0.2])
     np.testing.assert_allclose(
@@ -204,7 +204,7 @@ def test_what_a_table_must_have(tmp_path, noise, options, message):
         insitu.files.open(small(tmp_path / "r.nc", **noise)) as r,
         pytest.raises(ValueError, match=message),
     ):
-        insitu.apply_calibration(r, MODEL, **options)
+        insitu.calibrate.apply_calibration(r, MODEL, **options)
 
 
 def test_noise_is_scaled_in_all_its_forms():

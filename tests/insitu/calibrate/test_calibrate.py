@@ -15,9 +15,9 @@ from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.core import check
 from fluctua.core.scores import local_linear
-from fluctua.insitu.calibration.network import linear_model
-from fluctua.insitu.calibration.report import describe
-from fluctua.insitu.calibration.table import read_noise, tabulate_calibration
+from fluctua.insitu.calibrate.network import linear_model
+from fluctua.insitu.calibrate.report import describe
+from fluctua.insitu.calibrate.table import read_noise, tabulate_calibration
 from problems import flat, tolerance
 
 A, B, SIGMA = np.array([[-0.8, 1.0], [-1.2, -0.5]]), np.array([0.3, -0.2]), np.array([0.5, 0.7])
@@ -50,7 +50,7 @@ def z_of(fit):
 
 
 def test_drift_is_found_from_nowhere_in_one_step():
-    fit = insitu.fit_drift(linear(), PROCESS, jax.tree.map(jnp.zeros_like, THETA))
+    fit = insitu.calibrate.fit_drift(linear(), PROCESS, jax.tree.map(jnp.zeros_like, THETA))
     assert fit.passes == 2  # the second finds nothing left to do
     assert np.abs(z_of(fit)).max() < tolerance(6)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
@@ -59,24 +59,24 @@ def test_drift_is_found_from_nowhere_in_one_step():
 def test_errors_of_the_drift_are_true():
     """z of 12 independent calibrations × 6 coefficients is standard normal."""
     z = np.concatenate(
-        [z_of(insitu.fit_drift(linear(60, seed=s), PROCESS, THETA)) for s in range(12)]
+        [z_of(insitu.calibrate.fit_drift(linear(60, seed=s), PROCESS, THETA)) for s in range(12)]
     )
     assert kstest(z, "norm").pvalue > 1e-3
 
 
 def test_coarse_samples_need_local_linearisation():
     coarse = linear(600, steps=800, dt=0.005, every=100)  # samples 0.5 apart
-    ours = insitu.fit_drift(coarse, PROCESS, THETA, transition=local_linear)
+    ours = insitu.calibrate.fit_drift(coarse, PROCESS, THETA, transition=local_linear)
     assert np.abs(z_of(ours)).max() < tolerance(6)
-    assert np.abs(z_of(insitu.fit_drift(coarse, PROCESS, THETA))).max() > 8
+    assert np.abs(z_of(insitu.calibrate.fit_drift(coarse, PROCESS, THETA))).max() > 8
 
 
 def test_noisy_states_bias_least_squares_and_not_the_instrument():
     """s² = 2.25e-2 against QΔt = 1.25e-3: plain least squares finds damping that is not there."""
     noisy = linear(400, observed=0.15)
-    ours = insitu.fit_drift(noisy, PROCESS, THETA, noisy_states=True)
+    ours = insitu.calibrate.fit_drift(noisy, PROCESS, THETA, noisy_states=True)
     assert np.abs(z_of(ours)).max() < tolerance(6)
-    plain = insitu.fit_drift(noisy, PROCESS, THETA)
+    plain = insitu.calibrate.fit_drift(noisy, PROCESS, THETA)
     assert np.abs(z_of(plain)).max() > 20
 
 
@@ -85,7 +85,7 @@ def test_what_the_data_do_not_determine_is_named():
         lambda th, x: -(th["p"] + th["q"]) * x + th["b"], lambda th, x: jnp.asarray(SIGMA)
     )
     theta = {"p": jnp.array(0.2), "q": jnp.array(0.3), "b": jnp.zeros(2)}
-    fit = insitu.fit_drift(linear(40), process, theta)
+    fit = insitu.calibrate.fit_drift(linear(40), process, theta)
     assert fit.unresolved == ("p", "q")
     assert np.isinf(fit.stderr["p"])
     assert np.isfinite(fit.stderr["b"]).all()
@@ -95,7 +95,7 @@ def test_what_the_data_do_not_determine_is_named():
 
 
 def test_white_noise_of_the_model_passes():
-    fit = insitu.fit_noise(linear(), PROCESS, THETA)
+    fit = insitu.calibrate.fit_noise(linear(), PROCESS, THETA)
     z = (fit.diffusion - SIGMA**2 / 2) / fit.diffusion_stderr
     assert np.abs(z).max() < tolerance(2)
     # Q is a mean of 40,000 squares of normals, each of relative variance 2
@@ -107,7 +107,7 @@ def test_white_noise_of_the_model_passes():
 
 
 def test_observation_noise_is_told_from_diffusion():
-    fit = insitu.fit_noise(linear(observed=0.05), PROCESS, THETA)
+    fit = insitu.calibrate.fit_noise(linear(observed=0.05), PROCESS, THETA)
     assert fit.observation_seen
     assert np.abs((fit.observation_variance - 0.0025) / fit.observation_stderr).max() < tolerance(2)
     assert np.abs((fit.diffusion - SIGMA**2 / 2) / fit.diffusion_stderr).max() < tolerance(2)
@@ -121,7 +121,7 @@ def test_noise_of_samples_far_apart_is_unmixed(observed):
     no Q of either.
     """
     coarse = linear(1000, steps=2000, dt=0.005, every=100, observed=observed)
-    fit = insitu.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
+    fit = insitu.calibrate.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
     assert fit.observation_seen == bool(observed)
     # the chain's own step of 0.005 changes Q by Δt‖J‖/2 = 0.4 % at most, a fifth of an error and
     # less
@@ -138,7 +138,7 @@ def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion
     so rms z would be 3.6.
     """
     fits = [
-        insitu.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA)
+        insitu.calibrate.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA)
         for s in range(40)
     ]
     unseen = [f for f in fits if not f.observation_seen]
@@ -153,7 +153,7 @@ def test_white_noise_is_called_white_as_often_as_it_should(observed):
     ties neighbouring lags.
     """
     fits = [
-        insitu.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA)
+        insitu.calibrate.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA)
         for s in range(60)
     ]
     assert all(f.observation_seen == bool(observed) for f in fits)
@@ -168,11 +168,11 @@ def test_coloured_noise_is_not_white():
         memory["last"] = 0.5 * memory.get("last", 0.0) + np.sqrt(0.75) * fresh
         return memory["last"]
 
-    assert insitu.fit_noise(linear(noise=coloured), PROCESS, THETA).whiteness.max() < 1e-6
+    assert insitu.calibrate.fit_noise(linear(noise=coloured), PROCESS, THETA).whiteness.max() < 1e-6
 
 
 def test_noise_that_depends_on_the_state_is_seen():
-    fit = insitu.fit_noise(
+    fit = insitu.calibrate.fit_noise(
         linear(noise=lambda rng, x: rng.normal(size=x.shape) * (1 + 0.2 * x)), PROCESS, THETA
     )
     assert np.abs(fit.state_dependence_z).max(axis=1).min() > 8
@@ -182,7 +182,7 @@ def test_noise_that_depends_on_the_state_is_seen():
 
 
 def test_residuals_of_a_right_model_are_zero():
-    report = insitu.examine_residuals(linear(), PROCESS, OBJECTIVE, THETA)
+    report = insitu.calibrate.examine_residuals(linear(), PROCESS, OBJECTIVE, THETA)
     assert report.p_values.min() > 1e-3
     # nine groups: Student's t with 9 degrees of freedom, 4 errors in 6 components at 2 %; seen
     # once, fixed seed
@@ -191,15 +191,17 @@ def test_residuals_of_a_right_model_are_zero():
 
 def test_noisy_states_are_not_taken_for_a_wrong_drift():
     noisy = linear(300, observed=0.1)
-    ours = insitu.examine_residuals(noisy, PROCESS, OBJECTIVE, THETA, noisy_states=True)
+    ours = insitu.calibrate.examine_residuals(noisy, PROCESS, OBJECTIVE, THETA, noisy_states=True)
     assert ours.p_values.min() > 1e-3
-    assert insitu.examine_residuals(noisy, PROCESS, OBJECTIVE, THETA).p_values.max() < 1e-6
+    assert (
+        insitu.calibrate.examine_residuals(noisy, PROCESS, OBJECTIVE, THETA).p_values.max() < 1e-6
+    )
 
 
 def test_a_wrong_drift_is_found_and_its_bias_foretold():
     wrong = {"a": THETA["a"] + jnp.array([[0.4, 0.0], [0.0, 0.0]]), "b": THETA["b"]}
     data = linear(1500)
-    report = insitu.examine_residuals(data, PROCESS, OBJECTIVE, wrong)
+    report = insitu.calibrate.examine_residuals(data, PROCESS, OBJECTIVE, wrong)
     assert report.p_values[0] < 1e-6
     assert report.p_values[1] > 1e-3
     assert 0.1 < report.relative[0] < 0.5
@@ -301,7 +303,7 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
 def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2])
     with insitu.files.open(tmp_path / "r.nc") as r:
-        calibration = insitu.calibrate(r, insitu.files.load_model(r))
+        calibration = insitu.calibrate.calibrate_recording(r, insitu.files.load_model(r))
     assert set(calibration.fit.unresolved) == {
         "omega[0]",
         "omega[1]",
@@ -326,7 +328,7 @@ def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
     """
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2], observation_noise=0.05)
     with insitu.files.open(tmp_path / "r.nc") as r:
-        calibration = insitu.calibrate(r, insitu.files.load_model(r))
+        calibration = insitu.calibrate.calibrate_recording(r, insitu.files.load_model(r))
         text = describe(calibration, r.description.components)
     assert "the noise is the model's" in text
     for alarm in ("not white", "depends on the state:", "is shared"):
@@ -366,7 +368,9 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
     assert list(insitu.files.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
     insitu.files.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
     with insitu.files.open(tmp_path / "r.nc") as r:
-        calibration = insitu.calibrate(r, insitu.files.load_model(r), bias=False)
+        calibration = insitu.calibrate.calibrate_recording(
+            r, insitu.files.load_model(r), bias=False
+        )
     assert calibration.fit.unresolved == ()
     assert len(calibration.fit.theta["drive_re"]) == 2
     z = (flat(calibration.fit.theta) - flat(model.theta)) / flat(calibration.fit.stderr)
@@ -382,11 +386,11 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
 
 
 def test_gains_need_settings_that_differ():
-    fit = insitu.fit_drift(linear(20, 20), PROCESS, THETA)
+    fit = insitu.calibrate.fit_drift(linear(20, 20), PROCESS, THETA)
     with pytest.raises(ValueError, match="span 0 dimensions"):
-        insitu.actuator_gains([{"v": 1.0}, {"v": 1.0}], [fit, fit])
+        insitu.calibrate.actuator_gains([{"v": 1.0}, {"v": 1.0}], [fit, fit])
     with pytest.raises(ValueError, match="recording 1 does not say what v was set to"):
-        insitu.actuator_gains([{"v": 1.0}, {}], [fit, fit])
+        insitu.calibrate.actuator_gains([{"v": 1.0}, {}], [fit, fit])
 
 
 # ------------------------------------------------------------------ drifts that tell their features
@@ -431,9 +435,9 @@ def test_features_change_nothing_but_the_time(noisy):
     data = task.simulator()(jax.random.key(0), theta, 40)
     model, usable = linear_model(task, theta), np.array([1, 1, 0, 1] * 2)
     options = {"diffusion": np.full(8, 0.3), "noisy_states": noisy, "usable": usable}
-    ours = insitu.fit_drift(data, model.process, model.theta, **options)
+    ours = insitu.calibrate.fit_drift(data, model.process, model.theta, **options)
     plain = fl.Process(lambda th, x, t, c: model.process.drift(th, x, t, c), model.process.noise)
-    slow = insitu.fit_drift(data, plain, model.theta, **options)
+    slow = insitu.calibrate.fit_drift(data, plain, model.theta, **options)
     for a, b in (
         (ours.theta, slow.theta),
         (ours.stderr, slow.stderr),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.insitu.calibration.report import describe, gradient_errors
+from fluctua.insitu.calibrate.report import describe, gradient_errors
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
@@ -51,7 +51,7 @@ def calibrations(folder):
     for unit in (1, 1000):
         model = f"right_{unit}"
         with insitu.files.open(folder / f"{unit}.nc") as recording:
-            found[model] = insitu.calibrate(
+            found[model] = insitu.calibrate.calibrate_recording(
                 recording, insitu.files.load_model(recording, folder / f"{model}.py")
             )
     return found

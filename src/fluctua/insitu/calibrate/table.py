@@ -30,12 +30,12 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.likelihood.noise import is_observation_seen
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.text import names
-from fluctua.insitu.calibration.fit import Calibration, only_diffusions
-from fluctua.insitu.calibration.network import LinearDrift, linear_model
-from fluctua.insitu.calibration.noise import observation_seen
-from fluctua.insitu.calibration.report import flat, limit
+from fluctua.insitu.calibrate.fit import Calibration, only_diffusions
+from fluctua.insitu.calibrate.network import LinearDrift, linear_model
+from fluctua.insitu.calibrate.report import flat, limit
 from fluctua.insitu.recording.description import Description, now, software_name
 from fluctua.insitu.recording.model import RecordingModel, build_task
 from fluctua.insitu.recording.reader import RecordingFile
@@ -99,7 +99,7 @@ def read_noise(description: Description) -> NoiseTable | None:
     if s2 is not None and "observation_seen" in table:
         s2 = s2 if int(table["observation_seen"]) else None
     elif s2 is not None and "observation_stderr" in table:
-        s2 = s2 if observation_seen(s2, _vector(table, "observation_stderr", size)) else None
+        s2 = s2 if is_observation_seen(s2, _vector(table, "observation_stderr", size)) else None
     error = (
         _vector(table, f"diffusion{ERROR}", size)
         if f"diffusion{ERROR}" in table

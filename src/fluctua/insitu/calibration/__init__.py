@@ -1,1 +1,0 @@
-"""Calibration: drift and noise from recordings, and how far to trust them."""

@@ -1,0 +1,117 @@
+"""Models that a training can calibrate: an estimator with a twin, its evidence and its guard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimator import PPGT
+from fluctua.core.likelihood.alternatives import FITTED, Table
+from fluctua.core.likelihood.evidence import At, Evidence, collect_evidence
+from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, Examination, Residuals, examine_batch
+from fluctua.core.process import Process
+from fluctua.core.recorded import evaluate_returns
+from fluctua.core.simulate import Simulator
+from fluctua.core.trajectories import Trajectories
+from fluctua.core.twin import TwinSamples
+
+MOST_KICKS = 1_000_000
+"""Components of residuals that are examined per call: as many as calibrate, where that is no
+burden.
+"""
+
+_NOT_EXAMINED = Examination(Residuals(np.ones(0), np.zeros(0), 0))
+
+
+class CalibratableModel(Protocol):
+    """What `SelfCalibrating` needs of a model in the parameters p.
+
+    An estimator with a twin, such as that of `ppgt`, has all of it.
+    """
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """The gradients of simulated trajectories in two parts, direct and correction."""
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The same of measured trajectories."""
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Their returns. (E,)"""
+
+    def evidence(
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int,
+        readout: float,
+    ) -> Evidence:
+        """What they say about the unknowns. readout: standard deviation of the measurement."""
+
+    def examine(
+        self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
+    ) -> Examination:
+        """Whether they are those of the process at p. earlier: sums of the batches before."""
+
+
+@dataclass(frozen=True)
+class CalibratableProcess:
+    """Any Itô process with a twin as a `CalibratableModel`."""
+
+    estimator: PPGT
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """The two parts of simulated trajectories."""
+        return self.estimator.split(key, theta, count)
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The two parts of measured trajectories."""
+        return self.estimator.recorded(theta, trajectories, examined=True)
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Their returns. (E,)"""
+        return evaluate_returns(self.estimator.method.model.objective, theta, trajectories)
+
+    def evidence(
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int,
+        readout: float,
+    ) -> Evidence:
+        """What they say about the unknowns."""
+        model = self.estimator.method.model
+        assert isinstance(model.process, Process)  # it has a twin
+        return collect_evidence(
+            model.process, model.score, at, theta, u, trajectories, every=every, readout=readout
+        )
+
+    def examine(
+        self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
+    ) -> Examination:
+        """Whether they are those of the process at p; not examined with a score of one's own."""
+        model = self.estimator.method.model
+        simulator = self.estimator.substrate
+        law = LAWS.get(model.score)
+        if law is None:
+            return _NOT_EXAMINED
+        start = (
+            simulator.x0 if isinstance(simulator, Simulator) and simulator.recipe.fixed else None
+        )
+        return examine_batch(
+            model.process,
+            theta,
+            trajectories,
+            transition=law,
+            readout=readout**2,
+            limits=FITTED,
+            earlier=earlier,
+            start=start,
+            most=max(TRANSITIONS, MOST_KICKS // np.shape(trajectories.x)[2]),
+        )
