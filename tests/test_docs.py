@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 import fluctua
 import fluctua.insitu
@@ -59,7 +60,7 @@ def test_dotted_names_in_the_text_exist():
 
 
 def test_files_in_the_text_exist():
-    place = re.compile(r"`(?:python )?((?:tests|examples|benchmarks|docs|results)/[\w./]*\w)")
+    place = re.compile(r"`(?:python )?((?:src|tests|examples|benchmarks|docs|results)/[\w./]*\w)")
     pages = (*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md")
     named = {(page.name, name) for page in pages for name in place.findall(page.read_text())}
     assert {(page, name) for page, name in named if not (DOCS.parent / name).exists()} == set()
@@ -107,6 +108,15 @@ def test_titles_are_nouns():
     assert {
         name: title.group() for name, text in prose.items() if (title := verbs.search(text))
     } == {}
+
+
+def test_the_design_names_the_files_of_core():
+    """Every file of core is in the table of its files, and every name there is a file."""
+    table = (DOCS / "design.md").read_text().split("## Files of core")[1].split("##")[0]
+    named = set(re.findall(r"`(\w+\.py|\w+/)`", table))
+    core = DOCS.parent / "src" / "fluctua" / "core"
+    files = {path.name for path in core.glob("*.py")} - {"__init__.py"}
+    assert named == files | {f"{path.parent.name}/" for path in core.glob("*/__init__.py")}
 
 
 def test_the_design_shows_the_tree():
@@ -211,3 +221,36 @@ def test_calls_in_the_text_name_arguments_that_exist():
                     names = {keyword.arg for keyword in node.keywords}
                     known = inspect.signature(function).parameters if function else names
                     assert names <= set(known), f"{page.name}: {code}"
+
+
+def find_commands(page):
+    """Calls of `fluctua` in a page, as lists of words: code blocks and code within sentences."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`(fluctua [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = (re.search(r"(?<![\w/.])fluctua (\w[^#;&|']*)", line) for line in lines)
+    return [match.group(1).split() for match in found if match]
+
+
+def find_unknown_option(command, words):
+    """The first word that is no sub-command or option of a command, or an empty text."""
+    while words and hasattr(command, "commands"):
+        if words[0] not in command.commands:
+            return "" if words[0].startswith("-") else words[0]
+        command = command.commands[words[0]]
+        words = words[1:]
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    options = (word.split("=")[0].rstrip(",).:") for word in words if word.startswith("--"))
+    return next((name for name in options if name not in {*known, "--help"}), "")
+
+
+def test_commands_in_the_text_exist():
+    app = typer.main.get_command(importlib.import_module("fluctua.cli.app").app)
+    wrong = [
+        f"{name_page(page)}: fluctua {' '.join(words)}: {unknown}"
+        for page in PAGES
+        for words in find_commands(page)
+        if (unknown := find_unknown_option(app, words))
+    ]
+    assert wrong == []
