@@ -31,7 +31,7 @@ simulator = fl.simulator(process, jnp.zeros(4), jnp.linspace(0, 3, 151))
 
 def estimators() -> dict[str, Estimator]:
     made: dict[str, Estimator] = {
-        name: fl.ppgt(process, objective, simulator, baseline=baseline)
+        name: fl.ppgt(simulator, objective, baseline=baseline)
         for name, baseline in {
             "policy gradient, no baseline": fl.baselines.none(),
             "  time only (pilot)": fl.baselines.time_only(),

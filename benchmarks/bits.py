@@ -171,9 +171,7 @@ def of_jax(rows):
     }
     paths = simulate(jax.random.key(1), theta, 64)
     for name, baseline in baselines.items():
-        estimate = fl.ppgt(process, objective, simulate, baseline=baseline)(
-            jax.random.key(2), theta, 64
-        )
+        estimate = fl.ppgt(simulate, objective, baseline=baseline)(jax.random.key(2), theta, 64)
         rows[f"JAX, ppgt | {theta['k'].dtype} | {name}"] = fingerprint(
             [estimate.gradient, estimate.stderr, estimate.second_moment, estimate.value]
         )

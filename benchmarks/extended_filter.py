@@ -27,7 +27,7 @@ def main() -> None:
     objective = fl.Objective(running=lambda theta, y: y[0], terminal=lambda theta, y: y[0] ** 2)
     substrate = fl.simulator(process, t=jnp.linspace(0, 2, 21))
     filtered, differences = (
-        fl.ppgt(process, objective, substrate),
+        fl.ppgt(substrate, objective),
         fl.reference.finite_differences(objective, substrate),
     )
     for chi in (0.02, 0.05, 0.1, 0.3):

@@ -242,9 +242,7 @@ def own(
 
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
-    estimator = fl.ppgt(
-        process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21))
-    )
+    estimator = fl.ppgt(fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21)), objective)
     training = fl.Training(estimator, {"f": jnp.zeros(1)}, optax.adam(0.1), trajectories=20)
     fl.run(training, iterations=40, folder=folder, checkpoint_seconds=0.02)
 

@@ -134,8 +134,8 @@ def trap() -> Problem:
     )
     simulator = fl.simulator(process, start, jnp.linspace(0, 1, SETTINGS * HELD + 1))
     made = {
-        "score": fl.ppgt(process, objective, simulator, baseline="mean"),
-        "twin": fl.ppgt(process, objective, simulator, baseline="twin"),
+        "score": fl.ppgt(simulator, objective, baseline="mean"),
+        "twin": fl.ppgt(simulator, objective, baseline="twin"),
     }
     reach = np.full(SETTINGS, AROUND)
     boxed = {k: lambda v=v: InBox(v, middle, reach, lambda v: v) for k, v in made.items()}

@@ -232,7 +232,7 @@ def estimate(
     t = np.arange(steps + 1) * own.dt
     known: Any = time_only(_table(steps)) if baseline == "time" else baseline
     substrate = simulator(own.process, own.start, t, wiener=wiener, backend=backend)
-    estimator = ppgt(own.process, own.objective, substrate, baseline=known)
+    estimator = ppgt(substrate, own.objective, baseline=known)
     key = jax.random.key(1)
     return lambda: jax.block_until_ready(estimator(key, own.theta, count))
 

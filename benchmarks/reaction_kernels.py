@@ -150,7 +150,7 @@ def callers(network: Network, backend: str, count: int) -> Iterator[tuple[str, C
     for baseline in ("none", "optimal"):
         for who in ("jax", backend):
             run = fl.simulator(network.process, network.start, network.t, backend=who)
-            estimator = fl.ppgt(network.process, network.objective, run, baseline=baseline)
+            estimator = fl.ppgt(run, network.objective, baseline=baseline)
             yield f"{who}, {baseline}", partial(estimate, estimator, network, count)
     simulate = peer(network, count) if backend == "cpu" else None
     if simulate is not None:

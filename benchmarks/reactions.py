@@ -109,7 +109,7 @@ def estimators(system: System) -> dict[str, Estimator]:
         "score, optimal in 5 bins": fl.baselines.binned(system.seen, bins=5),
     }
     made: dict[str, Estimator] = {
-        name: fl.ppgt(process, objective, run, baseline=plan) for name, plan in baselines.items()
+        name: fl.ppgt(run, objective, baseline=plan) for name, plan in baselines.items()
     }
     for h in (0.02, 0.1, 0.3):
         made[f"finite differences, common numbers, h = {h}"] = fl.reference.finite_differences(

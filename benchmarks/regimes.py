@@ -209,17 +209,20 @@ def double_well(seed: int, sigma: float, *, quadratic: bool, skew: float) -> Pro
     def of_device(theta):
         return effective(theta, jax.tree.map(jnp.asarray, hidden))
 
-    (process, simulator), (true_process, true) = system(0.0), system(skew)
+    _, simulator = system(0.0)
+    true_process, true = system(skew)
 
     def device(key, theta, count):
         return true(key, of_device(theta), count)
 
-    model = fl.ppgt(process, objective, simulator, baseline=fl.Twin())
+    model = fl.ppgt(simulator, objective, baseline=fl.Twin())
 
     def made(way: str) -> Any:
         options = WAYS[way].options
         if options is None:
-            return Pulled(fl.ppgt(true_process, objective, true, baseline="mean"), of_device)
+            return Pulled(
+                fl.ppgt(true, objective, process=true_process, baseline="mean"), of_device
+            )
         unknown = {"gain": jnp.ones(PUSHES), "tilt": jnp.zeros(())}
         options = {
             "samples": 0,

@@ -94,7 +94,7 @@ def small(
 
     return Model(
         name,
-        fl.ppgt(process, REWARD, simulator, baseline=fl.Twin()),
+        fl.ppgt(simulator, REWARD, baseline=fl.Twin()),
         measure,
         set_up,
         {"k": jnp.linspace(1.0, 1.5, size), "b": jnp.linspace(1.0, 0.6, size)},

@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
     @property
     def estimator(self) -> Any:
-        return fl.ppgt(self.process, self.objective, self.simulator)
+        return fl.ppgt(self.simulator, self.objective)
 
 
 def trap() -> Problem:

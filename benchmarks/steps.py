@@ -28,7 +28,7 @@ from matplotlib.ticker import NullFormatter
 
 import fluctua as fl
 from fluctua.core import check
-from fluctua.core.integrators import mean_rate
+from fluctua.core.integrators import integrate_by_trapezoids, mean_rate
 from fluctua.plot.style import LOOK, save_png
 from machine import describe_machine
 from own_processes import PROCESSES, Own
@@ -79,7 +79,7 @@ def chains(name: str, own: Own, count: int) -> Iterator[tuple[str, float, np.nda
     kicks = np.sqrt(h) * np.random.default_rng(0).normal(size=(finest, count, x0.size))
     runs = [("euler left", "euler", own.objective)]
     runs += [
-        (label, step, fl.integrators.trapezoidal(own.objective))
+        (label, step, integrate_by_trapezoids(own.objective))
         for label, step in steps_of(name).items()
     ]
     if own.objective.running is None:
@@ -185,12 +185,7 @@ def costs(name: str, timed: int, repeats: int) -> dict[str, float]:
         t = jnp.asarray(own.dt * np.arange(own.steps + 1), jnp.float32)
         for label, step in steps_of(name).items():
             process = stepped(name, own, step)
-            objective = (
-                own.objective if step == "euler" else fl.integrators.trapezoidal(own.objective)
-            )
-            estimator = fl.ppgt(
-                process, objective, fl.simulator(process, own.start, t, backend="cpu")
-            )
+            estimator = fl.ppgt(fl.simulator(process, own.start, t, backend="cpu"), own.objective)
             calls[label] = partial(estimator, jax.random.key(0), own.theta, count)
             calls[label]()
             seconds[label] = np.inf

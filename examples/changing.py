@@ -26,7 +26,7 @@ process = fl.Process(
 )
 hold = fl.Objective(running=lambda p, x: -((x[0] - 1) ** 2))
 simulator = fl.simulator(process, start=jnp.zeros(1), t=TIMES)
-model = fl.ppgt(process, hold, simulator, baseline=fl.Twin())
+model = fl.ppgt(simulator, hold, baseline=fl.Twin())
 nominal = {"offset": jnp.array(0.0), "stiffness": jnp.array(1.0)}
 before, after = {"offset": 0.2, "stiffness": 1.3}, {"offset": -0.8, "stiffness": 1.3}
 

@@ -26,9 +26,7 @@ process = fl.Process(
     lambda theta, x: theta["force"] - x**3, lambda theta, x: 0.3 * jnp.ones_like(x)
 )
 objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
-estimator = fl.ppgt(
-    process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 101))
-)
+estimator = fl.ppgt(fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 101)), objective)
 
 with fl.distributed(estimator, asked.address, shards=16) as sharded:
     training = fl.train(

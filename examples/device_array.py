@@ -64,13 +64,16 @@ boxes = array(
     retry=Retry(2, first=0.01),
     report=lambda note: print(note.message),
 )
-estimator, theta = fl.ppgt(process, energy, boxes, baseline="twin"), {"detuning": jnp.array(0.0)}
+estimator, theta = (
+    fl.ppgt(boxes, energy, process=process, baseline="twin"),
+    {"detuning": jnp.array(0.0)},
+)
 for record in fl.train(
     fl.Training(estimator, theta, optax.adam(0.2), trajectories=80), iterations=12
 ):
     theta = record.next_theta
 print(record.estimate, boxes.describe(record.estimate.groups), sep="\n")
-fifth = fl.ppgt(process, energy, array(connects[4:], contexts=known[4:]))(
+fifth = fl.ppgt(array(connects[4:], contexts=known[4:]), energy, process=process)(
     jax.random.key(1), theta, 200
 )
 print(f"detuning {theta['detuning']:+.2f}; on a box that took no part J = {fifth.value:.3f}")

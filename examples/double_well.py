@@ -39,7 +39,7 @@ simulator = fl.simulator(process, start=jnp.array([-1.0]), t=jnp.linspace(0, HOR
 
 def train(iterations: int, count: int):
     # the bins compare particles that are at the same place before the kick
-    estimator = fl.ppgt(process, switch, simulator, baseline=fl.baselines.binned(lambda u, x: x[0]))
+    estimator = fl.ppgt(simulator, switch, baseline=fl.baselines.binned(lambda u, x: x[0]))
     # without a nudge no run ever switches, and there is nothing to learn from
     start = 0.3 * jnp.ones(12)
     records = fl.train(

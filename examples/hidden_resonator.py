@@ -35,7 +35,7 @@ def power(theta, y, t):
 
 
 objective = fl.Objective(running=power)
-estimator = fl.ppgt(process, objective, fl.simulator(process, t=task.t))
+estimator = fl.ppgt(fl.simulator(process, t=task.t), objective)
 
 estimate = estimator(jax.random.key(0), theta, 2000)
 _, of_network = exact.value_and_gradient(task, theta)  # linear, so known

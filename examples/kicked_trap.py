@@ -39,7 +39,7 @@ gained = fl.Objective(
     step=lambda th, x, x_next, t, dt: -force(th, x, t) * (x[1] + x_next[1]) / 2 * dt,
     terminal=lambda th, x: -((x[0] - END) ** 2) / 2,
 )
-estimator = fl.ppgt(process, gained, fl.simulator(process, start, T))
+estimator = fl.ppgt(fl.simulator(process, start, T), gained)
 RAMP = {"kicks": jnp.zeros(2), "level": jnp.array(END / 2), "rise": jnp.array(END)}
 
 

@@ -37,7 +37,7 @@ parser.add_argument("--count", type=int, default=100, help="trajectories per ite
 options = parser.parse_args()
 
 theta = {"stiffness": jnp.array(30.0)}
-estimator = fl.ppgt(seen.process, seen.objective, simulator, baseline="mean")
+estimator = fl.ppgt(simulator, seen.objective, baseline="mean")
 training = fl.train(
     fl.Training(estimator, theta, optax.adam(0.6), trajectories=options.count),
     iterations=options.iterations,

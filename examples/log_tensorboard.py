@@ -13,7 +13,7 @@ import fluctua as fl
 
 process = fl.Process(lambda theta, x: theta["force"] - x, lambda theta, x: 0.3 * jnp.ones_like(x))
 objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
-estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 41)))
+estimator = fl.ppgt(fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 41)), objective)
 
 folder = sys.argv[1] if len(sys.argv) > 1 else "runs/trap-tensorboard"
 with SummaryWriter(f"{folder}-events") as writer:

@@ -38,7 +38,7 @@ gained = fl.Objective(
     initial=lambda p, x: -switched(x, 0.0, p[0]),
     step=lambda p, x, x_next, t: -switched(x_next, centre(p, t), centre(p, t, 1)),
 )
-estimator = fl.ppgt(process, gained, fl.simulator(process, start, T))
+estimator = fl.ppgt(fl.simulator(process, start, T), gained)
 RAMP = END * (jnp.arange(STEPS) + 0.5) / STEPS
 
 

@@ -81,9 +81,8 @@ def train(iterations: int, count: int) -> list:
     theta = {"coupling": 0.6 * jnp.ones(len(BONDS)), "detuning": jnp.zeros(SITES)}
     # two bins, one for each direction: forward runs are compared with forward runs
     estimator = fl.ppgt(
-        process,
-        objective,
         simulator,
+        objective,
         baseline=fl.baselines.binned(lambda theta, x, t, forward: forward * 1.0, bins=2),
     )
     return list(

@@ -87,7 +87,7 @@ energy = fl.Objective(
 substrate = instrument_substrate(
     MyInstrument, batch=100, report=lambda incident: print("note:", incident.message)
 )
-estimator = fl.ppgt(process, energy, substrate)
+estimator = fl.ppgt(substrate, energy, process=process)
 theta = {"detuning": jnp.array(0.0), "drive": jnp.array(1.0)}
 bounds = ({"detuning": -2.0, "drive": 0.0}, {"detuning": 2.0, "drive": 2.0})
 for record in fl.train(

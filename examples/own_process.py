@@ -23,5 +23,5 @@ energy = fl.Objective(running=lambda theta, x: x[1] ** 2 / 2)
 theta = {"stiffness": jnp.array(2.0), "friction": jnp.array(0.5), "shaking": jnp.array(0.4)}
 
 simulator = fl.simulator(process, start=jnp.array([1.0, 0.0]), t=jnp.linspace(0, 5, 501))
-estimate = fl.ppgt(process, energy, simulator)(jax.random.key(0), theta, 2000)
+estimate = fl.ppgt(simulator, energy)(jax.random.key(0), theta, 2000)
 print(estimate)

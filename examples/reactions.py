@@ -44,7 +44,7 @@ parser.add_argument("--count", type=int, default=400, help="trajectories per ite
 options = parser.parse_args()
 
 theta = {"make": jnp.log(jnp.array(20.0)), "half": jnp.log(jnp.array(60.0))}
-estimator = fl.ppgt(gene, steady, simulator, baseline="mean")
+estimator = fl.ppgt(simulator, steady, baseline="mean")
 training = fl.train(
     fl.Training(estimator, theta, optax.adam(0.1), trajectories=options.count),
     iterations=options.iterations,

@@ -27,7 +27,7 @@ arrive = fl.Objective(
 simulator = fl.simulator(process, start=jnp.zeros(1), t=jnp.linspace(0, HORIZON, 101))
 theta = {"stiffness": jnp.array(1.0), "way": jnp.array([0.0, 0.0])}
 
-estimator = fl.natural(fl.ppgt(process, arrive, simulator))
+estimator = fl.natural(fl.ppgt(simulator, arrive))
 for record in fl.train(
     fl.Training(estimator, theta, fl.optimisers.kl_ascent(0.1), trajectories=200), iterations=25
 ):

@@ -56,7 +56,7 @@ if __name__ == "__main__":
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--count", type=int, default=500, help="trajectories per iteration")
     options = parser.parse_args()
-    estimator = fl.ppgt(process, ratio, simulator)
+    estimator = fl.ppgt(simulator, ratio)
     first, exact = estimator(jax.random.key(1), START, 2000), jax.grad(exact_ratio)(START)
     for name in START:
         print(

@@ -57,13 +57,13 @@ if __name__ == "__main__":
     # The pendulum here is a simulation, so its true gradient can be had, as it could not in a
     # laboratory.
     true = fl.reference.pathwise(rest, pendulum)(jax.random.key(1), theta, 20 * count)
-    plain = fl.ppgt(process, rest, pendulum)(key, theta, count)
-    rough = fl.ppgt(process, rest, pendulum, baseline=fl.Twin(ten_percent_off))
+    plain = fl.ppgt(pendulum, rest)(key, theta, count)
+    rough = fl.ppgt(pendulum, rest, baseline=fl.Twin(ten_percent_off))
     estimates = {
         "no twin, optimal baseline": plain,
         "twin 10 % off": rough(key, theta, count),
-        "exact twin": fl.ppgt(process, rest, pendulum, baseline=fl.Twin())(key, theta, count),
-        "exact twin, second order": fl.ppgt(process, rest, pendulum, baseline=fl.Twin(order=2))(
+        "exact twin": fl.ppgt(pendulum, rest, baseline=fl.Twin())(key, theta, count),
+        "exact twin, second order": fl.ppgt(pendulum, rest, baseline=fl.Twin(order=2))(
             key, theta, count
         ),
     }

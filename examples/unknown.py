@@ -28,7 +28,7 @@ def effective(theta, phi):
 process = fl.Process(drift, noise=lambda p, x: jnp.array([0.0, 0.1]))
 rest = fl.Objective(terminal=lambda p, x: -((x[0] - 1) ** 2) - x[1] ** 2)
 simulator = fl.simulator(process, start=jnp.zeros(2), t=TIMES)
-model = fl.ppgt(process, rest, simulator, baseline=fl.Twin())
+model = fl.ppgt(simulator, rest, baseline=fl.Twin())
 
 data_sheet = {"gain": jnp.ones(3), "stiffness": jnp.array(2.0), "friction": jnp.array(0.5)}
 hidden = {

@@ -9,7 +9,9 @@ from figures import assert_legible
 
 def test_a_comparison_is_drawn():
     estimators = {
-        "policy gradient": fl.ppgt(baselines.process, baselines.objective, baselines.simulator),
+        "policy gradient": fl.ppgt(
+            baselines.simulator, baselines.objective, process=baselines.process
+        ),
         "pathwise": fl.reference.pathwise(baselines.objective, baselines.simulator),
     }
     exact = estimators["pathwise"](jax.random.key(1), baselines.THETA, 40)

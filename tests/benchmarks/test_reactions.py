@@ -16,9 +16,7 @@ def test_in_equilibrium_only_the_ratio_of_the_rates_counts():
 def test_the_exact_gradient_is_that_of_the_scores(key):
     system = reactions.association(0.05, 1.0, 2.0)
     run = fl.simulator(system.process, system.start, system.t)
-    estimate = fl.ppgt(system.process, system.objective, run, baseline="mean")(
-        key, system.theta, 4000
-    )
+    estimate = fl.ppgt(run, system.objective, baseline="mean")(key, system.theta, 4000)
     z = jax.tree.map(
         lambda g, e, s: float((g - e) / s), estimate.gradient, system.exact, estimate.stderr
     )

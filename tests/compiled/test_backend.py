@@ -30,9 +30,7 @@ PROCESS = fl.Process(relaxing, lambda theta, x: 0.3 * jnp.ones(2))
 
 
 def estimator(process=PROCESS, *, baseline="none", **options):
-    return fl.ppgt(
-        process, OBJECTIVE, fl.simulator(process, jnp.ones(2), T, **options), baseline=baseline
-    )
+    return fl.ppgt(fl.simulator(process, jnp.ones(2), T, **options), OBJECTIVE, baseline=baseline)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def both(process, objective, start, t, theta, *, baseline, context=None, **optio
     results = []
     for backend in ("jax", "cpu"):
         simulator = fl.simulator(process, start, t, context=context, backend=backend, **options)
-        samples = fl.ppgt(process, objective, simulator, baseline=baseline).samples(
+        samples = fl.ppgt(simulator, objective, process=process, baseline=baseline).samples(
             jax.random.key(3), theta, COUNT
         )
         gradient = [
@@ -115,9 +115,7 @@ def test_better_steps_in_double_precision(step, baseline):
         process = process._replace(silent=(0,), step=step)
         start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 2, 21)
         assert_equal(
-            both(
-                process, fl.integrators.trapezoidal(objective), start, t, theta, baseline=baseline
-            ),
+            both(process, objective, start, t, theta, baseline=baseline),
             1e-9,
         )
 
@@ -143,7 +141,7 @@ def test_changes_of_random_size_stay_on_jax():
     size = fl.RandomJump(lambda key, theta, x: jnp.ones(1), lambda theta, change: jnp.zeros(()))
     process = fl.Jumps(lambda theta, x: theta[None], size)
     simulator = fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 1, 5), backend="cpu")
-    estimator = fl.ppgt(process, fl.Objective(terminal=lambda theta, x: x[0]), simulator)
+    estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda theta, x: x[0]), process=process)
     with pytest.raises(ValueError, match="Sized.*random size"):
         estimator(jax.random.key(0), jnp.array(2.0), COUNT)
 
@@ -159,7 +157,9 @@ def test_a_twin_in_double_precision():
         results = []
         for backend in ("jax", "cpu"):
             simulator = fl.simulator(problem.process, problem.start, t, backend=backend)
-            estimator = fl.ppgt(problem.process, problem.objective, simulator, baseline=twin)
+            estimator = fl.ppgt(
+                simulator, problem.objective, process=problem.process, baseline=twin
+            )
             results.append(
                 jax.tree.map(np.asarray, estimator.split(jax.random.key(3), theta, COUNT))
             )
@@ -176,6 +176,6 @@ def test_a_kernel_refuses_a_parameter_that_enters_a_silent_component_later(basel
     moved = fl.Process(late, process.noise)
     run = fl.simulator(moved, jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 21), backend="cpu")
     with pytest.raises(ValueError, match=r"index 11 \(t = 0.55.*component 0 .*`f`"):
-        fl.ppgt(moved, objective, run, baseline=baseline)(
+        fl.ppgt(run, objective, baseline=baseline)(
             jax.random.key(3), theta | {"f": jnp.array(0.1)}, COUNT
         )

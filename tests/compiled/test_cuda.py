@@ -33,7 +33,7 @@ def kernels_of_device(device):
 
 def samples(backend, process, objective, start, t, theta, baseline, **options):
     simulator = fl.simulator(process, start, t, backend=backend, **options)
-    result = fl.ppgt(process, objective, simulator, baseline=baseline).samples(
+    result = fl.ppgt(simulator, objective, baseline=baseline).samples(
         jax.random.key(3), theta, COUNT
     )
     rows = [np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(result.gradient)]
@@ -90,7 +90,7 @@ def test_a_better_step():
         process = own.process._replace(silent=(0,), step="rk4")
         t = jnp.arange(41) * (8 * own.dt)
         assert_alike(
-            (process, fl.integrators.trapezoidal(own.objective), own.start, t, own.theta, "time"),
+            (process, own.objective, own.start, t, own.theta, "time"),
             2e-5,
         )
 

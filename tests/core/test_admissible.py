@@ -66,7 +66,9 @@ def estimate_chunks(baseline):
 
 def estimate_measured(baseline):
     instrument = lambda key, theta, count: THE.simulator(key, theta, count)
-    estimator = fl.ppgt(THE.process, THE.objective, instrument, start=THE.start, baseline=baseline)
+    estimator = fl.ppgt(
+        instrument, THE.objective, process=THE.process, start=THE.start, baseline=baseline
+    )
     return estimator(jax.random.key(0), THE.theta, COUNT)
 
 

@@ -30,7 +30,7 @@ def part(low, high):
 
 def test_one_default_at_every_door():
     assert baselines.DEFAULT == "time"
-    assert fl.ppgt(PROCESS, OBJECTIVE, RUN).method.baseline.name == "time"
+    assert fl.ppgt(RUN, OBJECTIVE).method.baseline.name == "time"
     assert SMALL.estimator().method.baseline.name == "time"
     assert SMALL.estimator("cpu").baseline == "time"
     assert Config().baseline.kind == "time"
@@ -39,8 +39,8 @@ def test_one_default_at_every_door():
 
 @pytest.mark.parametrize("name", ["time", "optimal", "twin"])
 def test_a_name_is_its_record(name):
-    by_name = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=name)(KEY, THETA, 20)
-    by_record = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baselines.TABLE[name]())(KEY, THETA, 20)
+    by_name = fl.ppgt(RUN, OBJECTIVE, baseline=name)(KEY, THETA, 20)
+    by_record = fl.ppgt(RUN, OBJECTIVE, baseline=baselines.TABLE[name]())(KEY, THETA, 20)
     np.testing.assert_array_equal(flat(by_name.gradient), flat(by_record.gradient))
 
 
@@ -76,11 +76,11 @@ def test_a_measured_substrate_runs_no_pilot():
         counts.append(count)
         return RUN(key, theta, count)
 
-    estimator = fl.ppgt(PROCESS, OBJECTIVE, substrate)
+    estimator = fl.ppgt(substrate, OBJECTIVE, process=PROCESS)
     estimator(KEY, THETA, 20)
     assert counts == [20]
     assert estimator.pilot == 0
-    assert fl.ppgt(PROCESS, OBJECTIVE, RUN).pilot == 128
+    assert fl.ppgt(RUN, OBJECTIVE).pilot == 128
 
 
 def test_the_halves_go_with_an_initial_baseline_that_looks_across():
@@ -128,14 +128,14 @@ def test_kernels_take_the_options_of_binned():
     ("ask", "words"),
     [
         (
-            lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="carried"),
+            lambda: fl.ppgt(RUN, OBJECTIVE, baseline="carried"),
             r"'carried'; it serves none, time, mean",
         ),
-        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optmal"), 'Did you mean "optimal"'),
-        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="binned"), r"binned\(lambda"),
+        (lambda: fl.ppgt(RUN, OBJECTIVE, baseline="optmal"), 'Did you mean "optimal"'),
+        (lambda: fl.ppgt(RUN, OBJECTIVE, baseline="binned"), r"binned\(lambda"),
         (
             lambda: fl.ppgt(
-                PROCESS, OBJECTIVE, RUN, baseline=fl.baselines.binned(lambda th, x: x[0], every=2)
+                RUN, OBJECTIVE, baseline=fl.baselines.binned(lambda th, x: x[0], every=2)
             ),
             "`every` = 2",
         ),
@@ -177,4 +177,4 @@ def test_a_number_of_trajectories_is_no_table():
     with pytest.raises(TypeError, match=r"time_only\(pilot=128\)"):
         fl.baselines.time_only(128)
     with pytest.raises(TypeError, match="got float"):
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=0.5)
+        fl.ppgt(RUN, OBJECTIVE, baseline=0.5)

@@ -29,9 +29,7 @@ def trajectories(count=6):
 
 
 def estimate(process=PROCESS, objective=OBJECTIVE, theta=THETA, count=4, **options):
-    return fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(2), T), **options)(
-        KEY, theta, count
-    )
+    return fl.ppgt(fl.simulator(process, jnp.zeros(2), T), objective, **options)(KEY, theta, count)
 
 
 # ------------------------------------------------------------------------------------- diffusion
@@ -277,7 +275,7 @@ def test_starts():
         fl.simulator(PROCESS, fl.Reparameterised(lambda theta: theta["f"], fade=-1.0), T)
     moving = fl.simulator(PROCESS, fl.Reparameterised(lambda theta: theta["f"]), T)
     with pytest.raises(ValueError, match="use score=full_score"):
-        fl.ppgt(PROCESS, OBJECTIVE, moving, score=fl.scores.drift_score)
+        fl.ppgt(moving, OBJECTIVE, score=fl.scores.drift_score)
 
 
 def test_yardsticks_need_a_simulator():
@@ -318,7 +316,7 @@ def test_comparison_needs_two_samples_of_each():
 def test_mixed_precision_is_no_error(parameters, states):
     theta = jax.tree.map(lambda v: v.astype(parameters), THETA)
     run = fl.simulator(PROCESS, jnp.zeros(2, states), T)
-    estimator = fl.ppgt(PROCESS, OBJECTIVE, run)
+    estimator = fl.ppgt(run, OBJECTIVE)
     recorded = fl.gradient(
         PROCESS, OBJECTIVE, theta, fl.Trajectories(T, np.asarray(trajectories().x, states))
     )

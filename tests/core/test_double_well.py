@@ -43,7 +43,7 @@ def test_grid_solution_is_converged_and_is_the_limit_of_the_euler_scheme():
 def test_estimate_agrees_with_the_adjoint_equation(key):
     *_, value, gradient = solved()
     t = jnp.linspace(0, END, STEPS + 1)
-    estimator = fluctua.ppgt(PROCESS, OBJECTIVE, fluctua.simulator(PROCESS, START, t))
+    estimator = fluctua.ppgt(fluctua.simulator(PROCESS, START, t), OBJECTIVE)
     estimate = estimator(key, THETA, E)
     error = flat(estimate.stderr)
     # What Δt = 0.01 does to the expectation is less than half of what chance does to the estimate …

@@ -96,14 +96,14 @@ def test_groups_travel_with_the_trajectories():
             parts = fl.gradient(process, objective, jnp.asarray(1.0), halves, baseline=baseline)
             np.testing.assert_allclose(parts.stderr, estimate.stderr, rtol=1e-5)
     device = lambda key, theta, count: whole
-    estimate = fl.ppgt(process, objective, device, baseline="twin")(
+    estimate = fl.ppgt(device, objective, process=process, baseline="twin")(
         jax.random.key(0), jnp.asarray(1.0), 8
     )
     assert estimate.groups is not None
     with pytest.raises(
         ValueError, match="4 devices"
     ):  # ShrunkCorrection and SelfCalibrating would have errors between trajectories
-        fl.ppgt(process, objective, device, baseline="twin").split(
+        fl.ppgt(device, objective, process=process, baseline="twin").split(
             jax.random.key(0), jnp.asarray(1.0), 8
         )
     samples = Samples(jnp.zeros(8), jnp.zeros(8))

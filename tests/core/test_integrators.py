@@ -11,7 +11,15 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.draws import silent
-from fluctua.core.integrators import MAPS, _diagonal_phi, _phi, mean_rate, rate_of, step_at
+from fluctua.core.integrators import (
+    MAPS,
+    _diagonal_phi,
+    _phi,
+    match_quadrature,
+    mean_rate,
+    rate_of,
+    step_at,
+)
 from fluctua.core.process import STEPS
 from fluctua.core.scores import Gaussian, euler
 from problems import tolerance
@@ -35,9 +43,7 @@ def pendulum(theta, x, t):
     return jnp.array([x[1], -(theta["turn"] ** 2) * x[0] - theta["k"] * x[1] + theta["push"] * t])
 
 
-OBJECTIVE = fl.integrators.trapezoidal(
-    fl.Objective(running=lambda theta, x: x[0] ** 2, terminal=lambda theta, x: x[1])
-)
+OBJECTIVE = fl.Objective(running=lambda theta, x: x[0] ** 2, terminal=lambda theta, x: x[1])
 ONE, HALF = jnp.array([0.5, 0.8]), jnp.array([0.0, 0.8])
 CASES = {
     "heun": fl.Process(spiral, lambda theta, x: ONE, step="heun"),
@@ -190,7 +196,7 @@ def test_a_twin_takes_the_step_of_what_it_explains():
     plain = CASES["heun"]._replace(step="euler")
     run = fl.simulator(plain, START, T, step="heun")
     errors = [
-        fl.ppgt(plain, OBJECTIVE, run, baseline=twin)(jax.random.key(0), SPIRAL, 50).stderr
+        fl.ppgt(run, OBJECTIVE, process=plain, baseline=twin)(jax.random.key(0), SPIRAL, 50).stderr
         for twin in (fl.Twin(), fl.Twin(process=plain))
     ]
     assert jax.tree.all(jax.tree.map(np.array_equal, *errors))
@@ -226,7 +232,7 @@ def test_the_score_is_the_derivative_of_the_density(name):
 def test_estimates_against_exact_gradients(name, baseline):
     process = CASES[name]
     baseline = fl.Twin(order=2) if baseline == "twin of order 2" else baseline
-    estimator = fl.ppgt(process, OBJECTIVE, fl.simulator(process, START, T), baseline=baseline)
+    estimator = fl.ppgt(fl.simulator(process, START, T), OBJECTIVE, baseline=baseline)
     z = z_scores(estimator(jax.random.key(2), SPIRAL, 4000), name)
     assert np.abs(z).max() < tolerance(z.size), z
 
@@ -245,22 +251,22 @@ def test_recorded_trajectories_have_the_score_of_their_step():
 def test_an_estimator_takes_the_step_of_its_simulator():
     plain = CASES["heun"]._replace(step="euler")
     gradients = [
-        fl.ppgt(process, OBJECTIVE, fl.simulator(simulated, START, T, step="heun"))(
+        fl.ppgt(fl.simulator(simulated, START, T, step="heun"), OBJECTIVE, process=process)(
             jax.random.key(0), SPIRAL, 50
         ).gradient
         for process, simulated in ((plain, plain), (CASES["heun"], plain))
     ]
     assert jax.tree.all(jax.tree.map(np.array_equal, *gradients))
     with pytest.raises(ValueError, match="'heun'.*'rk4'"):
-        fl.ppgt(CASES["rk4"], OBJECTIVE, fl.simulator(CASES["heun"], START, T))
+        fl.ppgt(fl.simulator(CASES["heun"], START, T), OBJECTIVE, process=CASES["rk4"])
     leapfrog = CASES["leapfrog"]
     with pytest.raises(
         ValueError, match=r"silent=\(0,\)"
     ):  # a map that moves all components is another one
-        fl.ppgt(leapfrog, OBJECTIVE, fl.simulator(leapfrog._replace(silent=()), START, T))
+        fl.ppgt(fl.simulator(leapfrog._replace(silent=()), START, T), OBJECTIVE, process=leapfrog)
     jumping = lambda process: fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)), process)
     with pytest.raises(ValueError, match="'heun'.*'euler'"):
-        fl.ppgt(jumping(plain), OBJECTIVE, fl.simulator(jumping(CASES["heun"]), START, T))
+        fl.ppgt(fl.simulator(jumping(CASES["heun"]), START, T), OBJECTIVE, process=jumping(plain))
 
 
 def test_the_trapezoid_rule():
@@ -270,15 +276,20 @@ def test_the_trapezoid_rule():
     t, x = jnp.array([0.0, 0.5, 2.0]), jnp.array([[[1.0], [2.0], [5.0]]])
     process = fl.Process(lambda theta, x: theta * x, lambda theta, x: 2 * jnp.ones(1))
     paths = fl.Trajectories(t, jnp.concatenate([x, x]))
-    value = fl.gradient_samples(
-        process, fl.integrators.trapezoidal(objective), jnp.array(0.0), paths, baseline="none"
-    ).returns
-    np.testing.assert_allclose(value, 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
-    plain, halved = map(fl.core.check.objective, (objective, fl.integrators.trapezoidal(objective)))
+
+    def returns(process):
+        samples = fl.gradient_samples(process, objective, jnp.array(0.0), paths, baseline="none")
+        return samples.returns
+
+    np.testing.assert_allclose(returns(process), 1.5 * 1 + 4)  # Euler: the left sum
+    better = process._replace(step="heun")
+    np.testing.assert_allclose(returns(better), 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
+    plain = fl.core.check.objective(objective)
+    halved = match_quadrature(plain, better)
     assert rate_of(halved) == rate_of(plain) == plain.running
-    assert fl.integrators.trapezoidal(halved) == halved
-    terminal = fl.Objective(terminal=lambda theta, x: x[0])
-    assert fl.integrators.trapezoidal(terminal) == terminal
+    assert match_quadrature(halved, better) == halved
+    terminal = fl.core.check.objective(fl.Objective(terminal=lambda theta, x: x[0]))
+    assert match_quadrature(terminal, better) == terminal
 
 
 def test_a_component_without_noise_is_named():
@@ -286,23 +297,19 @@ def test_a_component_without_noise_is_named():
     for wrong in ((), (1,), (0, 1)):
         unnamed = process._replace(silent=wrong)
         with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
-            fl.ppgt(unnamed, OBJECTIVE, fl.simulator(unnamed, START, T))(
-                jax.random.key(0), SPIRAL, 4
-            )
+            fl.ppgt(fl.simulator(unnamed, START, T), OBJECTIVE)(jax.random.key(0), SPIRAL, 4)
     jumps = fl.Jumps(
         lambda theta, x: theta["k"][None], np.ones((1, 2)), process._replace(silent=())
     )
     with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
-        fl.ppgt(jumps, OBJECTIVE, fl.simulator(jumps, START, T))(jax.random.key(0), SPIRAL, 4)
+        fl.ppgt(fl.simulator(jumps, START, T), OBJECTIVE)(jax.random.key(0), SPIRAL, 4)
     slanted = fl.Process(
         lambda theta, x: theta * jnp.ones(2) + jnp.array([x[1], -x[0]]),
         lambda theta, x: jnp.ones((2, 1)),
         step="heun",
     )
     with pytest.raises(ValueError, match="1 directions"):
-        fl.ppgt(slanted, OBJECTIVE, fl.simulator(slanted, START, T))(
-            jax.random.key(0), jnp.array(1.0), 4
-        )
+        fl.ppgt(fl.simulator(slanted, START, T), OBJECTIVE)(jax.random.key(0), jnp.array(1.0), 4)
 
 
 def test_steps_that_there_are_not():
@@ -315,7 +322,7 @@ def test_steps_that_there_are_not():
     with pytest.raises(
         FloatingPointError, match="`step` of the process.*trajectory 0 at time index 0"
     ):
-        fl.ppgt(bare, OBJECTIVE, fl.simulator(bare, START, T))(jax.random.key(0), SPIRAL, 4)
+        fl.ppgt(fl.simulator(bare, START, T), OBJECTIVE)(jax.random.key(0), SPIRAL, 4)
     with pytest.raises(ValueError, match="Observed"):
         fl.Observed(CASES["heun"], observe=np.eye(2), start=START)
     with pytest.raises(ValueError, match="coloured noise"):

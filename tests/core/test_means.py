@@ -45,7 +45,7 @@ def assert_exact(estimate):
 
 @pytest.mark.parametrize("baseline", ["optimal", "twin"])
 def test_signal_to_noise(key, baseline):
-    assert_exact(fl.ppgt(PROCESS, SNR, SIMULATOR, baseline=baseline)(key, THETA, 4000))
+    assert_exact(fl.ppgt(SIMULATOR, SNR, baseline=baseline)(key, THETA, 4000))
 
 
 @pytest.mark.long
@@ -62,13 +62,13 @@ def test_recorded_and_measured_are_streamed(key):
         asked.append(count)
         return SIMULATOR(key, theta, count)
 
-    streamed = fl.ppgt(PROCESS, SNR, SIMULATOR, baseline="mean")(key, THETA, 60)
+    streamed = fl.ppgt(SIMULATOR, SNR, baseline="mean")(key, THETA, 60)
     t, x, *_ = SIMULATOR(split_key(key)[0], THETA, 60)
     chunks = [fl.Trajectories(t, x[:25]), fl.Trajectories(t, x[25:])]
     for other in (
         fl.gradient(PROCESS, SNR, THETA, fl.Trajectories(t, x), baseline="mean"),
         fl.gradient(PROCESS, SNR, THETA, chunks, baseline="mean"),
-        fl.ppgt(PROCESS, SNR, instrument, baseline="mean")(key, THETA, 60),
+        fl.ppgt(instrument, SNR, process=PROCESS, baseline="mean")(key, THETA, 60),
     ):
         for a, b in zip(jax.tree.leaves(other[:5]), jax.tree.leaves(streamed[:5]), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9)
@@ -79,8 +79,7 @@ def test_a_linear_function_is_the_sum_of_its_parts(key):
     both = fl.Objective(terminal=lambda th, x: 2 * x[0] - 3 * x[0] ** 2)
     linear = fl.function_of_means(lambda m, m2: 2 * m - 3 * m2, READOUT, SQUARE)
     one, other = (
-        fl.ppgt(PROCESS, what, SIMULATOR, baseline="mean")(key, THETA, 50)
-        for what in (both, linear)
+        fl.ppgt(SIMULATOR, what, baseline="mean")(key, THETA, 50) for what in (both, linear)
     )
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)
@@ -99,7 +98,7 @@ def parts():
         for name, what in (("x", READOUT), ("x²", SQUARE))
     }
     run = lambda what, table: fl.ppgt(
-        PROCESS, what, SIMULATOR, baseline=fl.baselines.time_only(table)
+        SIMULATOR, what, baseline=fl.baselines.time_only(table)
     ).samples(jax.random.key(2), THETA, 120_000)
     return [run(READOUT, known["x"]), run(SQUARE, known["x²"])]
 
@@ -183,13 +182,13 @@ def test_errors_are_those_of_the_delta_method():
 
 @pytest.mark.long
 def test_evaluate(key):
-    found = fl.evaluate(fl.ppgt(PROCESS, SNR, SIMULATOR), THETA, count=4000)
+    found = fl.evaluate(fl.ppgt(SIMULATOR, SNR), THETA, count=4000)
     assert abs(found.J - exact(THETA)) < 4 * found.J_stderr
 
 
 @pytest.mark.long
 def test_training_and_runs(tmp_path):
-    estimator = fl.ppgt(PROCESS, SNR, SIMULATOR)
+    estimator = fl.ppgt(SIMULATOR, SNR)
     training = fl.Training(estimator, THETA, optax.adam(0.05), trajectories=200)
     *_, last = fl.train(training, iterations=12)
     assert exact(last.next_theta) > 1.5 * exact(THETA)
@@ -205,12 +204,12 @@ def test_mistakes(key):
     with pytest.raises(ValueError, match="got none"):
         fl.function_of_means(lambda: 0.0)
     with pytest.raises(ValueError, match="3 trajectories at least; got 2"):
-        fl.ppgt(PROCESS, SNR, SIMULATOR)(key, THETA, 2)
+        fl.ppgt(SIMULATOR, SNR)(key, THETA, 2)
     root = fl.function_of_means(lambda m: jnp.sqrt(m - 100.0), READOUT)
     with pytest.raises(FloatingPointError, match="means"):
-        fl.ppgt(PROCESS, root, SIMULATOR)(key, THETA, 10)
+        fl.ppgt(SIMULATOR, root)(key, THETA, 10)
     with pytest.raises(ValueError, match="function_of_means"):
-        fl.ppgt(PROCESS, SNR, SIMULATOR, baseline="twin").split(key, THETA, 10)
+        fl.ppgt(SIMULATOR, SNR, baseline="twin").split(key, THETA, 10)
     with pytest.raises(ValueError, match="function_of_means"):
         fl.stationary(PROCESS, SNR, THETA, SIMULATOR(key, THETA, 3))
     samples = [fl.Samples({"a": jnp.ones(4)}, jnp.arange(4.0))]

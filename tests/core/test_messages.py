@@ -16,7 +16,9 @@ KEY = jax.random.key(0)
 
 def run(process=PROCESS, objective=OBJECTIVE, theta=THETA, key=KEY, count=4, x0=1.0, **options):
     simulated = fl.simulator(process, jnp.full(2, x0), T)
-    return fl.ppgt(process, objective, simulated, baseline="none", **options)(key, theta, count)
+    return fl.ppgt(simulated, objective, process=process, baseline="none", **options)(
+        key, theta, count
+    )
 
 
 def data():

@@ -36,7 +36,7 @@ def gradient(dtype):
     objective = fl.Objective(running=lambda theta, x: -(x @ x))
     t = jnp.linspace(0, 2, 201)
     simulator = fl.simulator(process, jnp.ones(12, dtype), t, backend="jax")
-    estimate = fl.ppgt(process, objective, simulator)(jax.random.key(0), network(dtype), 2000)
+    estimate = fl.ppgt(simulator, objective)(jax.random.key(0), network(dtype), 2000)
     flat = jax.flatten_util.ravel_pytree
     return np.asarray(flat(estimate.gradient)[0], float), np.asarray(
         flat(estimate.stderr)[0], float

@@ -69,7 +69,7 @@ def z_scores(estimate, exact=None):
 def test_underdamped_oscillator(key):
     """In one form of the noise; the next test compares the others with it."""
     run = fl.simulator(DIAGONAL, jnp.array([1.0, 0.0]), T)
-    estimate = fl.ppgt(DIAGONAL, ENERGY, run, baseline="mean")(key, THETA, 4000)
+    estimate = fl.ppgt(run, ENERGY, process=DIAGONAL, baseline="mean")(key, THETA, 4000)
     assert np.abs(z_scores(estimate)).max() < 4
 
 
@@ -88,8 +88,8 @@ def test_forms_of_the_noise_agree_number_by_number(key):
 def test_twin_of_an_underdamped_oscillator(key):
     run = fl.simulator(DIAGONAL, jnp.array([1.0, 0.0]), T)
     wrong = fl.Twin(theta=lambda th: {**th, "k": 1.1 * th["k"]}, order=2)
-    plain = fl.ppgt(DIAGONAL, ENERGY, run, baseline="mean")(key, THETA, 1000)
-    estimate = fl.ppgt(DIAGONAL, ENERGY, run, baseline=wrong)(key, THETA, 1000)
+    plain = fl.ppgt(run, ENERGY, process=DIAGONAL, baseline="mean")(key, THETA, 1000)
+    estimate = fl.ppgt(run, ENERGY, process=DIAGONAL, baseline=wrong)(key, THETA, 1000)
     assert np.abs(z_scores(estimate)).max() < 4
     # exact for this oscillator but for its 10 %; a linear guess says little of x² at this noise
     assert estimate.stderr["k"] < plain.stderr["k"] / 2
@@ -104,12 +104,12 @@ def test_one_wiener_process_drives_two_components(key):
     theta = {"a": jnp.array(0.4)}
     end = fl.Objective(terminal=lambda th, x: x[0] + x[1])
     run = fl.simulator(process, jnp.zeros(2), T)
-    estimate = fl.ppgt(process, end, run, baseline="mean")(key, theta, 4000)
+    estimate = fl.ppgt(run, end, process=process, baseline="mean")(key, theta, 4000)
     exact = {"a": 3 * DT * sum((1 - 0.5 * DT) ** n for n in range(len(T) - 1))}
     assert np.abs(z_scores(estimate, exact)).max() < 4
     across = fl.Process(lambda th, x: th["a"] * jnp.array([2.0, -1.0]) - 0.5 * x, process.noise)
     with pytest.raises(ValueError, match="no noise.*`a`"):
-        fl.ppgt(across, end, fl.simulator(across, jnp.zeros(2), T))(key, theta, 10)
+        fl.ppgt(fl.simulator(across, jnp.zeros(2), T), end)(key, theta, 10)
 
 
 @pytest.mark.long
@@ -145,16 +145,16 @@ def test_what_has_no_score_is_refused_by_name(key):
         lambda th, x: oscillator(th, x) * jnp.array([th["friction"], 1.0]), DIAGONAL.noise
     )
     with pytest.raises(ValueError, match="component 0 has no noise.*`friction`"):
-        fl.ppgt(in_silence, ENERGY, run)(key, THETA, 10)
+        fl.ppgt(run, ENERGY, process=in_silence)(key, THETA, 10)
     from_rest = fl.simulator(in_silence, jnp.zeros(2), T)  # where the derivative vanishes by chance
     with pytest.raises(ValueError, match="component 0 has no noise.*`friction`"):
-        fl.ppgt(in_silence, ENERGY, from_rest)(key, THETA, 10)
+        fl.ppgt(from_rest, ENERGY)(key, THETA, 10)
     comes = fl.Process(oscillator, lambda th, x: jnp.array([x[0], th["shaking"]]))
     with pytest.raises(ValueError, match="component 0 has no noise there"):
-        fl.ppgt(comes, ENERGY, fl.simulator(comes, jnp.zeros(2), T))(key, THETA, 10)
+        fl.ppgt(fl.simulator(comes, jnp.zeros(2), T), ENERGY)(key, THETA, 10)
     moving = fl.Reparameterised(lambda th: jnp.array([th["k"], 0.0]))
     with pytest.raises(ValueError, match="component 0.*displaced"):
-        fl.ppgt(DIAGONAL, ENERGY, fl.simulator(DIAGONAL, moving, T))(key, THETA, 10)
+        fl.ppgt(fl.simulator(DIAGONAL, moving, T), ENERGY)(key, THETA, 10)
 
 
 def test_local_linearisation_of_a_bent_drift_with_a_parameter_of_the_noise():
@@ -253,7 +253,7 @@ SHORT = jnp.linspace(0, 1, 21)
 def test_what_has_no_score_later_or_elsewhere_is_refused_by_name(key, process, context, said):
     run = fl.simulator(process, jnp.zeros(2), SHORT, context=context, backend="jax")
     with pytest.raises(ValueError, match=said):
-        fl.ppgt(process, END, run, baseline="mean")(key, LATER, 60)
+        fl.ppgt(run, END, process=process, baseline="mean")(key, LATER, 60)
 
 
 def test_recordings_and_baselines_that_look_at_scores_refuse_it_by_name_too(key):
@@ -264,7 +264,7 @@ def test_recordings_and_baselines_that_look_at_scores_refuse_it_by_name_too(key)
     with pytest.raises(
         ValueError, match=said
     ):  # every trajectory has the scores of all the others in its baseline
-        fl.ppgt(process, END, run, baseline="optimal")(key, LATER, 60)
+        fl.ppgt(run, END, process=process, baseline="optimal")(key, LATER, 60)
 
 
 @pytest.mark.long
@@ -273,7 +273,7 @@ def test_a_twin_refuses_what_has_no_score_later(key, baseline):
     process, _, said = HIDDEN["after a time"]
     run = fl.simulator(process, jnp.zeros(2), SHORT)
     with pytest.raises(ValueError, match=said):
-        fl.ppgt(process, END, run, baseline=baseline)(key, LATER, 60)
+        fl.ppgt(run, END, process=process, baseline=baseline)(key, LATER, 60)
     with pytest.raises(ValueError, match=said):
         fl.gradient(process, END, LATER, run(key, LATER, 60), baseline=baseline)
 
@@ -292,7 +292,7 @@ def test_other_users_of_the_score_refuse_it_too(key):
         )
     jumps = fl.Jumps(lambda th, x: jnp.ones(1), np.array([[0.0, 0.1]]), process)
     with pytest.raises(ValueError, match=said):
-        fl.ppgt(jumps, END, fl.simulator(jumps, jnp.zeros(2), SHORT, backend="jax"))(key, LATER, 60)
+        fl.ppgt(fl.simulator(jumps, jnp.zeros(2), SHORT, backend="jax"), END)(key, LATER, 60)
     long = fl.simulator(process, jnp.zeros(2), 0.05 * jnp.arange(2001))(key, LATER, 2)
     with pytest.raises(ValueError, match=said):
         fl.stationary(process, lambda th, x: x[1], LATER, long, window=1.0)
@@ -305,12 +305,9 @@ def test_a_parameter_that_never_enters_where_the_trajectories_go_is_no_obstacle(
     walled = fl.Process(entering(lambda x, t, c: x[1] > 50), QUIET)
     plain = fl.Process(entering(lambda x, t, c: 0), QUIET)
     estimates = [
-        fl.ppgt(
-            process,
-            END,
-            fl.simulator(process, jnp.zeros(2), SHORT, backend=backend),
-            baseline="mean",
-        )(key, LATER, 60)
+        fl.ppgt(fl.simulator(process, jnp.zeros(2), SHORT, backend=backend), END, baseline="mean")(
+            key, LATER, 60
+        )
         for process, backend in ((plain, "jax"), (walled, "jax"), (walled, "cpu"))
     ]
     for estimate in estimates[1:]:
@@ -325,7 +322,7 @@ def test_a_parameter_that_enters_a_component_while_it_has_noise(key):
     """
     process = fl.Process(AFTER, lambda th, x, t: jnp.array([0.2 * (t > 0.5), 0.5]))
     run = fl.simulator(process, jnp.zeros(2), SHORT)
-    estimate = fl.ppgt(process, END, run, baseline="mean")(key, LATER, 4000)
+    estimate = fl.ppgt(run, END, process=process, baseline="mean")(key, LATER, 4000)
     exact = 0.05 * sum((1 - 0.95**n) + (n > 10) for n in range(20))  # ∂x₀/∂f of the Euler chain
     assert np.abs(z_scores(estimate, {"f": exact})).max() < 4
     assert (
@@ -342,6 +339,6 @@ def test_units_do_not_hide_a_parameter(key):
         drift = lambda th, x: jnp.array([x[1] + 1e-6 * th["f"], 1e6 * th["f"] - x[1]])
         process = fl.Process(drift, lambda th, x: jnp.array([0.0, 1e6]))
         with pytest.raises(ValueError, match="component 0 .*`f`"):
-            fl.ppgt(process, END, fl.simulator(process, jnp.zeros(2), jnp.linspace(0, 1, 5)))(
+            fl.ppgt(fl.simulator(process, jnp.zeros(2), jnp.linspace(0, 1, 5)), END)(
                 key, {"f": jnp.array(0.3)}, 10
             )

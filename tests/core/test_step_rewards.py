@@ -112,7 +112,9 @@ def test_a_wrong_twin_is_unbiased(key):
     the = problem(driven_rotor)
     wrong = fl.Twin(theta=lambda th: {**th, "k": 1.3 * th["k"], "pull": 0.5 * th["pull"]}, order=2)
     measured = lambda key, theta, count: the.simulator(key, theta, count)
-    estimator = fl.ppgt(the.process, the.objective, measured, start=the.start, baseline=wrong)
+    estimator = fl.ppgt(
+        measured, the.objective, process=the.process, start=the.start, baseline=wrong
+    )
     parts = estimator.split(key, the.theta, E)
     both = fl.Samples(jax.tree.map(jnp.add, parts.direct, parts.correction), parts.returns)
     assert_exact(fl.reduce_samples(both), the)
@@ -250,7 +252,7 @@ def test_events_counted_by_steps(key):
     counter = fl.Jumps(lambda th, x: th["rate"][None], [[1.0]])
     simulator = fl.simulator(counter, jnp.zeros(1), jnp.linspace(0, 2, 9))
     counted = fl.Objective(step=lambda th, x, x_next: x_next[0] - x[0])
-    estimate = fl.ppgt(counter, counted, simulator)(key, {"rate": jnp.array(3.0)}, 2000)
+    estimate = fl.ppgt(simulator, counted)(key, {"rate": jnp.array(3.0)}, 2000)
     assert abs(estimate.gradient["rate"] - 2) < 4 * estimate.stderr["rate"] < 0.5
     assert abs(estimate.value - 6) < 4 * estimate.value_stderr
 
@@ -275,6 +277,6 @@ def test_rewards_must_be_numbers(key):
         ("initial", fl.Objective(initial=lambda th, x: x)),
     ):
         with pytest.raises(ValueError, match=rf"{name} reward.*\(2,\)"):
-            fl.ppgt(the.process, bad, the.simulator)(key, the.theta, 10)
+            fl.ppgt(the.simulator, bad, process=the.process)(key, the.theta, 10)
     with pytest.raises(ValueError, match="`step` or `initial`"):
-        fl.ppgt(the.process, fl.Objective(), the.simulator)
+        fl.ppgt(the.simulator, fl.Objective(), process=the.process)

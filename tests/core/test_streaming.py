@@ -21,7 +21,7 @@ BASELINES = {
 @pytest.mark.parametrize("name", BASELINES)
 def test_streamed_equals_recorded_equals_chunked(name):
     baseline, whole = BASELINES[name], stored(37)
-    streamed = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baseline)(KEY, THETA, 37)
+    streamed = fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=baseline)(KEY, THETA, 37)
     recorded = fl.gradient(PROCESS, OBJECTIVE, THETA, whole, baseline=baseline)
     parts = [
         fl.Trajectories(T, whole.x[a:b], whole.context[a:b])
@@ -35,8 +35,8 @@ def test_streamed_equals_recorded_equals_chunked(name):
 
 def test_a_substrate_that_is_not_a_simulator():
     box = lambda key, theta, count: RUN(key, theta, count)
-    measured = fl.ppgt(PROCESS, OBJECTIVE, box, baseline="optimal")(KEY, THETA, 20)
-    same(measured, fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optimal")(KEY, THETA, 20))
+    measured = fl.ppgt(box, OBJECTIVE, process=PROCESS, baseline="optimal")(KEY, THETA, 20)
+    same(measured, fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline="optimal")(KEY, THETA, 20))
 
 
 def test_lazy_arrays_are_read_block_by_block(tmp_path):
@@ -57,8 +57,12 @@ def test_trajectories_do_not_depend_on_how_many_there_are():
 def test_mean_return_to_go_is_the_table_a_pilot_makes():
     table = fl.mean_return_to_go(OBJECTIVE, THETA, RUN(jax.random.split(KEY)[1], THETA, 16))
     same(
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.baselines.time_only(table))(KEY, THETA, 20),
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.baselines.time_only(pilot=16))(KEY, THETA, 20),
+        fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=fl.baselines.time_only(table))(
+            KEY, THETA, 20
+        ),
+        fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=fl.baselines.time_only(pilot=16))(
+            KEY, THETA, 20
+        ),
     )
 
 
@@ -69,7 +73,7 @@ process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.one
 objective = fl.Objective(running=lambda th, x: x[0] ** 2)
 run = fl.simulator(process, jnp.ones(8), jnp.linspace(0, 2, 5_001), backend="jax")
 theta = {"k": jnp.asarray(1.0), "s": jnp.asarray(0.5)}
-estimator = fl.ppgt(process, objective, run, baseline=fl.baselines.optimal())
+estimator = fl.ppgt(run, objective, baseline=fl.baselines.optimal())
 estimator(jax.random.key(0), theta, 8)
 before = peak_memory()
 estimate = estimator(jax.random.key(0), theta, 1_000)

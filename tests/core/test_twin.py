@@ -114,7 +114,7 @@ def test_double_well(key):
     value, gradient = euler(STEPS)
     for error, k in zip(ERRORS, jax.random.split(key, len(ERRORS)), strict=True):
         twin = fl.Twin(off(error), order=2, batch=2000)
-        estimate = fl.ppgt(PROCESS, OBJECTIVE, simulator, baseline=twin)(k, THETA, E)
+        estimate = fl.ppgt(simulator, OBJECTIVE, baseline=twin)(k, THETA, E)
         z = np.append(z_of(estimate, gradient), (estimate.value - value) / estimate.value_stderr)
         assert np.abs(z).max() < tolerance(len(ERRORS) * z.size), (error, z)
 

@@ -24,7 +24,7 @@ TWINS = {
 def test_streamed_equals_recorded_equals_chunked(name):
     # 14 steps in segments of 4, the last one short; 37 trajectories in batches of 9 and 10
     twin, whole = TWINS[name], stored(37)
-    streamed = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=twin)(KEY, THETA, 37)
+    streamed = fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=twin)(KEY, THETA, 37)
     recorded = fl.gradient(PROCESS, OBJECTIVE, THETA, whole, baseline=twin)
     parts = [
         fl.Trajectories(T, whole.x[a:b], whole.context[a:b])
@@ -39,8 +39,8 @@ def test_a_substrate_that_is_not_a_simulator():
     box = lambda key, theta, count: RUN(key, theta, count)
     twin = TWINS["first order"]
     same(
-        fl.ppgt(PROCESS, OBJECTIVE, box, baseline=twin)(KEY, THETA, 20),
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=twin)(KEY, THETA, 20),
+        fl.ppgt(box, OBJECTIVE, process=PROCESS, baseline=twin)(KEY, THETA, 20),
+        fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=twin)(KEY, THETA, 20),
     )
 
 
@@ -48,7 +48,10 @@ def test_a_substrate_that_is_not_a_simulator():
 def test_batches_do_not_matter_to_a_baseline_that_leaves_none_out():
     estimates = [
         fl.ppgt(
-            PROCESS, OBJECTIVE, RUN, baseline=fl.Twin(baseline=fl.baselines.none(), batch=batch)
+            RUN,
+            OBJECTIVE,
+            process=PROCESS,
+            baseline=fl.Twin(baseline=fl.baselines.none(), batch=batch),
         )(KEY, THETA, 20)
         for batch in (20, 3)
     ]
@@ -61,9 +64,7 @@ def test_one_noise_free_path_serves_all_where_all_are_alike():
     alike = fl.simulator(process, jnp.array([0.3, -0.2]), T)
     apart = fl.simulator(process, jnp.array([0.3, -0.2]), T, context=lambda key: jnp.zeros(()))
     twin = fl.Twin(order=2)
-    same(
-        *(fl.ppgt(process, OBJECTIVE, run, baseline=twin)(KEY, THETA, 20) for run in (alike, apart))
-    )
+    same(*(fl.ppgt(run, OBJECTIVE, baseline=twin)(KEY, THETA, 20) for run in (alike, apart)))
     paths = alike(jax.random.split(KEY)[0], THETA, 20)
     same(
         fl.gradient(process, OBJECTIVE, THETA, paths, baseline=twin),
@@ -84,7 +85,7 @@ def test_a_noiseless_simulation_has_nothing_to_correct():
     run = run._replace(
         recipe=run.recipe._replace(process=fl.simulator(process, jnp.zeros(2), T).recipe.process)
     )
-    parts = fl.ppgt(process, OBJECTIVE, run, baseline=fl.Twin()).split(KEY, drift_only, 8)
+    parts = fl.ppgt(run, OBJECTIVE, baseline=fl.Twin()).split(KEY, drift_only, 8)
     k_run, _ = jax.random.split(KEY)
     slope = fl.reference.pathwise(OBJECTIVE, run)(k_run, drift_only, 8).gradient
     np.testing.assert_allclose(parts.direct["k"].mean(), slope["k"], rtol=1e-12)
@@ -97,9 +98,7 @@ def test_a_large_state_without_a_terminal_reward_in_single_precision():
     with jax.enable_x64(False):
         process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.1 * jnp.ones_like(x))
         run = fl.simulator(process, jnp.ones(286), jnp.linspace(0, 1, 10))
-        estimator = fl.ppgt(
-            process, fl.Objective(lambda th, x: x @ x), run, baseline=fl.Twin(order=2)
-        )
+        estimator = fl.ppgt(run, fl.Objective(lambda th, x: x @ x), baseline=fl.Twin(order=2))
         parts = estimator.split(KEY, {"k": jnp.float32(0.8)}, 16)
     # linear and quadratic: nothing but roundings is left, of returns of 286 terms or so
     assert np.abs(parts.mean_lambda).max() < 1e-4 * np.abs(parts.returns).max()
@@ -112,7 +111,7 @@ process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.one
 objective = fl.Objective(running=lambda th, x: x @ x)
 run = fl.simulator(process, jnp.ones(16), jnp.linspace(0, 2, 5_001), backend="jax")
 theta = {"k": jnp.asarray(1.0), "s": jnp.asarray(0.5)}
-estimator = fl.ppgt(process, objective, run, baseline=fl.Twin())
+estimator = fl.ppgt(run, objective, baseline=fl.Twin())
 estimator(jax.random.key(0), theta, 8)
 before = peak_memory()
 estimate = estimator(jax.random.key(0), theta, 512)
@@ -142,7 +141,7 @@ def test_five_hundred_trajectories_of_five_thousand_steps_take_80_mebibytes():
 
 def refuse(error, match, twin=None, count=8, theta=THETA, **options):
     with pytest.raises(error, match=match):
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.Twin() if twin is None else twin, **options)(
+        fl.ppgt(RUN, OBJECTIVE, baseline=fl.Twin() if twin is None else twin, **options)(
             KEY, theta, count
         )
 
@@ -184,6 +183,6 @@ def test_refusals_of_numbers():
 def test_second_order_refuses_what_does_not_fit_in_memory():
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: jnp.ones_like(x))
     run = fl.simulator(process, jnp.zeros(2000), T)
-    estimator = fl.ppgt(process, fl.Objective(lambda th, x: x @ x), run, baseline=fl.Twin(order=2))
+    estimator = fl.ppgt(run, fl.Objective(lambda th, x: x @ x), baseline=fl.Twin(order=2))
     with pytest.raises(ValueError, match=r"2000 × 2000 numbers.*GiB.*order=1, or Twin\(batch=33\)"):
         estimator(KEY, {"k": THETA["k"]}, 300)

@@ -222,7 +222,7 @@ def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
         substrate.context = lambda count: jax.tree.map(
             lambda v: np.broadcast_to(v, (count, *np.shape(v))), truth()
         )
-        estimate = fl.ppgt(model.process, model.objective, substrate)(
+        estimate = fl.ppgt(substrate, model.objective, process=model.process)(
             jax.random.key(0), model.start, 2000
         )
         substrate.close()

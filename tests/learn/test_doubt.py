@@ -38,10 +38,7 @@ def effective(theta, phi):
 PROCESS = fl.Process(drift, steady)
 SIMULATOR = fl.simulator(PROCESS, START, T)
 MODEL = fl.ppgt(
-    PROCESS,
-    fl.Objective(running=lambda p, x: -jnp.sum((x - 1) ** 2)),
-    SIMULATOR,
-    baseline=fl.Twin(),
+    SIMULATOR, fl.Objective(running=lambda p, x: -jnp.sum((x - 1) ** 2)), baseline=fl.Twin()
 )
 
 

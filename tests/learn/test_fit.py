@@ -23,7 +23,7 @@ TIMES = np.arange(STEPS + 1) * DT
 OBJECTIVE = fl.Objective(running=lambda p, x: -((x[0] - 1) ** 2))
 PROCESS = fl.Process(lambda p, x: -p["k"] * x, lambda p, x: p["sigma"] * jnp.ones_like(x))
 SIMULATOR = fl.simulator(PROCESS, jnp.array([1.0]), TIMES)
-MODEL = fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR, baseline=fl.Twin())
+MODEL = fl.ppgt(SIMULATOR, OBJECTIVE, baseline=fl.Twin())
 THETA = jnp.array(1.0)
 
 BOTH = (np.array([0.0, 0.3]), np.array([1.0, 0.3]))
@@ -190,7 +190,7 @@ def test_a_fit_that_has_not_settled_says_so():
 
 
 def test_noise_is_not_fitted_by_the_score_of_the_drift():
-    model = fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR, baseline=fl.Twin(), score=fl.scores.drift_score)
+    model = fl.ppgt(SIMULATOR, OBJECTIVE, baseline=fl.Twin(), score=fl.scores.drift_score)
     estimator = fl.SelfCalibrating(model, SIMULATOR, of_noise, jnp.array(0.3), 0.3, samples=0)
     with pytest.raises(ValueError, match="`drift_score`"):
         estimator.learn(*measure("noise", 0.6, 0, 1, 4)[0])

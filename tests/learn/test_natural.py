@@ -76,7 +76,7 @@ def test_products_and_solutions_are_those_of_the_matrix():
 
 
 def test_streamed_recorded_and_replayed_scores_are_the_same():
-    estimator = fl.natural(fl.ppgt(PROCESS, OBJECTIVE, RUN), blocks=5, damping=0.0)
+    estimator = fl.natural(fl.ppgt(RUN, OBJECTIVE), blocks=5, damping=0.0)
     key, count = jax.random.key(3), 400
     estimate = estimator(key, THETA, count)
     paths = RUN(split_key(key)[0], THETA, count)
@@ -87,7 +87,7 @@ def test_streamed_recorded_and_replayed_scores_are_the_same():
     calls = []
     measured = lambda *given: calls.append(1) or RUN(*given)  # an instrument: asked once
     other = fl.natural(
-        fl.ppgt(PROCESS, OBJECTIVE, measured, baseline="none"), blocks=5, damping=0.0
+        fl.ppgt(measured, OBJECTIVE, process=PROCESS, baseline="none"), blocks=5, damping=0.0
     )(key, THETA, count)
     plain = fl.gradient(PROCESS, OBJECTIVE, THETA, paths, baseline="none")
     np.testing.assert_allclose(other.gradient["k"], plain.gradient["k"], rtol=1e-9)
@@ -116,7 +116,7 @@ def test_the_direction_does_not_depend_on_the_parameters():
     found = []
     for process, parameters in ((by_theta, to_theta(phi)), (by_phi, phi)):
         run = fl.simulator(process, jnp.array([X0]), T)
-        estimator = fl.natural(fl.ppgt(process, OBJECTIVE, run), damping=0.0)
+        estimator = fl.natural(fl.ppgt(run, OBJECTIVE, process=process), damping=0.0)
         estimate = estimator(jax.random.key(4), parameters, 500)
         step, _ = kl_step(estimate, 0.02)
         found.append((parameters, estimate, step))
@@ -142,7 +142,9 @@ def test_a_step_is_as_long_as_asked_and_leads_uphill():
     process = fl.Process(lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: SIGMA * jnp.ones(1))
     run = fl.simulator(process, jnp.array([X0]), T)
     paths = run(jax.random.key(5), theta, 4000)
-    estimator = fl.natural(fl.ppgt(process, OBJECTIVE, lambda *_: paths), damping=0.0, blocks=20)
+    estimator = fl.natural(
+        fl.ppgt(lambda *_: paths, OBJECTIVE, process=process), damping=0.0, blocks=20
+    )
     estimate = estimator(jax.random.key(0), theta, 4000)
     information = fl.fisher(process, theta, paths, blocks=20)
     for kl in (1e-5, 1e-2):
@@ -163,7 +165,7 @@ def test_it_trains_and_is_resumed(tmp_path):
     theta = {"k": jnp.array(K), "m": jnp.array(M)}
     process = fl.Process(lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: SIGMA * jnp.ones(1))
     run = fl.simulator(process, jnp.array([X0]), T)
-    estimator = fl.ppgt(process, OBJECTIVE, run)
+    estimator = fl.ppgt(run, OBJECTIVE, process=process)
     rule = fl.optimisers.kl_ascent(0.01)
     training = fl.Training(fl.natural(estimator), theta, rule, trajectories=100)
     whole = fl.run(training, 12, tmp_path / "whole")
@@ -177,7 +179,7 @@ def test_parameters_without_a_score_are_named():
     objective = fl.Objective(terminal=lambda th, x: th["gain"] * x[0])
     run = fl.simulator(PROCESS, jnp.array([X0]), T)
     with pytest.raises(ValueError, match="`gain`"):
-        fl.natural(fl.ppgt(PROCESS, objective, run))(
+        fl.natural(fl.ppgt(run, objective, process=PROCESS))(
             jax.random.key(0), {**THETA, "gain": jnp.array(1.0)}, 50
         )
 
@@ -186,10 +188,10 @@ def test_mistakes_are_named():
     with pytest.raises(TypeError, match="function"):
         fl.natural(lambda key, theta, count: None)
     with pytest.raises(ValueError, match="`damping`.*-1"):
-        fl.natural(fl.ppgt(PROCESS, OBJECTIVE, RUN), damping=-1)
+        fl.natural(fl.ppgt(RUN, OBJECTIVE), damping=-1)
     with pytest.raises(ValueError, match="`kl`.*0"):
         fl.optimisers.kl_ascent(0)
-    estimator = fl.ppgt(PROCESS, OBJECTIVE, RUN)
+    estimator = fl.ppgt(RUN, OBJECTIVE)
     with pytest.raises(ValueError, match="natural"):
         next(
             fl.train(

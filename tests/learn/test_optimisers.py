@@ -59,9 +59,7 @@ def test_a_component_without_signal_stays():
 def test_training_with_it_climbs():
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
-    estimator = fl.ppgt(
-        process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21))
-    )
+    estimator = fl.ppgt(fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21)), objective)
     start = {"f": jnp.zeros(1)}
     records = list(
         fl.train(

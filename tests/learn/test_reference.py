@@ -29,7 +29,7 @@ def mean_at_end(theta):
 
 EXACT = jax.jit(jax.grad(mean_at_end))(THETA)
 ESTIMATORS = {
-    "ppgt": fl.ppgt(PROCESS, OBJECTIVE, RUN),
+    "ppgt": fl.ppgt(RUN, OBJECTIVE),
     "pathwise": fl.reference.pathwise(OBJECTIVE, RUN),
     "finite differences": fl.reference.finite_differences(OBJECTIVE, RUN),
     "spsa": fl.reference.spsa(OBJECTIVE, RUN),

@@ -24,7 +24,7 @@ CUBIC = fl.Process(
     lambda p, x: -p["k"] * x + p["b"] - p["cubic"] * x**3, lambda p, x: SIGMA * jnp.ones_like(x)
 )
 SIMULATOR = fl.simulator(PROCESS, jnp.array([START]), T)
-MODEL = fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR, baseline=fl.Twin())
+MODEL = fl.ppgt(SIMULATOR, OBJECTIVE, baseline=fl.Twin())
 THETA = {"b": jnp.array(0.6), "k": jnp.array(1.2)}
 NOMINAL = {"gain": jnp.array(1.0), "loss": jnp.array(0.0), "offset": jnp.array(0.0)}
 
@@ -296,7 +296,7 @@ def richer(theta, phi):
 def test_a_wrong_structure_is_found_and_mended(cubic):
     hidden = {**drawn(3), "cubic": jnp.asarray(cubic)}
     simulate = fl.simulator(CUBIC, jnp.array([START]), T)
-    model = fl.ppgt(CUBIC, OBJECTIVE, simulate, baseline=fl.Twin())
+    model = fl.ppgt(simulate, OBJECTIVE, process=CUBIC, baseline=fl.Twin())
     device = device_of(hidden, CUBIC, richer)
     start = {**NOMINAL, "cubic": jnp.array(0.0)}
     made = lambda watch: fl.SelfCalibrating(
@@ -326,7 +326,7 @@ def test_unknown_noise_and_a_bent_drift_are_fitted_by_several_steps():
         lambda p, x: p["a"] * jnp.sin(p["w"] * x), lambda p, x: p["sigma"] * jnp.ones_like(x)
     )
     simulate = fl.simulator(process, jnp.array([0.5]), T)
-    model = fl.ppgt(process, OBJECTIVE, simulate, baseline=fl.Twin())
+    model = fl.ppgt(simulate, OBJECTIVE, process=process, baseline=fl.Twin())
     hidden = {"sigma": jnp.array(0.36), "w": jnp.array(1.4)}
     of = lambda theta, phi: {"a": theta, **phi}
     device = lambda key, theta, count: simulate(key, of(theta, hidden), count)
@@ -347,7 +347,7 @@ def with_conversion(theta, phi):
 def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
     """States do not tell what a detector makes of them: the prior is what is known of it."""
     objective = fl.Objective(running=lambda p, x: p["detector"] * x[0])
-    model = fl.ppgt(PROCESS, objective, SIMULATOR, baseline=fl.Twin())
+    model = fl.ppgt(SIMULATOR, objective, baseline=fl.Twin())
     device = device_of(NOMINAL)
 
     def of_device(theta, trajectories):
@@ -435,7 +435,7 @@ def test_what_is_wrong_is_named():
     with pytest.raises(TypeError, match="split"):
         fl.SelfCalibrating(lambda *_: None, device, effective, NOMINAL, 0.2)
     with pytest.raises(TypeError, match="has a twin"):
-        fl.SelfCalibrating(fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR), device, effective, NOMINAL, 0.2)
+        fl.SelfCalibrating(fl.ppgt(SIMULATOR, OBJECTIVE), device, effective, NOMINAL, 0.2)
     with pytest.raises(ValueError, match="'simulatd'"):
         fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, correction="simulatd")
     with pytest.raises(ValueError, match="got -0.2"):
@@ -452,9 +452,7 @@ def test_what_is_wrong_is_named():
     with pytest.raises(ValueError, match="'calls'"):
         estimator.restore({"information": np.eye(3)})
     dense = fl.Process(PROCESS.drift, lambda p, x: p["sigma"] * jnp.eye(1))
-    model = fl.ppgt(
-        dense, OBJECTIVE, fl.simulator(dense, jnp.array([START]), T), baseline=fl.Twin()
-    )
+    model = fl.ppgt(fl.simulator(dense, jnp.array([START]), T), OBJECTIVE, baseline=fl.Twin())
     noisy = fl.SelfCalibrating(
         model, device, lambda th, phi: {**th, "sigma": phi}, jnp.array(0.3), 0.1
     )
@@ -511,10 +509,7 @@ def test_another_task_keeps_what_is_known(tmp_path):
     goes on.
     """
     away = fl.ppgt(
-        PROCESS,
-        fl.Objective(running=lambda p, x: -((x[0] + 1) ** 2)),
-        SIMULATOR,
-        baseline=fl.Twin(),
+        SIMULATOR, fl.Objective(running=lambda p, x: -((x[0] + 1) ** 2)), baseline=fl.Twin()
     )
     made = lambda: fl.SelfCalibrating(
         lambda call: MODEL if call < 3 else away,

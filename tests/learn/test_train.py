@@ -14,7 +14,7 @@ from fluctua.learn.training import Bounds
 PROCESS = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
 OBJECTIVE = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
 RUN = fl.simulator(PROCESS, jnp.zeros(1), jnp.linspace(0, 2, 21))
-ESTIMATOR = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optimal")
+ESTIMATOR = fl.ppgt(RUN, OBJECTIVE, baseline="optimal")
 THETA = {"f": jnp.zeros(1)}
 
 
@@ -118,10 +118,7 @@ def test_the_pilot_of_a_time_only_baseline_is_counted(key):
     process = fl.Process(lambda k, x: -k * x, lambda k, x: jnp.ones_like(x))
     run = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 1, 3))
     estimator = fl.ppgt(
-        process,
-        fl.Objective(terminal=lambda k, x: x[0]),
-        run,
-        baseline=fl.baselines.time_only(pilot=16),
+        run, fl.Objective(terminal=lambda k, x: x[0]), baseline=fl.baselines.time_only(pilot=16)
     )
     training = fl.Training(estimator, jnp.array(1.0), optax.sgd(0.1), trajectories=5)
     records = list(fl.train(training, iterations=2))

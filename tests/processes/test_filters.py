@@ -51,7 +51,7 @@ def test_coloured_noise(key):
     colour = coloured(OU, jnp.array([x0]), tau=tau)
     square = fl.Objective(terminal=lambda th, x: x[0] ** 2)
     run = fl.simulator(colour.process, colour.start, T)
-    estimate = fl.ppgt(colour.process, square, run, baseline="mean")(key, THETA, 8000)
+    estimate = fl.ppgt(run, square, process=colour.process, baseline="mean")(key, THETA, 8000)
     exact, slope = jax.jit(jax.value_and_grad(value))(THETA)
     assert np.abs(z_scores(estimate, slope)).max() < 4
     assert abs(estimate.value - exact) < 4 * estimate.value_stderr
@@ -89,7 +89,7 @@ def test_reward_through_a_linear_filter(key, name):
 
     seen = filtered(OU, fl.Objective(running=lambda th, x: x[0]), jnp.array([1.0]), through)
     run = fl.simulator(seen.process, seen.start, T)
-    estimate = fl.ppgt(seen.process, seen.objective, run, baseline="mean")(key, THETA, 2000)
+    estimate = fl.ppgt(run, seen.objective, process=seen.process, baseline="mean")(key, THETA, 2000)
     exact, slope = jax.jit(jax.value_and_grad(value))(THETA)
     assert np.abs(z_scores(estimate, slope)).max() < 4
     assert abs(estimate.value - exact) < 4 * estimate.value_stderr
@@ -127,6 +127,4 @@ def test_bad_input_is_named(key):
         OU, fl.Objective(running=lambda th, x: th["k"] * x[0]), jnp.array([1.0]), low_pass(0.3)
     )
     with pytest.raises(ValueError, match="component 1 has no noise.*`k`"):
-        fl.ppgt(seen.process, seen.objective, fl.simulator(seen.process, seen.start, T))(
-            key, THETA, 10
-        )
+        fl.ppgt(fl.simulator(seen.process, seen.start, T), seen.objective)(key, THETA, 10)

@@ -80,14 +80,16 @@ BASELINES = {
 @pytest.mark.parametrize("baseline", ["time", "optimal"])
 def test_birth_and_death(key, baseline):
     run = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)
-    estimate = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=BASELINES[baseline])(key, RATES, 4000)
+    estimate = fl.ppgt(run, COUNT, process=BIRTH_DEATH, baseline=BASELINES[baseline])(
+        key, RATES, 4000
+    )
     assert np.abs(z_scores(estimate, jax.jit(jax.grad(birth_death_value))(RATES))).max() < 4
     assert abs(estimate.value - birth_death_value(RATES)) < 4 * estimate.value_stderr
 
 
 def test_recorded_events_have_the_score_of_the_run_they_came_from(key):
     run = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)
-    streamed = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.baselines.mean()).samples(
+    streamed = fl.ppgt(run, COUNT, process=BIRTH_DEATH, baseline=fl.baselines.mean()).samples(
         key, RATES, 200
     )
     record = run(split_key(key)[0], RATES, 200)
@@ -140,7 +142,7 @@ def test_two_state_promoter(key):
         theta
     )
     run = fl.simulator(process, jnp.zeros(2), T)
-    estimate = fl.ppgt(process, spread, run, baseline=fl.baselines.mean())(key, theta, 8000)
+    estimate = fl.ppgt(run, spread, process=process, baseline=fl.baselines.mean())(key, theta, 8000)
     assert np.abs(z_scores(estimate, exact)).max() < 4
 
 
@@ -155,7 +157,7 @@ def test_dimerisation(key):
     states = [(20 - 2 * b, b) for b in range(11)]
     exact = jax.jit(jax.grad(lambda th: master_equation(process, th, states, (20, 0), dimers)))
     run = fl.simulator(process, jnp.array([20.0, 0.0]), T)
-    estimate = fl.ppgt(process, dimers, run, baseline=fl.baselines.mean())(key, theta, 4000)
+    estimate = fl.ppgt(run, dimers, process=process, baseline=fl.baselines.mean())(key, theta, 4000)
     assert np.abs(z_scores(estimate, exact(theta))).max() < 4
 
 
@@ -185,7 +187,7 @@ def test_diffusion_with_jumps_of_random_size(key):
         return mean**2 + variance
 
     run = fl.simulator(process, jnp.array([1.0]), T)
-    estimate = fl.ppgt(process, square, run, baseline=fl.baselines.mean())(key, theta, 8000)
+    estimate = fl.ppgt(run, square, process=process, baseline=fl.baselines.mean())(key, theta, 8000)
     exact, slope = jax.jit(jax.value_and_grad(value))(theta)
     assert np.abs(z_scores(estimate, slope)).max() < 4
     assert abs(estimate.value - exact) < 4 * estimate.value_stderr
@@ -206,9 +208,9 @@ def test_bad_input_is_named(key):
     with pytest.raises(ValueError, match=r"\(2,\)"):
         Jumps(lambda th, x: jnp.ones(2), [1.0, -1.0])
     with pytest.raises(ValueError, match=r"Jumps.*score"):
-        fl.ppgt(BIRTH_DEATH, COUNT, run, score=fl.scores.drift_score)
+        fl.ppgt(run, COUNT, process=BIRTH_DEATH, score=fl.scores.drift_score)
     with pytest.raises(ValueError, match=r"Twin.*Jumps"):
-        fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.Twin())
+        fl.ppgt(run, COUNT, process=BIRTH_DEATH, baseline=fl.Twin())
     record = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)(key, RATES, 4)
     with pytest.raises(ValueError, match=r"events=bin_events"):
         fl.gradient(BIRTH_DEATH, COUNT, RATES, fl.Trajectories(record.t, record.x))
@@ -226,7 +228,7 @@ def test_a_rate_that_turns_bad_on_the_way_is_not_averaged(key, death):
     with pytest.raises(
         (ValueError, FloatingPointError), match=r"rate .*trajectory \d+|trajectory \d+.* rate"
     ):
-        fl.ppgt(process, COUNT, fl.simulator(process, jnp.array([3.0]), T))(key, RATES, 50)
+        fl.ppgt(fl.simulator(process, jnp.array([3.0]), T), COUNT)(key, RATES, 50)
 
 
 @pytest.mark.parametrize("backend", ["jax", "cpu"])
@@ -236,7 +238,9 @@ def test_a_process_that_explodes_ends(key, monkeypatch, backend):
     process = fl.Jumps(lambda theta, x: theta * x * (x - 1), [[1.0]])
     run = fl.simulator(process, jnp.array([10.0]), jnp.linspace(0, 1, 3), backend=backend)
     with pytest.raises(FloatingPointError, match="time index 0, from x = .10.0.*explodes"):
-        fl.ppgt(process, fl.Objective(terminal=lambda theta, x: x[0]), run)(key, jnp.array(1.0), 4)
+        fl.ppgt(run, fl.Objective(terminal=lambda theta, x: x[0]), process=process)(
+            key, jnp.array(1.0), 4
+        )
 
 
 def test_states_in_single_precision_on_a_grid_in_double(key):

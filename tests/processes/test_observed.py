@@ -74,7 +74,7 @@ exact_value_and_gradient = jax.jit(jax.value_and_grad(exact_value))
 )
 def test_drift_noise_readout_and_start_of_an_observed_process(key, baseline, start):
     process = fl.Observed(OU, observe=[[1.0]], noise=READ, start=STARTS[start])
-    estimator = fl.ppgt(process, POWER, fl.simulator(process, t=T), baseline=baseline)
+    estimator = fl.ppgt(fl.simulator(process, t=T), POWER, baseline=baseline)
     estimate = estimator(key, THETA, COUNT)
     exact, gradient = exact_value_and_gradient(THETA, {"known": 0.0, "drawn": 0.2}[start])
     assert abs(estimate.value - exact) < 4 * estimate.value_stderr
@@ -87,7 +87,7 @@ def test_drift_noise_readout_and_start_of_an_observed_process(key, baseline, sta
 def test_a_recording_gives_what_the_stream_gave_and_blocks_change_nothing(key):
     process = fl.Observed(OU, observe=[[1.0]], noise=READ, start=STARTS["drawn"])
     substrate = fl.simulator(process, t=T)
-    streamed = fl.ppgt(process, POWER, substrate, baseline="optimal").samples(key, THETA, 64)
+    streamed = fl.ppgt(substrate, POWER, baseline="optimal").samples(key, THETA, 64)
     record = substrate(split_key(key)[0], THETA, 64)
     assert record.x.shape == (64, 21, 1)
     for block_bytes in (2**20, 64 * 8 * 3):  # whole, and three steps at a time
@@ -271,12 +271,8 @@ def test_everything_observed_exactly_is_the_process_itself(key):
     reward = fl.Objective(running=lambda th, x: x[0] * x[2], terminal=lambda th, x: x[1])
     theta = {name: MIXED[name] for name in ("a", "sigma")}
     process = fl.Observed(HIDDEN, observe=np.eye(3), start=start)
-    seen = fl.ppgt(process, reward, fl.simulator(process, t=T), baseline="none").samples(
-        key, theta, 20
-    )
-    plain = fl.ppgt(HIDDEN, reward, fl.simulator(HIDDEN, start, T), baseline="none").samples(
-        key, theta, 20
-    )
+    seen = fl.ppgt(fl.simulator(process, t=T), reward, baseline="none").samples(key, theta, 20)
+    plain = fl.ppgt(fl.simulator(HIDDEN, start, T), reward, baseline="none").samples(key, theta, 20)
     np.testing.assert_allclose(seen.returns, plain.returns, rtol=1e-12)
     for name in theta:
         np.testing.assert_allclose(seen.gradient[name], plain.gradient[name], rtol=1e-8, atol=1e-8)
@@ -288,12 +284,8 @@ def test_parameters_whose_components_are_all_observed_have_the_score_of_full_obs
     reward = fl.Objective(terminal=lambda th, x: x[0] + x[1])
     process = fl.Observed(HIDDEN, observe=np.eye(3)[:2], start=start)
     theta = {"a": MIXED["a"], "sigma": MIXED["sigma"]}
-    seen = fl.ppgt(process, reward, fl.simulator(process, t=T), baseline="none").samples(
-        key, theta, 20
-    )
-    plain = fl.ppgt(HIDDEN, reward, fl.simulator(HIDDEN, start, T), baseline="none").samples(
-        key, theta, 20
-    )
+    seen = fl.ppgt(fl.simulator(process, t=T), reward, baseline="none").samples(key, theta, 20)
+    plain = fl.ppgt(fl.simulator(HIDDEN, start, T), reward, baseline="none").samples(key, theta, 20)
     np.testing.assert_allclose(
         seen.gradient["a"][:, 0], plain.gradient["a"][:, 0], rtol=1e-8, atol=1e-8
     )
@@ -321,7 +313,7 @@ def test_a_network_with_hidden_resonators_and_noisy_readout(key):
     def reward(th, y, t):  # other sites do not feed the lead
         return task.objective.running(th, jnp.zeros(2 * sites, y.dtype).at[rows].set(y), t)
 
-    estimate = fl.ppgt(process, fl.Objective(running=reward), fl.simulator(process, t=task.t))(
+    estimate = fl.ppgt(fl.simulator(process, t=task.t), fl.Objective(running=reward))(
         key, theta, 3000
     )
     exact, gradient = of_network.value_and_gradient(task, theta)
@@ -358,7 +350,7 @@ def test_extended_filter_of_a_weakly_nonlinear_oscillator(key):
     process = fl.Observed(oscillator, observe=[[1.0, 0.0]], noise=0.04, start=jnp.array([0.5, 0.0]))
     objective = fl.Objective(running=lambda th, y: y[0], terminal=lambda th, y: y[0] ** 2)
     substrate = fl.simulator(process, t=jnp.linspace(0, 2, 21))
-    estimate = fl.ppgt(process, objective, substrate)(key, KERR, 20_000)
+    estimate = fl.ppgt(substrate, objective)(key, KERR, 20_000)
     exact = fl.reference.finite_differences(objective, substrate)(
         jax.random.fold_in(key, 1), KERR, 10_000
     )
@@ -391,9 +383,7 @@ def test_a_drift_that_bends_later_is_not_taken_for_linear(key):
     cubic = fl.Process(drift, lambda th, x: spread * jnp.ones(1))
     process = fl.Observed(cubic, observe=[[1.0]], noise=0.01, start=jnp.array([start]))
     objective = fl.Objective(terminal=lambda th, y: 4 * y[0])
-    estimate = fl.ppgt(process, objective, fl.simulator(process, t=T), baseline="mean")(
-        key, theta, COUNT
-    )
+    estimate = fl.ppgt(fl.simulator(process, t=T), objective, baseline="mean")(key, theta, COUNT)
     assert np.abs(z_scores(estimate, exact)).max() < 4
     assert float(estimate.stderr["c"]) < 0.05 * abs(float(exact["c"]))  # the z says something
 
@@ -409,7 +399,7 @@ def test_a_known_start_that_moves_in_some_contexts_is_refused_by_name(key):
         process, t=T, context=Counted(lambda key, trajectory: 1.0 * (trajectory > 2))
     )
     with pytest.raises(ValueError, match="channel 0 at the start .*`start`, on trajectory 3"):
-        fl.ppgt(process, POWER, run, baseline="mean")(key, THETA, 8)
+        fl.ppgt(run, POWER, baseline="mean")(key, THETA, 8)
 
 
 @pytest.mark.long
@@ -460,7 +450,7 @@ def test_bad_records_are_refused_when_made(options, message):
 def test_what_cannot_be_filtered_is_named(key, options, message):
     process = fl.Observed(HIDDEN, **{"observe": C, "noise": 0.1, "start": jnp.zeros(3)} | options)
     with pytest.raises(ValueError, match=message):
-        fl.ppgt(process, ONE, fl.simulator(process, t=GRID))(key, MIXED, 4)
+        fl.ppgt(fl.simulator(process, t=GRID), ONE)(key, MIXED, 4)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +466,7 @@ def test_what_cannot_be_filtered_is_named(key, options, message):
 )
 def test_a_reward_of_hidden_states_is_refused(key, objective, message):
     with pytest.raises(ValueError, match=message):
-        fl.ppgt(MIXTURE, objective, fl.simulator(MIXTURE, t=GRID))(key, MIXED, 4)
+        fl.ppgt(fl.simulator(MIXTURE, t=GRID), objective)(key, MIXED, 4)
 
 
 def test_what_does_not_go_with_an_observed_process():
@@ -486,9 +476,9 @@ def test_what_does_not_go_with_an_observed_process():
     with pytest.raises(ValueError, match="`Observed` brings its own start"):
         fl.gradient(MIXTURE, ONE, MIXED, seen, start=fl.Density(lambda th, x: 0.0))
     with pytest.raises(ValueError, match="Observed has none"):
-        fl.ppgt(MIXTURE, ONE, fl.simulator(MIXTURE, t=GRID), baseline="twin")
+        fl.ppgt(fl.simulator(MIXTURE, t=GRID), ONE, baseline="twin")
     with pytest.raises(ValueError, match="Observed brings its own score"):
-        fl.ppgt(MIXTURE, ONE, fl.simulator(MIXTURE, t=GRID), score=fl.scores.local_linear_score)
+        fl.ppgt(fl.simulator(MIXTURE, t=GRID), ONE, score=fl.scores.local_linear_score)
     with pytest.raises(ValueError, match="2 channels.*3 components"):
         fl.gradient(MIXTURE, ONE, MIXED, fl.Trajectories(GRID, jnp.zeros((4, len(GRID), 3))))
     trap = fl.Observed(OU, observe=[[1.0]], noise=0.1, start=jnp.zeros(1))

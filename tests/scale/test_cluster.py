@@ -25,11 +25,7 @@ def describe(estimator):
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"fluctua\[cluster\]"):
-        fl.distributed(fl.ppgt(*trap_parts()), "auto")
-
-
-def trap_parts():
-    return trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR
+        fl.distributed(fl.ppgt(trap.SIMULATOR, trap.OBJECTIVE), "auto")
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +70,9 @@ def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed
 ):
     third = machines.add_node(num_cpus=1)
     machines.wait_for_nodes()
-    alone = fl.distributed(fl.ppgt(*trap_parts()), None, shards=20)
+    alone = fl.distributed(fl.ppgt(trap.SIMULATOR, trap.OBJECTIVE), None, shards=20)
     fl.run(describe(alone), ITERATIONS, tmp_path / "here")
-    estimator = fl.distributed(fl.ppgt(*trap_parts()), None, shards=20)
+    estimator = fl.distributed(fl.ppgt(trap.SIMULATOR, trap.OBJECTIVE), None, shards=20)
     estimator.pool = pool = Killing(estimator.ranged, machines.address)
     try:
         while len(pool.workers()) < 3:  # all machines take part

@@ -26,7 +26,7 @@ RATES = {**NETWORK, "gamma_e": jnp.full(2, 0.5)}
 
 
 def of_trap(baseline=None):
-    return fl.ppgt(trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR, baseline=baseline)
+    return fl.ppgt(trap.SIMULATOR, trap.OBJECTIVE, process=trap.PROCESS, baseline=baseline)
 
 
 def kernels(**options):
@@ -155,7 +155,7 @@ def test_baselines_that_compare_all_trajectories_are_refused(make, name):
 
 def test_what_cannot_be_cut_is_refused():
     ratio = fl.ppgt(
-        trap.PROCESS, fl.function_of_means(lambda m: m**2, trap.OBJECTIVE), trap.SIMULATOR
+        trap.SIMULATOR, fl.function_of_means(lambda m: m**2, trap.OBJECTIVE), process=trap.PROCESS
     )
     with pytest.raises(ValueError, match="function of means"):
         fl.distributed(ratio, None)
@@ -169,7 +169,7 @@ def test_an_error_names_the_trajectory_of_the_whole_ensemble():
     process = fl.Process(lambda th, x: th["f"] - x**3, lambda th, x: jnp.ones_like(x))
     start = fl.Density(lambda th, x: 0.0, lambda key, th: 30.0 * jax.random.normal(key, (1,)))
     t = jnp.linspace(0, 1, 6)
-    estimator = fl.ppgt(process, trap.OBJECTIVE, fl.simulator(process, start, t), baseline="none")
+    estimator = fl.ppgt(fl.simulator(process, start, t), trap.OBJECTIVE, baseline="none")
     with pytest.raises(FloatingPointError, match=r"4 of 32 .*: 47, 55, 61, 62\."):
         estimator.samples(KEY, trap.THETA, 32, first=32)
 
@@ -192,7 +192,11 @@ def test_acquired_trajectories_are_never_asked_for_twice():
     box = Box()
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: jnp.ones_like(x))
     sharded = chaotic(
-        fl.ppgt(process, trap.OBJECTIVE, box, baseline="none"), 3, shards=6, seed=1, risk=0.4
+        fl.ppgt(box, trap.OBJECTIVE, process=process, baseline="none"),
+        3,
+        shards=6,
+        seed=1,
+        risk=0.4,
     )
     estimate = sharded(KEY, trap.THETA, 96)
     ranges = [call.arguments[1:] for call in sharded.pool.computed]

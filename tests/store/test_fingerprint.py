@@ -149,7 +149,7 @@ def make_parts(**changes):
         process, choices["start"] * jnp.ones(2), jnp.linspace(0, 1, choices["steps"])
     )
     return describe_estimator(
-        fl.ppgt(process, objective, substrate, baseline=choices["baseline"]), THETA
+        fl.ppgt(substrate, objective, process=process, baseline=choices["baseline"]), THETA
     )
 
 
@@ -178,7 +178,7 @@ def test_what_an_estimator_remembers_is_not_part_of_it():
     objective = fl.Objective(terminal=lambda theta, x: x[0])
     substrate = fl.simulator(process, jnp.ones(2), jnp.linspace(0, 1, 5))
     weighted = fl.ShrunkCorrection(
-        fl.ppgt(process, objective, substrate, baseline=fl.Twin()), forget_after=5
+        fl.ppgt(substrate, objective, process=process, baseline=fl.Twin()), forget_after=5
     )
     fresh = describe_estimator(weighted, THETA)
     weighted(jax.random.key(0), THETA, 8)
@@ -213,7 +213,7 @@ jumps = fl.Jumps(lambda theta, x: jnp.exp(theta) * x, [[1.0, 0.0], [0.0, -1.0]],
 for one in (process, jumps):
     substrate = fl.simulator(one, jnp.ones(2), jnp.linspace(0, 1, 5))
     objective = fl.Objective(terminal=lambda theta, x: x[0])
-    estimator = fl.ppgt(one, objective, substrate, baseline="mean")
+    estimator = fl.ppgt(substrate, objective, process=one, baseline="mean")
     def own(key, theta, count, estimator=estimator):
         return estimator(key, theta, int(count) if count in {4, 8} else 4)
     for subject in (estimator, fl.natural(estimator), own):

@@ -129,7 +129,7 @@ def test_a_complete_run_is_returned_as_it_is(whole):
 
 def test_an_estimator_that_remembers_goes_on_with_its_memory(tmp_path):
     def twin():
-        splits = fl.ppgt(trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR, baseline=fl.Twin())
+        splits = fl.ppgt(trap.SIMULATOR, trap.OBJECTIVE, process=trap.PROCESS, baseline=fl.Twin())
         return trap.describe(estimator=fl.ShrunkCorrection(splits, forget_after=5), trajectories=8)
 
     def stop(row, record):
@@ -183,7 +183,7 @@ def other_training(**changes):
     process = fl.Process(drift, lambda th, x: changes.get("noise", 0.3) * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda th, x: -((x[0] - changes.get("target", 1)) ** 2))
     substrate = fl.simulator(process, jnp.zeros(1), jnp.linspace(0, changes.get("horizon", 2), 21))
-    estimator = fl.ppgt(process, objective, substrate, baseline=changes.get("baseline"))
+    estimator = fl.ppgt(substrate, objective, baseline=changes.get("baseline"))
     rule = optax.adam(changes.get("rate", 0.1))
     return trap.describe(estimator=estimator, optimiser=rule, bounds=changes.get("bounds"))
 
@@ -325,7 +325,7 @@ def test_training_that_learnt_its_time_grid_is_reported(tmp_path):
     """ẋ = −θx with Euler steps of 1 lands on zero at θ = 1; with half of them at x₀/4."""
     process = fl.Process(lambda th, x: -th * x, lambda th, x: 0.01 * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda th, x: -(x[0] ** 2))
-    estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.ones(1), jnp.arange(2.0)))
+    estimator = fl.ppgt(fl.simulator(process, jnp.ones(1), jnp.arange(2.0)), objective)
     result = fl.run(
         fl.Training(estimator, jnp.asarray(1.0), optax.sgd(1e-6), trajectories=50),
         iterations=1,

@@ -50,7 +50,7 @@ def trap():
         "x": x,
         "x_next": x[0, 1],
         "simulator": simulator,
-        "estimator": fl.ppgt(process, objective, simulator),
+        "estimator": fl.ppgt(simulator, objective),
         "recorded": fl.Trajectories(t, x),
     }
 

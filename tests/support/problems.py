@@ -40,7 +40,7 @@ class Problem(NamedTuple):
         return None if isinstance(self.start, jax.Array) else self.start
 
     def estimator(self, **options):
-        return fluctua.ppgt(self.process, self.objective, self.simulator, **options)
+        return fluctua.ppgt(self.simulator, self.objective, **options)
 
 
 # ------------------------------------------------------------------------------------ exact moments

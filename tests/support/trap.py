@@ -16,7 +16,7 @@ THETA = {"f": jnp.zeros(1)}
 def describe(**changes):
     """The training of the trap, with some of its arguments changed."""
     arguments = {
-        "estimator": fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR),
+        "estimator": fl.ppgt(SIMULATOR, OBJECTIVE),
         "theta": THETA,
         "optimiser": optax.adam(0.1),
         "trajectories": 20,

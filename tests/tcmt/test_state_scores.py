@@ -244,7 +244,7 @@ def test_the_correction_is_that_of_any_process():
     }
     table = fl.baselines.time_only(expected_lambda(kernel_spec(task, p)))
     general = fl.ppgt(
-        task.process, task.objective, task.simulator(), baseline=fl.Twin(baseline=table)
+        task.simulator(), task.objective, process=task.process, baseline=fl.Twin(baseline=table)
     ).recorded(p, x)
     fast = model.recorded(p, x)
     np.testing.assert_allclose(fast.returns, general.returns, rtol=1e-4)

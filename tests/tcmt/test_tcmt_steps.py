@@ -67,7 +67,7 @@ def test_the_twin_of_a_heun_task_equals_the_reference():
         running=lambda theta, x, t: rate(theta, x, t) * jnp.where(t > 0, 1.0, 0.5),
         terminal=lambda theta, x: rate(theta, x, jnp.asarray(0.9)) * 0.015,
     )
-    reference = fl.ppgt(task.process, by_ends, task.simulator(), baseline="twin").split(
+    reference = fl.ppgt(task.simulator(), by_ends, process=task.process, baseline="twin").split(
         KEY, THETA, 6
     )
     parts = task.estimator("cpu", baseline="twin", dtype="float64").split(KEY, THETA, 6)

@@ -88,7 +88,7 @@ def simulator(
         wiener: the source of z.
         step: m, that of `process` if not given: "euler"; "heun" or "rk4", which bear longer steps
             where the drift turns faster than it decays; `Exponential`. Estimators follow;
-            `trapezoidal` is for their rewards.
+            their running rewards are integrated by the trapezoid rule.
         backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the
             score and the reward with the system's C++ compiler, "cuda" one for an NVIDIA GPU
             through CuPy; "jax" does not; "auto" compiles where a call, or a training with all its

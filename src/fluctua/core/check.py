@@ -133,7 +133,8 @@ def _in_order(name: str, f: Any) -> None:
         )
 
 
-def _no_reward(theta: Params, x: Array, *rest: Any) -> Array:
+def no_reward(theta: Params, x: Array, *rest: Any) -> Array:
+    """Zero, for an objective without such a reward."""
     return jnp.zeros((), x.dtype)
 
 
@@ -166,8 +167,8 @@ def objective(candidate: Any) -> Rewards:
             "of them."
         )
     return Rewards(
-        _no_reward if candidate.running is None else leading(candidate.running, 4),
-        _no_reward if candidate.terminal is None else leading(candidate.terminal, 3),
+        no_reward if candidate.running is None else leading(candidate.running, 4),
+        no_reward if candidate.terminal is None else leading(candidate.terminal, 3),
         None if candidate.step is None else leading(candidate.step, 6),
         None if candidate.initial is None else leading(candidate.initial, 3),
     )

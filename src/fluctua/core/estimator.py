@@ -29,6 +29,7 @@ from fluctua.core.baselines import (
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Estimate, Samples, combined, labelled, reduce_samples, unflatten
+from fluctua.core.integrators import match_quadrature
 from fluctua.core.likelihood.guard import LAWS, check_linearisation, warn_about_residuals
 from fluctua.core.model import Model, Tables, has_random_start, mark_noiseless
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
@@ -137,10 +138,10 @@ def gradient_samples(
 
 
 def ppgt(
-    process: AnyProcess,
-    objective: Objective | FunctionOfMeans,
     substrate: Substrate,
+    objective: Objective | FunctionOfMeans,
     *,
+    process: AnyProcess | None = None,
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
     baseline: Baseline | Twin | str | None = None,
@@ -152,9 +153,10 @@ def ppgt(
     needs the returns first.
 
     Args:
-        process: drift and noise that the score uses; it may be a calibrated model of the substrate.
-        objective: what is maximised, or a function of means (`function_of_means`).
         substrate: a `simulator`, or any (key, theta, count) -> Trajectories.
+        objective: what is maximised, or a function of means (`function_of_means`).
+        process: drift and noise that the score uses. That of the simulator if not given; any other
+            substrate needs one, and a calibrated model of it will do.
         start: the simulator's own if not given.
         score: ∂θ ln p(x'|x) of one step.
         baseline: what is taken off the return-to-go, a name ("time" if not given: from an
@@ -166,9 +168,21 @@ def ppgt(
     Returns: the estimator, a `PPGT`.
 
     """
-    if start is None and isinstance(substrate, Simulator):
-        start = substrate.recipe.start
-    process = stepped_alike(process, substrate)
+    if not callable(substrate):
+        raise TypeError(
+            "the first argument of `ppgt` is a substrate: a simulator, or any function "
+            f"(key, theta, count) -> Trajectories; got {type(substrate).__name__}. Write "
+            "ppgt(simulator(process, start, t), objective)."
+        )
+    if isinstance(substrate, Simulator):
+        start = substrate.recipe.start if start is None else start
+        own = substrate.recipe.process
+        process = own if process is None else stepped_alike(process, substrate)
+    elif process is None:
+        raise TypeError(
+            "`ppgt` needs `process=`, the drift and noise of the score, for a substrate that is "
+            f"not a simulator; got {type(substrate).__name__} without one."
+        )
     return PPGT(_method(process, objective, start, score, baseline, initial_baseline), substrate)
 
 
@@ -403,7 +417,7 @@ def _method(
     refuse_start(process, start)
     moving = None if start is None else checked_start(start)[0]
     process = check.process(process)
-    checked = check.objective_or_means(objective)
+    checked = match_quadrature(check.objective_or_means(objective), process)
     means = checked if isinstance(checked, FunctionOfMeans) else None
     rewards = checked.parts[0] if isinstance(checked, FunctionOfMeans) else checked
     score = score_of(process, score)

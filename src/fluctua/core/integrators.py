@@ -19,7 +19,8 @@ hides that. Those components go first, with Euler's step, and the others follow 
 there: for a position and a velocity this is the leapfrog, its velocities half a step aside. They
 must be named, `Process(..., silent=(0,))`, since the map depends on them.
 
-Running rewards are a left sum, of first order too; `trapezoidal` makes them one of second order.
+With Euler's step a running reward is a left sum, Σg(X_n)Δt. With any other it is integrated by the
+trapezoid rule, which is of second order too (`match_quadrature`).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
-from fluctua.core.process import Process
+from fluctua.core.objective import FunctionOfMeans, Rewards
+from fluctua.core.process import AnyProcess, Process
 
-__all__ = ["Exponential", "trapezoidal"]
+__all__ = ["Exponential"]
 
 Rate = Callable[[Callable[..., Array], Params, Array, Array, Array, PyTree], Array]
 """(drift, theta, x, t, dt, context) -> (m − x)/Δt (M,), the drift being (theta, x, t, context) ->
@@ -288,27 +289,39 @@ def rate_of(rewards: Rewards) -> Callable[..., Array]:
     return rewards.running.running if isinstance(rewards.running, _Half) else rewards.running
 
 
-def trapezoidal(objective: Objective | FunctionOfMeans) -> Any:
-    """The objective with ∫g dt by the trapezoid rule, in place of the left sum Σg(X_n)Δt.
+def match_quadrature(
+    rewards: Rewards | FunctionOfMeans, process: AnyProcess
+) -> Rewards | FunctionOfMeans:
+    """The rewards with ∫g dt by the rule that fits the integrator of the process.
 
-    The left sum is off by Δt/2 times the change of g over the horizon, which a better step than
-    Euler's does not mend. One half of g is paid at the beginning of a step, and the other on
-    arrival, as a reward of the step.
-
-    Args:
-        objective: its running reward is what changes.
-
-    Returns: an objective for the same doors.
-
-    >>> trapezoidal(Objective(running=lambda theta, x: -jnp.sum(x**2)))
+    A left sum is off by Δt/2 times the change of g over the horizon, as Euler's step is. A better
+    step goes with the trapezoid rule.
     """
-    if isinstance(objective, FunctionOfMeans):
-        return objective._replace(parts=tuple(map(trapezoidal, objective.parts)))
-    rewards = check.objective(objective)
-    if objective.running is None or isinstance(
-        rewards.running, _Half
-    ):  # nothing to do, or done before
-        return objective
-    return objective._replace(
-        running=_Half(rewards.running), step=_OnArrival(rewards.running, rewards.step)
+    return rewards if _has_euler_steps(process) else integrate_by_trapezoids(rewards)
+
+
+def _has_euler_steps(process: AnyProcess) -> bool:
+    """Whether the diffusion of a process is advanced by Euler's steps, one or several at a time."""
+    inner: Any = process
+    while not isinstance(inner, Process):
+        inner = getattr(inner, "diffusion", None) or getattr(inner, "process", None)
+        if inner is None:  # events alone
+            return True
+    return inner.step == "euler" or isinstance(inner.step, Substeps)
+
+
+def integrate_by_trapezoids(rewards: Any) -> Any:
+    """The rewards with ∫g dt by the trapezoid rule, in place of the left sum Σg(X_n)Δt.
+
+    One half of g is collected at the beginning of a step, and the other on arrival, as a reward of
+    the step. rewards: an objective, its rewards or a function of means; the same is returned.
+    """
+    if isinstance(rewards, FunctionOfMeans):
+        parts = tuple(integrate_by_trapezoids(part) for part in rewards.parts)
+        return rewards._replace(parts=parts)
+    checked = check.objective(rewards)
+    if checked.running is check.no_reward or isinstance(checked.running, _Half):
+        return rewards  # nothing to integrate, or done before
+    return rewards._replace(
+        running=_Half(checked.running), step=_OnArrival(checked.running, checked.step)
     )

@@ -80,8 +80,7 @@ Connect = Callable[[], Instrument]
 Connects = Connect | Sequence[Connect]
 """One instrument, or several that are trained together."""
 MakeEstimator = Callable[..., Estimator]
-"""(process, objective, substrate) -> Estimator: `ppgt`, or `functools.partial(ppgt, baseline=...)`.
-"""
+"""(substrate, objective, process=...) -> Estimator: `ppgt`, or `functools.partial(ppgt, ...)`."""
 
 BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a plan can ask for; "twin" is the calibrated drift.
@@ -520,7 +519,9 @@ class _Session:
         if self.as_it_goes:
             self.estimator = self._calibrated()
         else:
-            self.estimator = as_estimator(self.make(model.process, model.objective, self.substrate))
+            self.estimator = as_estimator(
+                self.make(self.substrate, model.objective, process=model.process)
+            )
 
     def _calibrated(self) -> SelfCalibrating:
         """The estimator whose model every measured batch refines."""

@@ -18,6 +18,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimate import FEWEST_OF_MEANS, values_of
 from fluctua.core.estimator import PPGT
+from fluctua.core.integrators import match_quadrature
 from fluctua.core.model import Moment, add_step_reward, initial_rewards
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.protocols import Estimator
@@ -83,6 +84,8 @@ def evaluate(
             "a simulator alone does not know what is rewarded: give `objective=`, or the estimator."
         )
     rewards = check.objective_or_means(objective if objective is not None else own)
+    if isinstance(substrate, Simulator):
+        rewards = match_quadrature(rewards, substrate.recipe.process)
     theta = check.parameters(theta)
     finer = refine_grid(substrate, refine)
     key = jax.random.fold_in(jax.random.key(seed), FRESH)

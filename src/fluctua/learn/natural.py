@@ -7,7 +7,7 @@ S_b of U over blocks of steps give the same mean, F = E[Σ_b S_b S_bᵀ], the be
 F⁻¹∇J is the direction in which J rises most for a given KL(θ ‖ θ + s) ≈ ½ sᵀFs; it comes by
 conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
 
->>> estimator = natural(ppgt(process, objective, simulator))
+>>> estimator = natural(ppgt(simulator, objective))
 >>> train(key, theta, estimator, kl_ascent(0.01), count=200, iterations=50)
 """
 

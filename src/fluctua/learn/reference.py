@@ -26,6 +26,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Estimate, Samples, combined, reduce_samples
+from fluctua.core.integrators import match_quadrature
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.protocols import Estimator, as_estimator
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
@@ -86,7 +87,7 @@ def pathwise(objective: Objective | FunctionOfMeans, substrate: Simulator) -> Ya
     return Yardstick(
         _pathwise,
         _one,
-        check.objective_or_means(objective),
+        _check_rewards(objective, substrate),
         _require_simulator(substrate, "pathwise"),
     )
 
@@ -110,7 +111,7 @@ def finite_differences(
     return Yardstick(
         _differences,
         _two_each_and_one,
-        check.objective_or_means(objective),
+        _check_rewards(objective, substrate),
         simulated,
         (_positive(step),),
     )
@@ -133,7 +134,7 @@ def spsa(
     return Yardstick(
         _spsa,
         _two,
-        check.objective_or_means(objective),
+        _check_rewards(objective, substrate),
         _require_simulator(substrate, "spsa"),
         (_positive(step),),
     )
@@ -168,6 +169,14 @@ def _positive(step: float | None) -> float | None:
     if step is not None and not step > 0:
         raise ValueError(f"the finite-difference `step` must be positive; got {step}.")
     return step
+
+
+def _check_rewards(
+    objective: Objective | FunctionOfMeans, substrate: Simulator
+) -> Rewards | FunctionOfMeans:
+    """The rewards, integrated as the simulator integrates the process."""
+    rewards = check.objective_or_means(objective)
+    return match_quadrature(rewards, _require_simulator(substrate, "a reference").recipe.process)
 
 
 def _samples(

@@ -101,10 +101,10 @@ class SelfCalibrating:
     Estimate.
 
     Args:
-        model: an estimator with a twin in the parameters p, which simulates: ppgt(process,
-            objective, simulator, baseline=Twin()), or task.estimator("cpu", baseline="twin") of a
-            resonator network. For a task that changes on the way, call -> such an estimator: what
-            is known of the device stays, and the history says when.
+        model: an estimator with a twin in the parameters p, which simulates:
+            ppgt(simulator, objective, baseline=Twin()), or task.estimator("cpu", baseline="twin")
+            of a resonator network. For a task that changes on the way, call -> such an estimator:
+            what is known of the device stays, and the history says when.
         device: (key, theta, count) -> Trajectories, an instrument or what stands for one. Every one
             is counted.
         effective: (theta, phi) -> p, written in JAX: {"omega": theta["omega"] + phi["offset"],
@@ -148,7 +148,7 @@ class SelfCalibrating:
     back to go on where another left off. Trajectories of a model that is not linear in φ are part
     of it until a Gaussian describes them (`fluctua.learn.kept`).
 
-    >>> model, device = fl.ppgt(process, objective, simulator, baseline=fl.Twin()), simulator
+    >>> model, device = fl.ppgt(simulator, objective, baseline=fl.Twin()), simulator
     >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
     >>> fl.SelfCalibrating(model, device, effective, jnp.zeros(()), spread=0.2)(key, theta, 4)
 
@@ -650,7 +650,7 @@ def _check_model(model: Any) -> None:
         model.method.twin is None or not isinstance(model.substrate, Simulator)
     ):
         raise TypeError(
-            "the model of a `SelfCalibrating` simulates and has a twin: ppgt(..., simulator, "
+            "the model of a `SelfCalibrating` simulates and has a twin: ppgt(simulator, ..., "
             "baseline=Twin())."
         )
     model = CalibratableProcess(model) if isinstance(model, PPGT) else model
@@ -661,9 +661,9 @@ def _check_model(model: Any) -> None:
     ]
     if lacking:
         raise TypeError(
-            "`SelfCalibrating` needs a model that simulates and has a twin, such as ppgt(process, "
-            "objective, simulator, "
-            f"baseline=Twin()); this {type(model).__name__} has no {', '.join(lacking)}."
+            "`SelfCalibrating` needs a model that simulates and has a twin, such as "
+            "ppgt(simulator, objective, baseline=Twin()); this "
+            f"{type(model).__name__} has no {', '.join(lacking)}."
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Wiener, philox
-from fluctua.core.integrators import trapezoidal
+from fluctua.core.integrators import integrate_by_trapezoids
 from fluctua.core.objective import Objective
 from fluctua.core.process import Process
 from fluctua.core.simulate import Counted, Simulator, simulator
@@ -148,7 +148,7 @@ def accumulated(rate: Callable[..., Array], integrator: str) -> Objective:
     rate: g (theta, x, t, context).
     """
     left = Objective(running=rate)
-    return left if integrator == "euler" else trapezoidal(left)
+    return left if integrator == "euler" else integrate_by_trapezoids(left)
 
 
 @dataclass(frozen=True)

@@ -233,9 +233,7 @@ class Fused:
             or not is_served
             or not set(theta) <= set(state_scores.KNOWN)
         ):
-            general = ppgt(
-                self.task.process, self.task.objective, self.task.simulator(), baseline=Twin()
-            )
+            general = ppgt(self.task.simulator(), self.task.objective, baseline=Twin())
             return general.recorded(theta, trajectories, examined=True)
         spec = kernel_spec(self.task, theta, self.s_plus)
         parts = state_scores.recorded(self.task, spec, expected_lambda(spec), trajectories)

@@ -83,7 +83,7 @@ class Task(Experiment):
                     'a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".'
                 )
             plan = chosen(baseline, door='backend="jax"', condition=self.condition)
-            return ppgt(self.process, self.objective, self.simulator(wiener), baseline=plan)
+            return ppgt(self.simulator(wiener), self.objective, baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
         return fused(self, device=backend, baseline=baseline, **options)

@@ -258,7 +258,7 @@ def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
         share="settings" if share == "settings" else model().correct,
         batch=400,
     )
-    estimate = fl.ppgt(whole.process, whole.objective, substrate, baseline="twin")(
+    estimate = fl.ppgt(substrate, whole.objective, process=whole.process, baseline="twin")(
         jax.random.key(0), model().start, 800
     )
     values, gradients = [], []
@@ -318,7 +318,7 @@ def test_the_value_of_an_array_is_that_of_the_population():
 # ----------------------------------------------------------------------------------------- training
 
 
-def slope(process, objective, substrate):
+def slope(substrate, objective, process):
     """An estimator that needs no compilation: the mean power of each trajectory, and a gradient
     that has it too.
     """

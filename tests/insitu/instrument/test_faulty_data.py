@@ -391,7 +391,7 @@ def test_the_gradient_of_a_right_model_stays_unbiased_with_the_guard():
             on_doubt=on_doubt,
             report=found.append,
         )
-        estimator = fl.ppgt(PROCESS, OBJECTIVE, substrate)
+        estimator = fl.ppgt(substrate, OBJECTIVE, process=PROCESS)
         gradients[on_doubt] = [
             float(estimator(jax.random.key(0), SETTINGS, 40).gradient["k"]) for _ in range(batches)
         ]
