@@ -47,11 +47,8 @@ def assert_equal(results, relative):
             "fade part",
             "mean",
         ),  # dense noise, context, time-dependent, a start that moves with θ
-        (
-            problems.driven_rotor,
-            "density",
-            "optimal",
-        ),  # running, step, initial and terminal rewards; a random start
+        # running, step, initial and terminal rewards; a random start
+        pytest.param(problems.driven_rotor, "density", "optimal", marks=pytest.mark.long),
         (
             problems.multiplicative,
             "fixed",
@@ -107,7 +104,12 @@ LINEAR = fl.integrators.Exponential(
 
 
 @pytest.mark.parametrize(
-    ("step", "baseline"), [("rk4", "optimal"), (LINEAR, "none"), ("heun", "twin")]
+    ("step", "baseline"),
+    [
+        pytest.param("rk4", "optimal", marks=pytest.mark.long),
+        pytest.param(LINEAR, "none", marks=pytest.mark.long),
+        ("heun", "twin"),
+    ],
 )
 def test_better_steps_in_double_precision(step, baseline):
     with jax.enable_x64(True):

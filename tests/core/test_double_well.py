@@ -25,6 +25,7 @@ from problems import flat, tolerance
 E = 20_000
 
 
+@pytest.mark.long
 def test_grid_solution_is_converged_and_is_the_limit_of_the_euler_scheme():
     *_, value, gradient = solved()
     *_, rough_value, rough = solved(points=301, steps=100)
@@ -61,8 +62,9 @@ def test_estimate_agrees_with_the_adjoint_equation(key):
     assert (np.abs(gradient) / error).min() > 6
 
 
-@pytest.mark.parametrize("since", [0.0, 0.5])
-def test_adjoint_is_the_mean_return_to_go(key, since):
+@pytest.mark.long
+def test_adjoint_is_the_mean_return_to_go(key):
+    since = 0.5
     # Feynman–Kac: λ(x, t) = E[λ̂ | X_t = x], from trajectories that all start at x at time t.
     x, t, adjoint, *_ = solved()
     times = jnp.linspace(since, END, 1 + round((END - since) / 0.01))

@@ -66,7 +66,7 @@ def test_the_reference_itself_is_the_textbook_ornstein_uhlenbeck_chain():
     ("make", "kind"),
     [
         (ornstein_uhlenbeck, "density"),
-        (multiplicative, "fade beyond"),
+        pytest.param(multiplicative, "fade beyond", marks=pytest.mark.long),
         (non_normal, "fade part"),
     ],
 )
@@ -79,7 +79,7 @@ def test_simulated(key, make, kind):
     ("make", "kind"),
     [
         (ornstein_uhlenbeck, "fixed"),
-        (multiplicative, "fade 0"),
+        pytest.param(multiplicative, "fade 0", marks=pytest.mark.long),
         (non_normal, "density"),
     ],
 )

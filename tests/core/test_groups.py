@@ -80,6 +80,7 @@ def test_trajectories_a_device_that_are_worth_while():
         variances.worthwhile(-1)
 
 
+@pytest.mark.long
 def test_groups_travel_with_the_trajectories():
     """Through `gradient`, with every kind of baseline, in one piece and in chunks."""
     process = fl.Process(lambda k, x, t, c: -k * x + c, lambda k, x: jnp.ones_like(x))

@@ -223,9 +223,9 @@ def test_the_score_is_the_derivative_of_the_density(name):
 @pytest.mark.parametrize(
     ("name", "baseline"),
     [
-        ("rk4", "time"),
+        pytest.param("rk4", "time", marks=pytest.mark.long),
         ("heun", "twin"),
-        ("exponential", "optimal"),
+        pytest.param("exponential", "optimal", marks=pytest.mark.long),
         ("leapfrog", "twin of order 2"),
     ],
 )

@@ -73,6 +73,7 @@ def test_underdamped_oscillator(key):
     assert np.abs(z_scores(estimate)).max() < 4
 
 
+@pytest.mark.long
 def test_forms_of_the_noise_agree_number_by_number(key):
     record = fl.simulator(DIAGONAL, jnp.array([1.0, 0.0]), T)(key, THETA, 50)
     first, *others = (
@@ -85,6 +86,7 @@ def test_forms_of_the_noise_agree_number_by_number(key):
             )
 
 
+@pytest.mark.long
 def test_twin_of_an_underdamped_oscillator(key):
     run = fl.simulator(DIAGONAL, jnp.array([1.0, 0.0]), T)
     wrong = fl.Twin(theta=lambda th: {**th, "k": 1.1 * th["k"]}, order=2)
@@ -298,6 +300,7 @@ def test_other_users_of_the_score_refuse_it_too(key):
         fl.stationary(process, lambda th, x: x[1], LATER, long, window=1.0)
 
 
+@pytest.mark.long
 def test_a_parameter_that_never_enters_where_the_trajectories_go_is_no_obstacle(key):
     """f enters the silent row beyond x₁ = 50, which none reaches: the numbers are those of the
     process without it.

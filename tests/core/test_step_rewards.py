@@ -15,9 +15,7 @@ from fluctua.core.streamed import split_key
 from problems import driven_rotor, flat, problem, tolerance, without_noise_parameters, z_scores
 
 BASELINES = {
-    "none": fl.baselines.none(),
     "optimal": fl.baselines.optimal(),
-    "binned": fl.baselines.binned(lambda th, x: x[0]),
     "second order": fl.Twin(order=2),
 }
 E = 4000

@@ -53,7 +53,7 @@ def variance(tree):
     ("make", "kind", "order"),
     [
         (multiplicative, "density", 1),
-        (multiplicative, "fade 0", 2),
+        pytest.param(multiplicative, "fade 0", 2, marks=pytest.mark.long),
         # per-trajectory context, a grid that is not uniform, noise (3, 4)
         (non_normal, "density", 2),
         pytest.param(non_normal, "fade part", 1, marks=pytest.mark.long),

@@ -20,7 +20,9 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("name", ["first order", "second order"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("first order", marks=pytest.mark.long), "second order"]
+)
 def test_streamed_equals_recorded_equals_chunked(name):
     # 14 steps in segments of 4, the last one short; 37 trajectories in batches of 9 and 10
     twin, whole = TWINS[name], stored(37)
@@ -74,6 +76,7 @@ def test_one_noise_free_path_serves_all_where_all_are_alike():
     )
 
 
+@pytest.mark.long
 def test_a_noiseless_simulation_has_nothing_to_correct():
     # X is then the twin's own path: Λ = 0, and the direct part of a trajectory is the gradient of
     # its return.

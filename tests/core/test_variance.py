@@ -4,6 +4,7 @@ can go.
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fluctua
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
@@ -11,6 +12,7 @@ from problems import flat, ornstein_uhlenbeck, problem, tolerance
 E = 4000
 
 
+@pytest.mark.long
 def test_optimal_baseline_gains_tenfold_where_the_mean_reward_is_large(key):
     # A constant reward of 50 per unit time, and all parameters enter through a score: drift, noise
     # or start.

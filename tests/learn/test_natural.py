@@ -75,6 +75,7 @@ def test_products_and_solutions_are_those_of_the_matrix():
         np.testing.assert_allclose(solution, np.linalg.solve(damped, flat), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_streamed_recorded_and_replayed_scores_are_the_same():
     estimator = fl.natural(fl.ppgt(RUN, OBJECTIVE), blocks=5, damping=0.0)
     key, count = jax.random.key(3), 400
@@ -136,6 +137,7 @@ def kl_step(estimate, kl):
     )
 
 
+@pytest.mark.long
 def test_a_step_is_as_long_as_asked_and_leads_uphill():
     """½ sᵀFs = δ exactly with the estimated F, and KL of the paths to the first order beyond."""
     theta = {"k": jnp.array(K), "m": jnp.array(M)}

@@ -127,7 +127,13 @@ def z_at(estimate, exact):
     return np.append(z, (estimate.value - value) / estimate.value_stderr)
 
 
-@pytest.mark.parametrize(("make", "kind"), [(non_normal, "fixed"), (ornstein_uhlenbeck, "density")])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        pytest.param(non_normal, "fixed", marks=pytest.mark.long),
+        (ornstein_uhlenbeck, "density"),
+    ],
+)
 def test_linear_chains_at_other_parameters(make, kind):
     the = without_noise_parameters(make, kind)
     new = moved(the.theta, 1, 0.15 if kind == "fixed" else 0.1)
@@ -216,6 +222,7 @@ def exact_force(f):
 # ------------------------------------------------------------------------------------ other laws
 
 
+@pytest.mark.long
 def test_samples_far_apart_by_local_linearisation():
     """An Ornstein–Uhlenbeck process seen every 0.5: the law is exact, Euler's is not."""
     process = fl.Process(lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: 0.8 * jnp.ones(1))

@@ -344,6 +344,7 @@ def with_conversion(theta, phi):
     return {**effective(theta, NOMINAL), "detector": phi}
 
 
+@pytest.mark.long
 def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
     """States do not tell what a detector makes of them: the prior is what is known of it."""
     objective = fl.Objective(running=lambda p, x: p["detector"] * x[0])

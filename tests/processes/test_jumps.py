@@ -146,6 +146,7 @@ def test_two_state_promoter(key):
     assert np.abs(z_scores(estimate, exact)).max() < 4
 
 
+@pytest.mark.long
 def test_dimerisation(key):
     """2A -> B and back, a rate that is quadratic in the state."""
     process = Jumps(

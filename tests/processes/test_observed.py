@@ -263,6 +263,7 @@ def test_one_covariance_serves_all_trajectories_of_a_linear_process():
         np.testing.assert_allclose(together[name], alone[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_everything_observed_exactly_is_the_process_itself(key):
     """y = x: the filter's score is that of the increments, and the hidden path that of the
     process' own noise.

@@ -333,6 +333,7 @@ def test_twins_that_cannot_be_are_named(key):
 # --------------------------------------------------------------------------------------- steadiness
 
 
+@pytest.mark.long
 def test_a_record_that_changes_is_noticed(key):
     data = record(key, 40_000)
     assert not stationary(OU, SQUARE, THETA, data).change.seen

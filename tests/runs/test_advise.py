@@ -120,6 +120,7 @@ def small(tmp_path):
     return tmp_path / "theta.npz"
 
 
+@pytest.mark.long
 def test_the_command_for_people_and_programs(small):
     done = invoke(small, "--pilot", 600, "--rate", 1000, "--error", 0.3, "--backend", "cpu")
     assert done.exit_code == 0, done.output

@@ -50,6 +50,7 @@ def invoke(*arguments):
 # ------------------------------------------------------------------------------------- fingerprints
 
 
+@pytest.mark.long
 def test_a_configuration_that_was_cut_off_is_refused_wherever_it_was_cut(run_copy):
     """Most cuts are valid TOML, of another run."""
     text = (run_copy / "config.toml").read_text()

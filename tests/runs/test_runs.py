@@ -439,6 +439,7 @@ def test_a_branch_with_another_ensemble_by_command(finished, tmp_path):
 # ---------------------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.long
 def test_two_processes_cannot_train_into_one_folder(tmp_path):
     rows = runs.run(CONFIG, tmp_path / "run")
     next(rows)

@@ -179,6 +179,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_long_run():
     """In a process of its own: test runners that spread over processes ignore the signal."""
     code = LONG_RUN.format(folder=str(Path(__file__).parents[1] / "support"))

@@ -72,8 +72,7 @@ def test_a_device_is_the_simulator_at_its_true_parameters(sigma_kappa):
     assert abs(noisy.std() / 0.1 - 1) < 5 / np.sqrt(2 * noisy.size)
 
 
-@pytest.mark.parametrize("sigma_kappa", [0.0, 0.2])
-@pytest.mark.parametrize("every", [1, 7])
+@pytest.mark.parametrize(("sigma_kappa", "every"), [(0.0, 7), (0.2, 1)])
 def test_evidence_is_that_of_any_process(sigma_kappa, every):
     task = task_of(sigma_kappa)
     estimator, x = estimator_of(task), Device(task, hidden)(KEY, THETA, 2)
@@ -173,6 +172,7 @@ def test_samples_ten_steps_apart_calibrate_losses():
     assert np.median(known.stderr["gamma"]) < 0.01  # 0.05 would show
 
 
+@pytest.mark.long
 def test_the_correction_for_readout_is_that_of_any_process():
     """½ Tr[S ∂²U] by the network's moments against derivatives of the general score on the same
     noisy states.
@@ -235,6 +235,7 @@ def test_losses_take_the_general_path():
     assert abs(float(known.unknown) - 1) < 4 * float(known.stderr) < 0.1
 
 
+@pytest.mark.long
 def test_the_correction_is_that_of_any_process():
     task = task_of()
     model, x = task.estimator("cpu", baseline="twin"), Device(task, hidden)(KEY, THETA, 3)

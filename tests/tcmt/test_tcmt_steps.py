@@ -37,7 +37,8 @@ def assert_same(fused, reference, rtol=1e-9):
 @pytest.mark.parametrize(
     ("make", "options", "baseline"),
     [
-        (tcmt.transmission, {}, "time"),  # whose table has a reward of the end
+        # whose table has a reward of the end
+        pytest.param(tcmt.transmission, {}, "time", marks=pytest.mark.long),
         (
             tcmt.isolation,
             {"sigma_kappa": 0.2, "frame": "lab", "frequency": 3.0, "envelope": jnp.cos},

@@ -34,9 +34,9 @@ def load_code(text: str, expected: str) -> Any:
     """
     file, colon, name = text.rpartition(":")
     if not colon or not file.endswith(".py"):
-        given = text if text.endswith(".py") else "FILE.py"
+        file = text if text.endswith(".py") else "FILE.py"
         raise ValueError(
-            f"{text!r} names no object: {expected} is given as FILE.py:NAME, such as {given}:NAME."
+            f"{text!r} names no object: {expected} is given as FILE.py:NAME, such as {file}:NAME."
         )
     path = Path(file)
     require_file(path, "a Python file")

@@ -64,6 +64,7 @@ def test_errors_of_the_drift_are_true():
     assert kstest(z, "norm").pvalue > 1e-3
 
 
+@pytest.mark.long
 def test_coarse_samples_need_local_linearisation():
     coarse = linear(600, steps=800, dt=0.005, every=100)  # samples 0.5 apart
     ours = insitu.calibrate.fit_drift(coarse, PROCESS, THETA, transition=local_linear)
@@ -147,6 +148,7 @@ def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion
     assert np.sqrt(np.mean(z**2)) < 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("observed", [0.0, 0.1])
 def test_white_noise_is_called_white_as_often_as_it_should(observed):
     """p of 60 short recordings is uniform: of lag 8 there are 6 products in 14 steps, and ε
@@ -396,8 +398,9 @@ def test_gains_need_settings_that_differ():
 # ------------------------------------------------------------------ drifts that tell their features
 
 
-@pytest.mark.parametrize("frame", ["rotating", "lab"])
-@pytest.mark.parametrize("make", [tcmt.transmission, tcmt.isolation])
+@pytest.mark.parametrize(
+    ("make", "frame"), [(tcmt.transmission, "rotating"), (tcmt.isolation, "lab")]
+)
 def test_entries_are_the_derivatives_of_the_drift(make, frame):
     network = tcmt.rectangular(2, 3)
     task = make(network, horizon=0.1, dt=0.01, sigma_kappa=0.2, frame=frame)

@@ -128,6 +128,7 @@ def run(*arguments):
     return done
 
 
+@pytest.mark.long
 def test_estimate_follows_the_transition_of_the_calibration(tmp_path):
     """E[X_T²] = e^{−2kT} + (1 − e^{−2kT})/8k: samples 1 apart put 8 standard errors on Euler's
     gradient.
