@@ -24,10 +24,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fluctua.cli.insitu import _model_of
+from fluctua.insitu import Plan, run
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import bench_process, sheet_options
 from fluctua.insitu.instrument.virtual import VirtualBench
-from fluctua.insitu.training import Plan, run
 from fluctua.plot.style import LOOK, WIDTH, save_png
 from fluctua.store import history
 
@@ -77,8 +77,8 @@ def train(given: argparse.Namespace) -> None:
         measure_every=given.measure_every,
         forget_after=given.forget_after,
         points=POINTS,
-        most_omega=3.0,
-        most_kappa=2.0,
+        omega_max=3.0,
+        kappa_max=2.0,
         record=False,
     )
     begun = time.monotonic()

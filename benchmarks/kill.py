@@ -379,19 +379,18 @@ def in_situ(
     import numpy as np
 
     import fluctua as fl
-    from fluctua.insitu import training
-    from fluctua.insitu.model import DeviceFit, Model
+    from fluctua import insitu
+    from fluctua.insitu.device_training import run_and_resume as training
     from fluctua.store import history
 
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: jnp.ones_like(x))
-    model = Model(
+    fit = insitu.DeviceFit({"gain": np.ones(1)}, "a report")
+    model = insitu.Model(
         process,
         fl.Objective(running=lambda th, x: x[0]),
-        {"f": jnp.zeros(1)},
-        -1.0,
-        1.0,
-        probe=lambda rng: {"f": rng.normal(size=1)},
-        calibrate=lambda runs: DeviceFit({"gain": np.ones(1)}, "a report"),
+        knobs={"f": insitu.Knob(np.zeros(1), bounds=(-1.0, 1.0))},
+        unknowns={},
+        methods=insitu.Methods(calibrate=lambda runs: fit),
     )
 
     class Slope:
@@ -410,7 +409,7 @@ def in_situ(
                 count,
             )
 
-    plan = training.Plan(
+    plan = insitu.Plan(
         iterations=ITERATIONS,
         trajectories=6,
         probes=2,
@@ -595,7 +594,7 @@ def run(options: argparse.Namespace, work: Path) -> None:
     import optax  # noqa: F401
     import scipy.stats  # noqa: F401
 
-    import fluctua.insitu.training
+    import fluctua.insitu.device_training.run_and_resume
     import fluctua.runs.lattice  # noqa: F401
 
     shim = ctypes.CDLL(str(work / "shim.so"))

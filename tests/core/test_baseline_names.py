@@ -10,7 +10,7 @@ import pytest
 import fluctua as fl
 from fluctua import tcmt
 from fluctua.core import baselines
-from fluctua.insitu.training import Plan
+from fluctua.insitu import Plan
 from fluctua.runs.config import Config
 from problems import flat
 

@@ -22,12 +22,12 @@ from fluctua.cli.app import app
 from fluctua.core.estimate import Estimate
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import files
-from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device, server
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.calibrate.actuators import own_gains
 from fluctua.insitu.calibrate.fit import fit_system
+from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.instrument.substrate import instrument_substrate
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.networks import network_model
@@ -361,10 +361,11 @@ def test_going_on_with_another_model_is_refused_by_name(tmp_path):
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
         list(loop.run(connect, small_model(), small_plan(iterations=1), folder, estimator=Slope))
         model = small_model()
+        narrow = model.knobs | {"omega": model.knobs["omega"]._replace(bounds=(-1.0, 2.0))}
         stiff = model.process._replace(drift=lambda settings, x, t, context: -x)
         for other, estimator, name in (
             (model._replace(process=stiff), Slope, "`process.drift`"),
-            (model._replace(lower={"omega": -1.0, "kappa": 0.0}), Slope, "`lower`"),
+            (model._replace(knobs=narrow), Slope, "`lower`"),
             (model, None, "`estimator`"),
         ):
             with pytest.raises(ValueError, match=name):

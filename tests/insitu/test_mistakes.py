@@ -131,7 +131,7 @@ def test_resuming_refuses_options_it_would_not_follow(tmp_path):
 
 def test_folders_that_cannot_take_a_run(folder):
     from fluctua import tcmt
-    from fluctua.insitu import training as loop
+    from fluctua.insitu.device_training import run_and_resume as loop
     from fluctua.insitu.networks import network_model
 
     model = network_model(tcmt.rectangular(2, 2), interval=0.02, points=21)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from fluctua.insitu.plan_file import hold_plan, write_plan
-from fluctua.insitu.training import Plan, read_plan
+from fluctua.insitu import Plan, read_plan
+from fluctua.insitu.device_training.plan_file import hold_plan, write_plan
 from fluctua.store import checkpoint
 
 EDITS = {
@@ -35,8 +35,8 @@ EDITS = {
     "renew": True,
     "measure_every": 2,
     "readout": "measured",
-    "most_omega": 2.1,
-    "most_kappa": 1.6,
+    "omega_max": 2.1,
+    "kappa_max": 1.6,
 }
 
 
@@ -57,6 +57,18 @@ def edit(folder, **values):
 
 def test_a_plan_is_read_as_it_was_written(folder):
     assert read_plan(folder) == Plan()
+
+
+def test_a_plan_of_an_earlier_version_is_read(folder):
+    fields = dataclasses.asdict(Plan(forget_after=5.0, omega_max=2.5))
+    names = {"forget_after": "memory", "omega_max": "most_omega", "kappa_max": "most_kappa"}
+    fields = {names.get(name, name): value for name, value in fields.items()}
+    (folder / "plan.json").write_bytes(write_plan(fields, "0123456789abcdef", {}))
+    checkpoint.write(folder / "checkpoints", 0, hold_plan(fields), keep=3)
+    assert read_plan(folder) == Plan(forget_after=5.0, omega_max=2.5)
+    edit(folder, memory=6.0)
+    with pytest.raises(ValueError, match="`memory` was 5.0 and is 6.0"):
+        read_plan(folder)
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -109,7 +121,7 @@ def test_a_number_of_iterations_that_was_changed_officially_is_taken(folder):
         ("record", 1),
         ("kerr", "no"),
         ("address", None),
-        ("most_omega", math.inf),
+        ("omega_max", math.inf),
     ],
 )
 def test_numbers_of_a_plan_are_finite_and_in_range(name, value):

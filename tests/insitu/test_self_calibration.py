@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fluctua.cli.app import app
-from fluctua.insitu import training as loop
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import Bench
+from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.networks import network_model
 from fluctua.store import history
@@ -133,8 +133,9 @@ def test_a_plan_that_cannot_be_is_named(tmp_path):
         plan(calibration="trainig")
     with pytest.raises(ValueError, match=r"`forget_after`.*0\.5"):
         plan(forget_after=0.5)
-    with pytest.raises(ValueError, match=r"Model\.unknown"):
-        loop.run(lambda: None, MODEL._replace(unknown=None), plan(), tmp_path / "none")
+    without = MODEL._replace(methods=MODEL.methods._replace(self_calibration=None))
+    with pytest.raises(ValueError, match="`unknowns`, `x0` and `t`"):
+        loop.run(lambda: None, without, plan(), tmp_path / "none")
     with pytest.raises(ValueError, match="'gain'"):
         network_model(SHEET.nominal, interval=0.01, spread={"gain": 0.2})
 

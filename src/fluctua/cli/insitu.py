@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from fluctua.insitu import Model
     from fluctua.insitu.bench.demo import DemoResult
     from fluctua.insitu.bench.population import PopulationComparison
+    from fluctua.insitu.device_training.plan import Plan
+    from fluctua.insitu.device_training.run_and_resume import Rows
     from fluctua.insitu.instrument import VirtualBench
     from fluctua.insitu.instrument.virtual import BenchDescription as Sheet
-    from fluctua.insitu.training import Plan, Rows
     from fluctua.tcmt import Network
 
 app = typer.Typer(
@@ -77,7 +78,7 @@ def demo(
     from fluctua.insitu.bench import demo as of_one
     from fluctua.insitu.bench import population as of_many
     from fluctua.insitu.bench.device import Sheet
-    from fluctua.insitu.training import Plan
+    from fluctua.insitu.device_training.plan import Plan
     from fluctua.plot.training import draw_in_situ, draw_population
 
     out = free_folder("insitu-array" if devices > 1 else "insitu-demo") if out is None else out
@@ -238,9 +239,9 @@ def train(
     box are retried, bad trajectories are discarded and counted, everything is recorded. Ctrl-C or a
     kill loses the iteration at hand; --resume goes on.
     """
-    from fluctua.insitu import training as loop
+    from fluctua.insitu.device_training import run_and_resume as loop
+    from fluctua.insitu.device_training.plan import Plan
     from fluctua.insitu.instrument.virtual import VirtualBench
-    from fluctua.insitu.training import Plan
 
     try:
         if resume is not None:
@@ -275,8 +276,8 @@ def train(
                 measure_every=measure_every,
                 renew=renew,
                 readout=readout if readout == "measured" else _number("readout", readout),
-                most_omega=most_omega,
-                most_kappa=most_kappa,
+                omega_max=most_omega,
+                kappa_max=most_kappa,
                 time_limit=300.0 if time_limit is None else time_limit,
                 on_doubt=on_doubt or "stop",
             )
@@ -381,17 +382,16 @@ def _model_of(sheet: Sheet, plan: Plan) -> Model:
     """The network of a data sheet as an experiment."""
     from fluctua.insitu import network_model
 
-    chi = (
-        (-0.05, 0.05) if plan.kerr else None
-    )  # at the edge it detunes by a few couplings where the light is
+    bounds = {"omega": (-plan.omega_max, plan.omega_max), "kappa": (0.0, plan.kappa_max)}
+    if plan.kerr:
+        # at the edge it detunes by a few couplings where the light is
+        bounds["chi"] = (-0.05, 0.05)
     return network_model(
         _network_of(sheet),
         interval=sheet.interval,
         points=plan.points,
-        chi=chi,
+        bounds=bounds,
         sigma_kappa=plan.sigma_kappa,
-        omega=(-plan.most_omega, plan.most_omega),
-        kappa=(0.0, plan.most_kappa),
     )
 
 

@@ -7,18 +7,22 @@ Namespaces hold the rest: `files` for recordings, `instrument` for drivers.
 from fluctua.insitu import calibrate, files, instrument
 from fluctua.insitu.advice import FileAdvice, advise_file
 from fluctua.insitu.continuing import estimate_continuing
+from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.device_training.run_and_resume import read_plan, resume, run
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.instrument.substrate import instrument_substrate
-from fluctua.insitu.model import DeviceFit, Model, Unknown
+from fluctua.insitu.model import Knob, Methods, Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.pooling import EstimateOptions, Pooled, estimate_files
-from fluctua.insitu.training import Plan, read_plan, resume, run
+from fluctua.insitu.unknowns import DeviceFit, Unknown
 
 __all__ = [
     "DeviceFit",
     "EstimateOptions",
     "FileAdvice",
+    "Knob",
+    "Methods",
     "Model",
     "Plan",
     "Pooled",

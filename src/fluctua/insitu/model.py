@@ -1,128 +1,184 @@
-"""What in-situ training has to know of an experiment: its knobs, its process, its reward, how to
-calibrate it.
-"""
+"""An experiment for in-situ training: its process, its reward, its knobs and its unknowns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
-from fluctua.core.arrays import Array, Params
-from fluctua.core.integrators import step_at
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import Objective, Rewards
-from fluctua.core.process import NoiseProduct, Process
+from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.substrate import Head
+from fluctua.insitu.unknowns import (
+    DeviceFit,
+    Place,
+    Runs,
+    SelfCalibration,
+    Unknown,
+    Values,
+    derive_self_calibration,
+    fit_unknowns,
+    translate_process,
+    translate_rewards,
+)
 
 
-class DeviceFit(NamedTuple):
-    """values: a dictionary of arrays, the context of the process. report: for a reader; kept as
-    calibration.txt.
+class Range(NamedTuple):
+    """Lowest and highest value of a setting."""
+
+    low: float
+    high: float
+
+    def halve(self) -> Range:
+        """Half of the range, about its middle."""
+        quarter = (self.high - self.low) / 4
+        return Range(self.low + quarter, self.high - quarter)
+
+
+class Knob(NamedTuple):
+    """One setting of an instrument, or an array of settings of one kind.
+
+    start: where training begins, a number or an array.
+    bounds: (low, high) of the training.
+    probe: (low, high) between which settings of the calibration are drawn; half of the bounds about
+        their middle if not given.
+    learning_rate_scale: factor on the learning rate, for a setting of another size.
     """
 
-    values: dict[str, Array]
-    report: str = ""
+    start: Any
+    bounds: tuple[float, float]
+    probe: tuple[float, float] | None = None
+    learning_rate_scale: float = 1.0
 
 
-class Unknown(NamedTuple):
-    """What `fluctua.SelfCalibrating` is made from, where the trajectories of a training calibrate
-    too.
+class Methods(NamedTuple):
+    """A model's own ways, where there are faster or more accurate ones than `Model` derives.
 
-    model: an estimator with a twin in the parameters p. effective: (settings, φ) -> p. start,
-    spread: φ by the data sheet, and how far the instrument may be from it, standard deviations.
-    context: φ -> the context of the process.
-    every: steps of which one counts for the information.
+    calibrate: from [(settings, trajectories), …] to a `DeviceFit`.
+    follow: (values, settings, trajectories) -> the values after those trajectories. Without one
+        they stay as they were calibrated.
+    correct: (θ, values of a device) -> the settings at which it does θ, for arrays of devices that
+        share parameters; see `share_parameters`.
+    self_calibration: for a training that calibrates as it goes.
+    head: (batch, settings) -> the head of a recording. Without one a file holds states and
+        settings.
     """
 
-    model: Any
-    effective: Callable[[Params, Params], Params]
-    start: Params
-    spread: Params
-    context: Callable[[Params], dict[str, Array]]
-    every: int = 1
+    calibrate: Callable[[Runs], DeviceFit] | None = None
+    follow: Callable[[Values, Params, Trajectories], Values] | None = None
+    correct: Callable[[Params, Values], Params] | None = None
+    self_calibration: SelfCalibration | None = None
+    head: Head | None = None
 
 
 class Model(NamedTuple):
-    """An experiment.
+    """An experiment: what it does, what is rewarded, what can be set, and what is not known.
 
-    process: drift and noise as functions of the settings; its context is one row of the
-    calibration. start: settings to begin at. lower, upper: bounds of the settings. probe: rng ->
-    settings for the calibration. calibrate: from [(settings, trajectories), …] to a `DeviceFit`.
-    follow: (values, settings, trajectories) -> the values after those trajectories; None if they
-    stay as they are. points: samples a trajectory. head: of the recordings, so that they can be
-    estimated and calibrated by themselves; without one they hold states and settings. correct: (θ,
-    values of a device) -> the settings at which it does θ, for arrays of devices that share
-    parameters; see `corrected`.
-    unknown: for a training that calibrates as it goes; None if there is only the calibration at
-    probes. steps: factors on the learning rate, a prefix of the settings, where some are of another
-    size; None for one rate. channels: components of a sample; None takes those of the first batch.
+    Args:
+        process: drift and noise as functions of the settings, {name of a knob: value}. Its context
+            holds the unknowns, {name: value}, and what the instrument recorded with a trajectory.
+        objective: rewards.
+        knobs: settings by name, with bounds.
+        unknowns: quantities of the process by name, with spreads: offsets, gains, losses.
+        x0: state at which trajectories start, (M,). Needed by calibration="training" only.
+        t: times of the samples, (T+1,). Needed by calibration="training" only.
+        channels: components of a sample; those of the first batch if not given.
+        methods: ways of the model's own.
+
+    >>> def drift(settings, x, t, unknowns):
+    ...     return settings["force"] * unknowns["gain"] - x
+    >>> Model(
+    ...     process=fl.Process(drift, lambda settings, x: 0.1 * jnp.ones_like(x)),
+    ...     objective=fl.Objective(running=lambda settings, x: x[0]),
+    ...     knobs={"force": Knob(0.0, bounds=(-1.0, 1.0))},
+    ...     unknowns={"gain": Unknown(1.0, spread=0.2)},
+    ... )
+
     """
 
     process: Process
     objective: Objective | Rewards
-    start: Params
-    lower: Params
-    upper: Params
-    probe: Callable[[np.random.Generator], Params]
-    calibrate: Callable[[list[tuple[Params, Trajectories]]], DeviceFit]
-    follow: Callable[[dict[str, Array], Params, Trajectories], dict[str, Array]] | None = None
-    points: int | None = None
-    head: Head | None = None
-    correct: Callable[[Params, dict[str, Array]], Params] | None = None
-    unknown: Unknown | None = None
-    steps: Params | None = None
+    knobs: Mapping[str, Knob]
+    unknowns: Mapping[str, Unknown]
+    x0: Array | None = None
+    t: Array | None = None
     channels: int | None = None
+    methods: Methods = Methods()
+
+    @property
+    def start(self) -> Params:
+        """Settings at which training begins."""
+        real = jnp.result_type(float)
+        return {name: jnp.asarray(knob.start, real) for name, knob in self.knobs.items()}
+
+    @property
+    def lower(self) -> Params:
+        """Lower bounds of the settings."""
+        return {name: knob.bounds[0] for name, knob in self.knobs.items()}
+
+    @property
+    def upper(self) -> Params:
+        """Upper bounds of the settings."""
+        return {name: knob.bounds[1] for name, knob in self.knobs.items()}
+
+    @property
+    def learning_rate_scale(self) -> Params | None:
+        """Factors on the learning rate; None where they are all one."""
+        scales = {name: knob.learning_rate_scale for name, knob in self.knobs.items()}
+        return None if all(scale == 1.0 for scale in scales.values()) else scales
+
+    def probe(self, rng: np.random.Generator) -> Params:
+        """Random settings for a calibration."""
+        settings = {}
+        for name, knob in self.knobs.items():
+            low, high = knob.probe or Range(*knob.bounds).halve()
+            settings[name] = rng.uniform(low, high, np.shape(knob.start))
+        return settings
+
+    def calibrate(self, runs: Runs) -> DeviceFit:
+        """The unknowns, from trajectories at known settings."""
+        if self.methods.calibrate is not None:
+            return self.methods.calibrate(runs)
+        return fit_unknowns(self.process, self.unknowns, runs)
+
+    def find_self_calibration(self) -> SelfCalibration | None:
+        """What a training needs to calibrate as it goes; None where `x0` and `t` are missing."""
+        if self.methods.self_calibration is not None:
+            return self.methods.self_calibration
+        if self.x0 is None or self.t is None or not self.unknowns:
+            return None
+        return derive_self_calibration(self.process, self.objective, self.unknowns, self.x0, self.t)
 
 
 @dataclass(frozen=True)
-class _AtSettings:
-    """A function of the settings as one of θ; equal ones share a compilation. place: of the
-    calibration after θ.
-    """
+class _Corrected:
+    """(θ, calibration) -> the settings at which a device does θ, and its calibration."""
 
-    function: Callable[..., Any]
-    correct: Callable[..., Params]
-    place: int
+    correct: Callable[[Params, Values], Params]
 
-    def __call__(self, theta: Params, *state: Any) -> Any:
-        return self.function(self.correct(theta, state[self.place]), *state)
+    def __call__(self, theta: Params, context: PyTree) -> Place:
+        return Place(self.correct(theta, context), context)
 
 
-def corrected(model: Model) -> Model:
-    """The experiment as a function of what its devices are to do, not of their settings, which
-    follow from it.
+def share_parameters(model: Model) -> Model:
+    """The experiment as a function of what its devices are to do, from which settings follow.
 
-    μ(θ, x) = μ(u(θ, calibration), x) with u = `model.correct`: the process of an array of devices
+    μ(θ, x) = μ(u(θ, calibration), x) with u = `Methods.correct`: the process of an array of devices
     that differ and share parameters. Start and bounds are taken for θ as they are; settings stay
     within them too, where `correct` sees to it.
     """
-    if model.correct is None:
+    if model.methods.correct is None:
         raise ValueError(
-            "this model does not say how a device is set to do given parameters: it has no "
-            "`correct`. Give one, or let "
-            "the devices share settings."
+            "this model has no `correct` among its methods: (θ, calibration) -> the settings at "
+            "which a device does θ. Give one, or let the devices share settings."
         )
-    process = check.process(model.process)
-    rewards = check.objective(model.objective)
-    correct = model.correct
-
-    def at(function: Any, place: int) -> Any:
-        return None if function is None else _AtSettings(function, correct, place)
-
-    noise = process.noise
-    noise = (
-        noise._replace(product=at(noise.product, 2))
-        if isinstance(noise, NoiseProduct)
-        else at(noise, 2)
-    )
-    step = step_at(process.step, correct)
+    translate = _Corrected(model.methods.correct)
     return model._replace(
-        process=process._replace(
-            drift=at(process.drift, 2), noise=noise, diffusion=at(process.diffusion, 2), step=step
-        ),
-        objective=Rewards(*(at(reward, -1) for reward in rewards)),
+        process=translate_process(model.process, translate),
+        objective=translate_rewards(model.objective, translate),
     )

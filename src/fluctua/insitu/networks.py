@@ -19,24 +19,28 @@ from fluctua.insitu.calibrate.knobs import KnobValues
 from fluctua.insitu.calibrate.network import linear_model
 from fluctua.insitu.instrument.protocol import Batch
 from fluctua.insitu.instrument.substrate import shapes
-from fluctua.insitu.model import DeviceFit, Model, Unknown
+from fluctua.insitu.model import Knob, Methods, Model
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import task_tables
+from fluctua.insitu.unknowns import DeviceFit, Runs, SelfCalibration, Unknown
 from fluctua.tcmt.coupled_modes import coefficients
 from fluctua.tcmt.fused import Fused, OfLosses
 
 LONGEST_STEP = 1e-3
-"""Of the model that a training calibrates, in units of 1/κ: its Euler steps are closer than the
-samples.
-"""
+"""Longest Euler step of the model that a training calibrates, in units of 1/κ."""
 
 EVERY = 20
 """Such steps of which one counts for the information: features change by 1e-3 of themselves in a
 step.
 """
 
-KERR_STEP = 0.01
-"""Of a step of χ to one of ω: a Kerr coefficient of 0.01 detunes by as much as ω = 0.5."""
+KERR_SCALE = 0.01
+"""Learning rate of χ over that of ω: a Kerr coefficient of 0.01 detunes by as much as ω = 0.5."""
+
+BOUNDS = {"omega": (-2.0, 2.0), "kappa": (0.0, 1.5)}
+
+PROBES = {"omega": (-1.0, 1.0), "kappa": (0.5, 1.5)}
+"""Settings of a calibration: wide enough for gains, and no bond is switched off."""
 
 SPREAD = {
     "omega_offset": 0.5,
@@ -54,26 +58,23 @@ def network_model(
     points: int = 601,
     s: float = 10.0,
     rate: float = 0.3,
-    omega: tuple[float, float] = (-2.0, 2.0),
-    kappa: tuple[float, float] = (0.0, 1.5),
-    chi: tuple[float, float] | None = None,
+    bounds: Mapping[str, tuple[float, float]] = BOUNDS,
     sigma_kappa: float = 0.0,
     reach: Mapping[str, tuple[float, float]] | None = None,
     spread: Mapping[str, float] = SPREAD,
 ) -> Model:
-    """A resonator network with knobs for ω, κ and perhaps χ, trained for transmitted power
-    (`tcmt.transmission`).
+    """A resonator network with knobs for ω, κ and perhaps χ, trained for transmitted power.
+
+    The reward is that of `tcmt.transmission`.
 
     Args:
         network: by the data sheet; of it only the graph and the lead couplings are believed.
         interval: between two samples.
-        points: samples of a trajectory.
+        points: samples per trajectory.
         s: amplitude of the drive.
-        rate: how fast the calibration follows; 0 leaves it.
-        omega: bounds.
-        kappa: bounds.
-        chi: bounds; None for a network without knobs for the Kerr effect, which is then taken to be
-            none.
+        rate: how fast the calibration follows the device; 0 leaves it as it is.
+        bounds: {"omega": (low, high), "kappa": …}. With "chi" there are knobs for the Kerr effect,
+            which is taken to be none without.
         sigma_kappa: of the modulation of the couplings, which the instrument records with every
             trajectory.
         reach: what the knobs take, {"omega": (low, high), …}, for settings that are corrected
@@ -81,34 +82,97 @@ def network_model(
             differ all do what the design asks.
         spread: how far the instrument may be from its data sheet, standard deviations, for a
             training that calibrates as it goes: of ω and κ where no knob is turned (offsets), of
-                the knobs' gains, and of the losses, relative.
+            the knobs' gains, and of the losses, relative.
 
-    Returns: the model that `begin` takes.
+    Returns: the model that `run` takes.
 
     >>> network_model(tcmt.rectangular(3, 4), interval=0.01)
     """
     task = tcmt.transmission(
         network, horizon=(points - 1) * interval, dt=interval, s=s, sigma_kappa=sigma_kappa
     )
+    kerr = "chi" in bounds
+    unknowns = _list_unknowns(network, spread)
+    self_calibration = None
+    if not (kerr or sigma_kappa):
+        self_calibration = _make_self_calibration(network, task, interval, unknowns)
+    laboratory = _Laboratory(task, dict(bounds), {**bounds, **(reach or {})}, rate)
+    return Model(
+        process=knobs.process(task),
+        objective=task.objective,
+        knobs=_list_knobs(network, bounds),
+        unknowns=unknowns,
+        channels=2 * network.sites,
+        methods=Methods(
+            calibrate=laboratory.calibrate,
+            follow=laboratory.follow if rate > 0 else None,
+            correct=laboratory.correct,
+            self_calibration=self_calibration,
+            head=laboratory.describe_batch,
+        ),
+    )
+
+
+def _list_knobs(
+    network: tcmt.Network, bounds: Mapping[str, tuple[float, float]]
+) -> dict[str, Knob]:
+    starts = _list_starts(network)
+    listed = {name: Knob(start, bounds[name], PROBES[name]) for name, start in starts.items()}
+    if "chi" in bounds:
+        none = np.zeros(network.sites)
+        listed["chi"] = Knob(none, bounds["chi"], bounds["chi"], KERR_SCALE)
+    return listed
+
+
+def _list_unknowns(network: tcmt.Network, spread: Mapping[str, float]) -> dict[str, Unknown]:
+    """Offset and gain of every knob, and the logarithm of every loss over its data sheet."""
+    wrong = sorted(set(spread) ^ set(SPREAD))
+    if wrong:
+        raise ValueError(
+            f"`spread` has {', '.join(SPREAD)}; {', '.join(map(repr, wrong))} is amiss."
+        )
     sites = network.sites
     bonds = len(network.bonds)
-    bounds = {"omega": omega, "kappa": kappa} | ({} if chi is None else {"chi": chi})
+    return {
+        "omega_offset": Unknown(jnp.zeros(sites), spread["omega_offset"]),
+        "omega_gain": Unknown(jnp.ones(sites), spread["omega_gain"]),
+        "kappa_offset": Unknown(jnp.zeros(bonds), spread["kappa_offset"]),
+        "kappa_gain": Unknown(jnp.ones(bonds), spread["kappa_gain"]),
+        "loss": Unknown(jnp.zeros(sites), spread["loss"]),
+    }
 
-    def probe(rng: np.random.Generator) -> Params:
-        # half of the range about the start: wide enough for gains, and no bond is switched off
-        linear = {"omega": rng.uniform(-1, 1, sites), "kappa": rng.uniform(0.5, 1.5, bonds)}
-        return linear | ({} if chi is None else {"chi": rng.uniform(*chi, sites)})
 
-    def calibrate(runs: list[tuple[Params, Trajectories]]) -> DeviceFit:
-        fits = knobs.fit_runs(task, runs, kerr=chi is not None)
-        return DeviceFit(knobs.fit_knobs(task, runs, fits), knobs.describe(task, runs, fits))
+@dataclass(frozen=True)
+class _Laboratory:
+    """Ways of a network's own: its drift is linear in all that is unknown, and fitted at once."""
 
-    def follow(values: KnobValues, settings: Params, trajectories: Trajectories) -> KnobValues:
-        return knobs.follow(values, task, settings, trajectories, rate=rate)
+    task: tcmt.Task
+    bounds: dict[str, tuple[float, float]]
+    reach: dict[str, tuple[float, float]]
+    rate: float
 
-    def head(batch: Batch, settings: Params) -> Description:
+    def calibrate(self, runs: Runs) -> DeviceFit:
+        """What the knobs do, losses, drive and noise, from trajectories at several settings."""
+        listed = list(runs)
+        fits = knobs.fit_runs(self.task, listed, kerr="chi" in self.bounds)
+        values = knobs.fit_knobs(self.task, listed, fits)
+        return DeviceFit(values, knobs.describe(self.task, listed, fits))
+
+    def follow(
+        self, values: KnobValues, settings: Params, trajectories: Trajectories
+    ) -> KnobValues:
+        """The values, moved towards what new trajectories say."""
+        return knobs.follow(values, self.task, settings, trajectories, rate=self.rate)
+
+    def correct(self, theta: Params, values: KnobValues) -> Params:
+        """The settings at which a device does θ."""
+        return knobs.settings(values, theta, self.reach)
+
+    def describe_batch(self, batch: Batch, settings: Params) -> Description:
+        """The head of a recording."""
         values = {name: np.asarray(v, float) for name, v in settings.items()}
-        tables: Any = task_tables(task)
+        sites = self.task.network.sites
+        tables: Any = task_tables(self.task)
         tables["network"]["observed"] = np.arange(sites)
         names = tuple(f"psi[{n}]" for n in range(sites))
         return Description(
@@ -120,30 +184,6 @@ def network_model(
             context=shapes(batch),
             **tables,
         )
-
-    def correct(theta: Params, values: KnobValues) -> Params:
-        return knobs.settings(values, theta, {**bounds, **(reach or {})})
-
-    start = _start(sites, bonds)
-    start |= {} if chi is None else {"chi": jnp.zeros(sites, jnp.result_type(float))}
-    return Model(
-        process=knobs.process(task),
-        objective=task.objective,
-        start=start,
-        lower={name: low for name, (low, _) in bounds.items()},
-        upper={name: high for name, (_, high) in bounds.items()},
-        probe=probe,
-        calibrate=calibrate,
-        follow=follow if rate > 0 else None,
-        points=points,
-        channels=2 * sites,
-        head=head,
-        correct=correct,
-        steps=None if chi is None else {"omega": 1.0, "kappa": 1.0, "chi": KERR_STEP},
-        unknown=None
-        if chi is not None or sigma_kappa
-        else _unknown(network, task, interval, spread),
-    )
 
 
 @dataclass(frozen=True)
@@ -160,53 +200,39 @@ class _Effective:
         return {**lines, "gamma": jnp.asarray(self.gamma, phi["loss"].dtype) * jnp.exp(phi["loss"])}
 
 
-def _unknown(
-    network: tcmt.Network, task: tcmt.Task, interval: float, spread: Mapping[str, float]
-) -> Unknown:
-    """Offset and gain of every knob and every loss, on a model whose steps divide the sampling
-    interval.
-    """
-    wrong = sorted(set(spread) ^ set(SPREAD))
-    if wrong:
-        raise ValueError(
-            f"`spread` has {', '.join(SPREAD)}; {', '.join(map(repr, wrong))} is amiss."
-        )
-    sites = network.sites
-    bonds = len(network.bonds)
+def _make_self_calibration(
+    network: tcmt.Network, task: tcmt.Task, interval: float, unknowns: Mapping[str, Unknown]
+) -> SelfCalibration:
+    """A model with offset and gain of each knob and each loss, whose steps divide the interval."""
     steps = math.ceil(interval / LONGEST_STEP - 1e-9)
     horizon = float(task.t[-1] - task.t[0])
     fine = tcmt.transmission(
         network, horizon=horizon, dt=interval / steps, s=task.drives[0].amplitude
     )
     effective = _Effective(tuple(np.asarray(network.gamma, float).tolist()))
+    settings = _list_starts(network)
 
     def context(phi: Params) -> KnobValues:
-        p = {
-            name: np.asarray(v)
-            for name, v in effective(_start(sites, bonds), jax.tree.map(jnp.asarray, phi)).items()
-        }
-        c = coefficients(network, p)
+        effective_values = effective(settings, jax.tree.map(jnp.asarray, phi))
+        p = {name: np.asarray(v) for name, v in effective_values.items()}
         drift = linear_model(task, p, kerr=False).theta
         own = {name: np.asarray(phi[name], float) for name in phi if name != "loss"}
         noise = {
-            "diffusion": c.amplitude**2 / 2,
-            "readout": np.zeros(sites),
+            "diffusion": coefficients(network, p).amplitude ** 2 / 2,
+            "readout": np.zeros(network.sites),
             "readout_seen": np.array(0.0),
         }
         return own | {name: np.asarray(drift[name]) for name in knobs.REST} | noise
 
-    start = {
-        "omega_offset": jnp.zeros(sites),
-        "omega_gain": jnp.ones(sites),
-        "kappa_offset": jnp.zeros(bonds),
-        "kappa_gain": jnp.ones(bonds),
-        "loss": jnp.zeros(sites),
-    }
     twin = fine.estimator("cpu", baseline="twin")
     assert isinstance(twin, Fused)
-    return Unknown(OfLosses(twin), effective, start, dict(spread), context, EVERY)
+    start = {name: unknown.start for name, unknown in unknowns.items()}
+    spread = {name: unknown.spread for name, unknown in unknowns.items()}
+    return SelfCalibration(OfLosses(twin), effective, start, spread, context, EVERY)
 
 
-def _start(sites: int, bonds: int) -> dict[str, Any]:
+def _list_starts(network: tcmt.Network) -> dict[str, Any]:
+    """Settings at which training begins."""
     real = jnp.result_type(float)
-    return {"omega": jnp.zeros(sites, real), "kappa": jnp.ones(bonds, real)}
+    bonds = len(network.bonds)
+    return {"omega": jnp.zeros(network.sites, real), "kappa": jnp.ones(bonds, real)}

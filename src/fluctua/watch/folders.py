@@ -182,7 +182,7 @@ class Library:
 
     def devices(self, number: str) -> dict[str, Any]:
         """How each instrument was over the iterations: health, guard, drift of the
-        calibration (`insitu.devices`).
+        calibration (`insitu.device_training.device_table`).
         """
         run = self.run(number)
         path = run.file("devices.csv")

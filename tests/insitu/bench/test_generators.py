@@ -18,6 +18,7 @@ from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import InstrumentError
 from fluctua.insitu.instrument.substrate import Retry
 from fluctua.insitu.instrument.virtual import VirtualBench
+from fluctua.insitu.networks import BOUNDS
 
 # one Euler step a sample, and next to no readout noise: the residuals of the true model are its
 # noise
@@ -31,9 +32,12 @@ SETTINGS = {**device.reset_settings(SHEET), "chi": np.array([0.1, -0.1, 0.1, 0.1
 
 @functools.cache
 def model(sigma_kappa=SIGMA_KAPPA):
-    chi = (-0.05, 0.05)
     return network_model(
-        SHEET.nominal, interval=SHEET.interval, points=POINTS, chi=chi, sigma_kappa=sigma_kappa
+        SHEET.nominal,
+        interval=SHEET.interval,
+        points=POINTS,
+        bounds=BOUNDS | {"chi": (-0.05, 0.05)},
+        sigma_kappa=sigma_kappa,
     )
 
 

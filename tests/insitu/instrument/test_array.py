@@ -15,14 +15,14 @@ from fluctua import tcmt
 from fluctua.cli.app import app
 from fluctua.core.estimate import Samples
 from fluctua.insitu import Plan, files, network_model
-from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibrate import knobs
+from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.instrument import Retry, array
 from fluctua.insitu.instrument.device_array import split
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
-from fluctua.insitu.model import corrected
+from fluctua.insitu.model import Methods, share_parameters
 from fluctua.store import history
 from fluctua.tcmt import exact
 
@@ -252,10 +252,10 @@ def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
     """Over four boxes with Gaussian disorder: J and its gradient by exact moments, in errors of
     these four devices; and the error bars are those between devices."""
     settings = {name: np.asarray(v, np.float64) for name, v in model().start.items()}
-    whole = model() if share == "settings" else corrected(model())
+    whole = model() if share == "settings" else share_parameters(model())
     substrate = an_array(
         [Bench(sheet) for sheet in SHEETS],
-        share="settings" if share == "settings" else model().correct,
+        share="settings" if share == "settings" else model().methods.correct,
         batch=400,
     )
     estimate = fl.ppgt(substrate, whole.objective, process=whole.process, baseline="twin")(
@@ -477,7 +477,7 @@ def test_plans_that_do_not_fit_the_devices_are_refused(tmp_path):
     with pytest.raises(ValueError, match="`correct`"):
         begin(
             connects,
-            small_model()._replace(correct=None),
+            small_model()._replace(methods=Methods()),
             small_plan(share="parameters"),
             tmp_path / "run",
         )
@@ -496,10 +496,10 @@ def test_corrected_settings_end_where_the_knobs_do():
     values = {f"omega_{part}": np.full(4, v) for part, v in (("offset", 0.0), ("gain", 0.05))}
     values |= {f"kappa_{part}": np.full(4, v) for part, v in (("offset", 0.1), ("gain", 0.6))}
     theta = {"omega": np.full(4, -1.0), "kappa": np.full(4, 1.4)}
-    near = network_model(SHEETS[0].nominal, interval=0.05, points=21).correct(theta, values)
+    near = network_model(SHEETS[0].nominal, interval=0.05, points=21).methods.correct(theta, values)
     np.testing.assert_allclose(near["kappa"], 1.5)
     np.testing.assert_allclose(near["omega"], -1.0)  # a knob that hardly works is left where θ says
     far = network_model(
         SHEETS[0].nominal, interval=0.05, points=21, reach={"kappa": (0.0, 2.5)}
-    ).correct(theta, values)
+    ).methods.correct(theta, values)
     np.testing.assert_allclose(far["kappa"], 1.3 / 0.6, rtol=1e-6)

@@ -16,9 +16,9 @@ import fluctua as fl
 from fluctua.cli.app import app
 from fluctua.core.likelihood.guard import DoubtError
 from fluctua.insitu import Plan, files, network_model
-from fluctua.insitu import training as loop
 from fluctua.insitu.bench import box, device, server
 from fluctua.insitu.bench.box import Bench
+from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.instrument.guard import ResidualGuard, find_dead
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
 from fluctua.insitu.instrument.substrate import Doubt, instrument_substrate

@@ -28,16 +28,14 @@ from fluctua.core.estimate import Estimate
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.bench import device
 from fluctua.insitu.calibrate.knobs import parameters
-from fluctua.insitu.instrument.substrate import (
-    Incident,
-    InstrumentSubstrate,
-    instrument_substrate,
-)
+from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.device_training.run_and_resume import Rows
+from fluctua.insitu.device_training.run_and_resume import run as train_in_situ
+from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
 from fluctua.insitu.instrument.virtual import VirtualBench
-from fluctua.insitu.model import DeviceFit, Model
+from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
-from fluctua.insitu.training import Plan, Rows
-from fluctua.insitu.training import run as train_in_situ
+from fluctua.insitu.unknowns import DeviceFit, Runs
 from fluctua.learn.training import Training, train
 from fluctua.store.history import Row
 from fluctua.tcmt import exact
@@ -140,6 +138,7 @@ class Exact(NamedTuple):
 def simulated(
     sheet: device.Sheet,
     model: Model,
+    points: int,
     *,
     hidden: device.Hidden | None,
     shots: float,
@@ -150,10 +149,9 @@ def simulated(
 
     With exact gradients: the best that a simulation could do.
     """
-    assert model.points is not None
     network = sheet.nominal if hidden is None else sheet.nominal.replace(gamma=hidden.gamma)
     dt = sheet.interval / sheet.oversample
-    task = tcmt.transmission(network, horizon=(model.points - 1) * sheet.interval, dt=dt)
+    task = tcmt.transmission(network, horizon=(points - 1) * sheet.interval, dt=dt)
     if hidden is None:
         offset = {name: np.zeros(np.shape(v)) for name, v in model.start.items()}
         gain = {name: np.ones(np.shape(v)) for name, v in model.start.items()}
@@ -230,9 +228,11 @@ def run(
             "each"
         )
         at_nominal, promised = simulated(
-            sheet, model, hidden=None, shots=shots, iterations=yardstick
+            sheet, model, points, hidden=None, shots=shots, iterations=yardstick
         )
-        at_true, _ = simulated(sheet, model, hidden=hidden, shots=shots, iterations=yardstick)
+        at_true, _ = simulated(
+            sheet, model, points, hidden=hidden, shots=shots, iterations=yardstick
+        )
         nominal = power(model, levels, at_nominal, measure)
         true = power(model, levels, at_true, measure)
         levels.close()
@@ -248,7 +248,7 @@ def run(
 def _noting(model: Model, calibration: dict[str, Array]) -> Model:
     """The same model, which leaves its latest calibration in a dictionary of the caller's."""
 
-    def calibrate(runs: list[tuple[Params, Trajectories]]) -> DeviceFit:
+    def calibrate(runs: Runs) -> DeviceFit:
         first = model.calibrate(runs)
         calibration.update(first.values)
         return first
@@ -256,11 +256,14 @@ def _noting(model: Model, calibration: dict[str, Array]) -> Model:
     def follow(
         values: dict[str, Array], settings: Params, trajectories: Trajectories
     ) -> dict[str, Array]:
-        assert model.follow is not None
-        calibration.update(model.follow(values, settings, trajectories))
+        assert model.methods.follow is not None
+        calibration.update(model.methods.follow(values, settings, trajectories))
         return dict(calibration)
 
-    return model._replace(calibrate=calibrate, follow=model.follow and follow)
+    methods = model.methods._replace(
+        calibrate=calibrate, follow=follow if model.methods.follow else None
+    )
+    return model._replace(methods=methods)
 
 
 def sheet_options(sheet: device.Sheet) -> list[str]:

@@ -23,11 +23,12 @@ import numpy as np
 from fluctua.core.arrays import Params
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import Level, bench_processes, power, sheet_options
+from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.device_training.run_and_resume import Rows, run
 from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
-from fluctua.insitu.training import Plan, Rows, run
 from fluctua.store import tables
 
 WAYS = {
@@ -176,13 +177,13 @@ def compare(
 
 def _corrected(model: Model, box: InstrumentSubstrate, plan: Plan, theta: Params) -> Params:
     """Settings of one box, from a calibration of its own."""
-    assert model.correct is not None
+    assert model.methods.correct is not None
     rng = np.random.default_rng(plan.seed)
     probes = [model.probe(rng) for _ in range(plan.probes)]
     fit = model.calibrate(
         [(settings, box(None, settings, plan.probe_trajectories)) for settings in probes]
     )
-    return {name: np.asarray(v) for name, v in model.correct(theta, fit.values).items()}
+    return {name: np.asarray(v) for name, v in model.methods.correct(theta, fit.values).items()}
 
 
 def _levels(

@@ -26,6 +26,9 @@ BESIDE = ("run", CHECKSUM, PARTS, VERSIONS)
 ADJUSTABLE = ("iterations", "time_limit", "on_doubt")
 """What may change when a run goes on."""
 
+RENAMED = {"memory": "forget_after", "most_omega": "omega_max", "most_kappa": "kappa_max"}
+"""Fields of plans that earlier versions wrote, and their names now."""
+
 OFFICIAL = (
     "A run goes on as it began; only `iterations`, `time_limit` and `on_doubt` can change, with "
     "--iterations, --time-limit and --on-doubt on the command line or by the arguments of "
@@ -56,7 +59,7 @@ def read_entries(place: RunFolder) -> dict[str, Any]:
     """Everything in plan.json; or an error that names the fields that were edited."""
     try:
         entries = json.loads(place.settings.read_text())
-        fields = get_fields(entries)
+        fields = _select_fields(entries)
     except (AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{place.settings} is no plan of a run, or damaged ({error}).") from None
     held = _read_held(place)
@@ -75,17 +78,13 @@ def read_entries(place: RunFolder) -> dict[str, Any]:
 
 
 def get_fields(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the plan among the entries of plan.json."""
+    """The fields of the plan among the entries of plan.json, by their names now."""
+    return {RENAMED.get(name, name): value for name, value in _select_fields(entries).items()}
+
+
+def _select_fields(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the plan as they stand in plan.json."""
     return {name: value for name, value in entries.items() if name not in BESIDE}
-
-
-EARLIER_NAMES = {"memory": "forget_after"}
-"""Fields of plans of earlier versions, and their names today."""
-
-
-def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a plan by their names today."""
-    return {EARLIER_NAMES.get(name, name): value for name, value in fields.items()}
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

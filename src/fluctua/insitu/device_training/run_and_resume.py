@@ -1,0 +1,250 @@
+"""Training an instrument into a folder: calibrate, train, and lose one iteration to a kill.
+
+plan.json        the plan
+history.csv      one row per iteration (fluctua.store.history)
+parameters.h5    the settings over time (fluctua.store.course)
+recordings/      every batch, bad ones too
+incidents.csv    what went wrong, and what it cost
+checkpoints/     what a resumed run starts from
+final.npz        the settings after the last step
+calibration.txt  the instrument by its probes, or by a training that calibrates as it goes
+devices.csv      each device in each iteration (fluctua.insitu.device_training.device_table)
+devices.txt      of several: how much they differ, how many trajectories are worth while
+
+With several devices recordings are in recordings/device-1/, … and calibrations are
+calibration-1.txt, …
+
+`run(connect, model, Plan(iterations=60), folder)` yields a row and a record per iteration;
+`resume(connect, model, folder)` goes on after a stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fluctua.insitu.device_training import plan_file
+from fluctua.insitu.device_training.incidents import IncidentLog
+from fluctua.insitu.device_training.instruments import Connects, Instruments, list_connects
+from fluctua.insitu.device_training.model_parts import describe_model
+from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.device_training.session import (
+    MakeEstimator,
+    Session,
+    check_plan,
+    make_optimiser,
+    resolve_estimator,
+)
+from fluctua.insitu.instrument.substrate import Incident
+from fluctua.insitu.model import Model
+from fluctua.learn.training import Record, check_bounds
+from fluctua.store import checkpoint, history, journal, loop, parts
+from fluctua.store.folder import RunFolder, explain_failures, find_run, hold
+
+Rows = Iterator[tuple[history.Row, Record]]
+
+JOURNAL = journal.JournalOptions(checkpoints=3, seconds=0.0, every=1)
+"""A checkpoint after every row: what an instrument measured cannot be had again."""
+
+
+def run(
+    connect: Connects,
+    model: Model,
+    plan: Plan,
+    folder: str | Path,
+    *,
+    estimator: MakeEstimator | None = None,
+    report: Callable[[Incident], None] = lambda incident: None,
+) -> Rows:
+    """Calibrate and train into a new folder.
+
+    Args:
+        connect: opens the instrument; called again after every failure. A list of such trains
+            several devices together (`fluctua.insitu.instrument.array`).
+        model: of the instrument: process, rewards, knobs and unknowns.
+        plan: what to do.
+        folder: where; it must be empty or not exist.
+        estimator: in place of the plan's `baseline`.
+        report: called with every incident.
+    Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
+
+    """
+    prepared = _Preparation(connect, model, plan, _locate(folder), estimator, report)
+    opened = loop.begin(prepared.list_files(secrets.token_hex(8)))
+    return _iterate(prepared.open(), opened)
+
+
+def resume(
+    connect: Connects,
+    model: Model,
+    folder: str | Path,
+    *,
+    iterations: int | None = None,
+    time_limit: float | None = None,
+    on_doubt: str | None = None,
+    estimator: MakeEstimator | None = None,
+    report: Callable[[Incident], None] = lambda incident: None,
+) -> Rows:
+    """Go on after a stop, a kill or a failure.
+
+    The iteration that was cut off is measured again; what it had recorded stays in recordings/.
+    With another number of iterations the learning rate follows the cosine of that number from here
+    on. A plan.json that was edited by hand, and another process, objective, start, bound or
+    estimator than the run began with, are refused by name.
+
+    Args:
+        connect: opens the instrument, or each of several, in the same order.
+        model: of the instrument.
+        folder: of the run.
+        iterations: how many in all, if not as planned.
+        time_limit: of one acquisition in seconds, if not as planned.
+        on_doubt: "stop" or "continue", if not as planned.
+        estimator: in place of the plan's `baseline`.
+        report: called with every incident.
+    Returns: a generator of each row of the history with its `Record`.
+
+    """
+    place = _find(folder)
+    with hold(place) as lock:
+        entries = plan_file.read_entries(place)
+        changes: dict[str, Any] = {
+            "iterations": iterations,
+            "time_limit": time_limit,
+            "on_doubt": on_doubt,
+        }
+        wanted = {name: value for name, value in changes.items() if value is not None}
+        plan = dataclasses.replace(_make_plan(place, entries), **wanted)
+        prepared = _Preparation(connect, model, plan, place, estimator, report)
+        prepared.refuse_changes(entries)
+        files = prepared.list_files(entries.get("run") or secrets.token_hex(8))
+        state = prepared.read_state(files)
+        book = journal.reopen(files, lock, state, report=prepared.warn)
+        return _iterate(prepared.open(), loop.Opened(book, state))
+
+
+def read_plan(folder: str | Path) -> Plan:
+    """The plan of a run."""
+    place = _find(folder)
+    return _make_plan(place, plan_file.read_entries(place))
+
+
+def _locate(folder: str | Path) -> RunFolder:
+    return RunFolder(Path(folder), "plan.json", "fluctua insitu train --resume {folder}")
+
+
+def _find(folder: str | Path) -> RunFolder:
+    """The folder of a run, which must exist."""
+    return find_run(folder, _locate(folder))
+
+
+def _make_plan(place: RunFolder, entries: dict[str, Any]) -> Plan:
+    try:
+        return Plan(**plan_file.get_fields(entries))
+    except TypeError as error:
+        raise ValueError(
+            f"{place.settings} is no plan of an in-situ run, or damaged ({error})."
+        ) from None
+
+
+class _Preparation:
+    """A training before the instruments are opened: checked, with the files that it will have.
+
+    Args:
+        connect: opens the instruments.
+        model: of the instruments.
+        plan: what to do.
+        place: folder of the run.
+        make: makes the estimator; None for the plan's.
+        report: called with every incident.
+
+    """
+
+    def __init__(
+        self,
+        connect: Connects,
+        model: Model,
+        plan: Plan,
+        place: RunFolder,
+        make: MakeEstimator | None,
+        report: Callable[[Incident], None],
+    ):
+        self.model = model
+        self.plan = plan
+        self.place = place
+        self.make = make
+        self.connects = list_connects(connect)
+        check_plan(plan, model, make, len(self.connects))
+        self.log = IncidentLog(place.path / "incidents.csv", report)
+        self.stamp = parts.stamp_parts(describe_model(model, resolve_estimator(plan, make)))
+
+    def list_files(self, run: str) -> journal.RunFiles:
+        """The files of the run, whose fingerprint is `run`."""
+        model = self.model
+        theta = check_bounds((model.lower, model.upper)).project(model.start)
+        optimiser = make_optimiser(self.plan, model.learning_rate_scale)
+        return journal.RunFiles(
+            self.place,
+            plan_file.write_plan(dataclasses.asdict(self.plan), run, self.stamp),
+            run,
+            checkpoint.start_state(theta, optimiser.init(theta)),
+            JOURNAL,
+            # recordings ask for their own room
+            need=2**22 + 200 * self.plan.iterations,
+        )
+
+    def warn(self, text: str) -> None:
+        """Log something about a checkpoint."""
+        self.log.add(Incident("checkpoint", 0, text))
+
+    def refuse_changes(self, entries: dict[str, Any]) -> None:
+        """Refuse another model or estimator than that in plan.json."""
+
+        def report(text: str) -> None:
+            self.log.add(Incident("plan", 0, text))
+
+        parts.refuse_other_parts(self.place.settings, entries, self.stamp, report)
+
+    def read_state(self, files: journal.RunFiles) -> checkpoint.RunState:
+        """The state of the newest good checkpoint, or the start."""
+        state = journal.read_state(files, self.warn)
+        path = self.place.history
+        if state.row == 0 and path.exists() and len(history.read(path)) > 1:
+            name = checkpoint.set_aside(path)  # an instrument does not repeat itself
+            self.warn(
+                "no checkpoint is left: calibrated and trained anew; the rows so far are kept as "
+                f"{name}"
+            )
+        return state
+
+    def open(self) -> Session:
+        """Open the instruments, once the folder is ours."""
+        instruments = Instruments(self.connects, self.model, self.plan, self.place.path, self.log)
+        return Session(self.model, self.plan, instruments, self.log, self.make)
+
+
+def _iterate(session: Session, opened: loop.Opened) -> Rows:
+    """Calibrate or put back what a checkpoint holds, then train."""
+    book, state = opened
+    try:
+        try:
+            if "counts" in state.further:
+                session.instruments.load(state.further)
+            else:
+                session.calibrate()
+                state = dataclasses.replace(state, further=session.arrays())
+                with explain_failures(book.place):
+                    book.save(state)
+            training = session.loop
+            loop.restore_memory(training.training, state)
+            session.table.open(state.row)
+        except BaseException:
+            book.close(None)
+            raise
+        session.log.iteration = str(state.now.iteration)
+        yield from loop.iterate(loop.Opened(book, state), training)
+        session.report_calibration()
+    finally:
+        session.close()

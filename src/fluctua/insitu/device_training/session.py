@@ -1,0 +1,209 @@
+"""What one process holds while it trains an instrument: estimator, optimiser, instruments, log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from fluctua.core.arrays import Params
+from fluctua.core.estimate import Groups
+from fluctua.core.estimator import ppgt
+from fluctua.core.protocols import Estimator, as_estimator
+from fluctua.core.trajectories import Trajectories
+from fluctua.insitu.device_training.device_table import DeviceTable
+from fluctua.insitu.device_training.incidents import IncidentLog
+from fluctua.insitu.device_training.instruments import Instruments, check_share
+from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.device_training.plan_file import hold_plan
+from fluctua.insitu.instrument.substrate import DOUBT, Incident
+from fluctua.insitu.model import Model
+from fluctua.learn.self_calibrating import SelfCalibrating
+from fluctua.learn.training import Length, Record, Training
+from fluctua.store import checkpoint, journal
+from fluctua.store.loop import Advance, Loop
+
+MakeEstimator = Callable[..., Estimator]
+"""(substrate, objective, process=...) -> Estimator: `ppgt`, or `functools.partial(ppgt, ...)`."""
+
+
+def resolve_estimator(plan: Plan, make: MakeEstimator | None) -> MakeEstimator:
+    """The function that makes the estimator: the given one, or `ppgt` with the plan's baseline."""
+    return partial(ppgt, baseline=plan.baseline) if make is None else make
+
+
+def make_optimiser(plan: Plan, scale: Params | None) -> optax.GradientTransformationExtraArgs:
+    """Adam with a falling learning rate. scale: factors on it, a prefix of the settings."""
+    decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
+    rule = optax.adam(decay)
+    if scale is not None:
+        rule = optax.chain(rule, optax.stateless(partial(_scale_updates, scale)))
+    return optax.with_extra_args_support(rule)
+
+
+def _scale_updates(scale: Params, updates: Params, theta: Params | None) -> Params:
+    """Updates with the factor of each knob."""
+
+    def scale_family(factor: Any, family: Params) -> Params:
+        return jax.tree.map(lambda v: factor * v, family)
+
+    return jax.tree.map(scale_family, scale, updates)
+
+
+def check_plan(plan: Plan, model: Model, make: MakeEstimator | None, devices: int) -> None:
+    """Refuse a plan that the model or the number of devices does not allow."""
+    check_share(plan, model, devices)
+    if plan.calibration == "training":
+        _check_self_calibration(model, make, devices)
+
+
+def _check_self_calibration(model: Model, make: MakeEstimator | None, devices: int) -> None:
+    """Refuse a training that is to calibrate as it goes and cannot."""
+    obstacle = ""
+    if devices > 1:
+        obstacle = f"is of one device, and there are {devices}"
+    elif make is not None:
+        obstacle = "makes its own estimator, and one was given"
+    elif model.find_self_calibration() is None:
+        obstacle = "needs `unknowns`, `x0` and `t` of the model, and this model lacks some of them"
+    if obstacle:
+        raise ValueError(
+            f'a training that calibrates as it goes {obstacle}. Use calibration="probes".'
+        )
+
+
+class Session:
+    """A training while it runs.
+
+    Args:
+        model: of the instruments.
+        plan: of the training.
+        instruments: that are trained.
+        log: of incidents.
+        make: makes the estimator; by default `ppgt` with the plan's baseline.
+
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        instruments: Instruments,
+        log: IncidentLog,
+        make: MakeEstimator | None,
+    ):
+        self.model = model
+        self.plan = plan
+        self.instruments = instruments
+        self.log = log
+        self.groups: Groups | None = None
+        self.table = DeviceTable(instruments.folder, instruments.devices)
+        own = model.find_self_calibration() if plan.calibration == "training" else None
+        self.self_calibration = own
+        if own is not None:
+            self.estimator: Estimator = self._make_self_calibrating()
+        else:
+            shared = instruments.model
+            made = resolve_estimator(plan, make)(
+                instruments.substrate, shared.objective, process=shared.process
+            )
+            self.estimator = as_estimator(made)
+
+    def _make_self_calibrating(self) -> SelfCalibrating:
+        """The estimator whose model every measured batch refines."""
+        plan = self.plan
+        own = self.self_calibration
+        assert own is not None
+        device = self.instruments.devices[0]
+
+        # what is known of the instrument is in the estimator; the calibration in the context is the
+        # guard's
+        def measure(key: Any, theta: Params, count: int) -> Trajectories:
+            return device.strip_calibration(self.instruments.substrate(key, theta, count))
+
+        return SelfCalibrating(
+            own.model,
+            measure,
+            own.effective,
+            own.start,
+            own.spread,
+            forget_after=plan.forget_after or np.inf,
+            renew=plan.renew,
+            samples=0,
+            measure_every=plan.measure_every,
+            every=own.every,
+            readout=plan.readout,
+            on_doubt=plan.on_doubt,
+        )
+
+    @property
+    def loop(self) -> Loop:
+        """The training, with what happens after an iteration."""
+        training = Training(
+            self.estimator,
+            self.model.start,
+            make_optimiser(self.plan, self.model.learning_rate_scale),
+            trajectories=self.plan.trajectories,
+            bounds=(self.model.lower, self.model.upper),
+            seed=self.plan.seed,
+        )
+        return Loop(training, Length(self.plan.iterations), advance=self.advance)
+
+    def calibrate(self) -> None:
+        """Calibrate each instrument at random settings; at none if the training calibrates."""
+        self.instruments.count_cut_off()
+        if isinstance(self.estimator, SelfCalibrating):
+            self.follow()
+        else:
+            self.instruments.calibrate()
+
+    def follow(self) -> None:
+        """Update the calibration for the next iterations by the trajectories of the last one."""
+        if isinstance(self.estimator, SelfCalibrating):
+            assert self.self_calibration is not None
+            values = self.self_calibration.context(self.estimator.phi)
+            self.instruments.devices[0].take(values)
+        else:
+            self.instruments.follow()
+
+    def report_calibration(self) -> None:
+        """Write what the trajectories of the training say of the instrument."""
+        if isinstance(self.estimator, SelfCalibrating) and self.estimator.calibration.trajectories:
+            text = f"{self.estimator.calibration!r}\n"
+            checkpoint.replace(self.instruments.devices[0].text, text.encode())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """State of the instruments, and the plan, for a checkpoint."""
+        return self.instruments.arrays() | hold_plan(dataclasses.asdict(self.plan))
+
+    def advance(self, state: checkpoint.RunState, record: Record) -> Advance:
+        """State and row after a record, and the calibration that follows from it."""
+        self._check_doubt()
+        self.follow()
+        self.groups = record.estimate.groups
+        self.table.add(state.row, self.instruments.health(), self.groups)
+        events = (self.log.summarise(), getattr(self.estimator, "event", ""))
+        row = journal.make_row(state.row, record, "; ".join(filter(None, events)))
+        self.log.iteration = str(record.iteration + 1)
+        new = checkpoint.add_record(state, record, self.estimator.state)
+        new = dataclasses.replace(new, further=self.arrays())
+        return Advance(new, row._replace(trajectories=self.instruments.spent))
+
+    def _check_doubt(self) -> None:
+        """Log a doubt about a model that is calibrated as it goes, and stop before its step."""
+        if isinstance(self.estimator, SelfCalibrating) and DOUBT in self.estimator.event:
+            stops = self.plan.on_doubt == "stop"
+            lost = self.plan.trajectories if stops else 0
+            self.log.add(Incident(DOUBT, lost, self.estimator.doubt))
+            self.estimator.check_doubt()
+
+    def close(self) -> None:
+        """Write the report of several devices, and close files and instruments."""
+        self.instruments.report(self.groups)
+        self.table.close()
+        self.instruments.close()
