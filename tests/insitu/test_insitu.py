@@ -296,8 +296,8 @@ def test_a_run_leaves_everything_behind(tmp_path):
         row.J for row in rows
     ]
     assert "6 of 20 trajectories invalid" in (tmp_path / "run" / "incidents.csv").read_text()
-    files = sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))
-    assert sum(files.open(f).count for f in files) == 86
+    batches = sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))
+    assert sum(files.open(f).count for f in batches) == 86
     with np.load(tmp_path / "run" / "final.npz") as final:
         assert np.abs(final["kappa"]).max() < 1  # it walked towards zero
     with pytest.raises(ValueError, match="not empty"):
@@ -502,8 +502,8 @@ def test_going_on_after_a_kill(tmp_path):
     after = history.read(folder / "history.csv")
     assert [row.iteration for row in after] == list(range(last + 4))
     assert after[:last] == before[:last]
-    files = list((folder / "recordings").glob("*.nc"))
-    assert len(files) >= kept + 3
+    batches = list((folder / "recordings").glob("*.nc"))
+    assert len(batches) >= kept + 3
     assert after[-1].trajectories == sum(
         files.open(f).count for f in files
     )  # what was cut off was spent too

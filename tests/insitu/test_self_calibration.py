@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fluctua as fl
 from fluctua.cli.app import app
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import Bench
@@ -74,10 +75,10 @@ def test_nothing_is_measured_but_what_trains(whole):
 
 def test_the_model_is_that_of_the_hidden_box(whole):
     """Offsets, gains and losses in standard errors of what 16 trajectories tell."""
-    session = loop._Session(
-        lambda: None, MODEL, plan(measure_every=2), None, loop._place(whole[0]), print
+    own = MODEL.find_self_calibration()
+    estimator = fl.SelfCalibrating(
+        own.model, None, own.effective, own.start, own.spread, every=own.every
     )
-    estimator = session._calibrated()
     estimator.restore(remembered(whole[0]))
     calibration = estimator.calibration
     truth = {
