@@ -14,16 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
+from fluctua.core import check, simulate
+from fluctua.core import model as terms
+from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimate import FEWEST_OF_MEANS, values_of
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import match_quadrature
-from fluctua.core.model import Moment, add_step_reward, initial_rewards
-from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.protocols import Estimator
 from fluctua.core.recorded import evaluate_returns
-from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
 from fluctua.core.text import with_error
 from fluctua.core.trajectories import Substrate, Times
 
@@ -56,7 +55,7 @@ def evaluate(
     count: int = 1000,
     seed: int = 0,
     refine: int = 1,
-    objective: Objective | FunctionOfMeans | None = None,
+    objective: objectives.Objective | objectives.FunctionOfMeans | None = None,
 ) -> Evaluation:
     """J = E[g_T(X_T) + ∫ g dt] (Eq. 2) at θ, from fresh trajectories on a grid whose steps are
     split in `refine`.
@@ -84,12 +83,12 @@ def evaluate(
             "a simulator alone does not know what is rewarded: give `objective=`, or the estimator."
         )
     rewards = check.objective_or_means(objective if objective is not None else own)
-    if isinstance(substrate, Simulator):
+    if isinstance(substrate, simulate.Simulator):
         rewards = match_quadrature(rewards, substrate.recipe.process)
     theta = check.parameters(theta)
     finer = refine_grid(substrate, refine)
     key = jax.random.fold_in(jax.random.key(seed), FRESH)
-    if isinstance(finer, Simulator):
+    if isinstance(finer, simulate.Simulator):
         t = finer.t
 
         def each(part):
@@ -101,7 +100,7 @@ def evaluate(
         def each(part):
             return evaluate_returns(part, theta, trajectories)
 
-    if isinstance(rewards, FunctionOfMeans):
+    if isinstance(rewards, objectives.FunctionOfMeans):
         check.count(count, FEWEST_OF_MEANS)
         returns = values_of(
             rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1)
@@ -134,7 +133,7 @@ def can_refine(system: Any) -> bool:
     """Whether J can be measured with smaller steps."""
     substrate, objective = split_system(system)
     return objective is not None and (
-        isinstance(substrate, Simulator) or hasattr(substrate, "refined")
+        isinstance(substrate, simulate.Simulator) or hasattr(substrate, "refined")
     )
 
 
@@ -142,7 +141,7 @@ def refine_grid(substrate: Any, factor: int) -> Any:
     """The same substrate with every step split into `factor` equal ones."""
     if factor == 1:
         return substrate
-    if isinstance(substrate, Simulator):
+    if isinstance(substrate, simulate.Simulator):
         t = np.asarray(substrate.t, np.float64)
         parts = np.linspace(t[:-1], t[1:], factor, endpoint=False, axis=1).ravel()
         return substrate._replace(times=check.grid(np.append(parts, t[-1])))
@@ -157,8 +156,8 @@ def refine_grid(substrate: Any, factor: int) -> Any:
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _simulate_returns(
-    recipe: Recipe,
-    rewards: Rewards,
+    recipe: simulate.Recipe,
+    rewards: objectives.Rewards,
     count: int,
     key: Array,
     theta: Params,
@@ -166,21 +165,21 @@ def _simulate_returns(
     x0: Array | None,
 ) -> Array:
     """Returns of fresh trajectories, none of which is kept. (E,)"""
-    ensemble = begin(recipe, count, key, theta, x0)
+    ensemble = simulate.begin(recipe, count, key, theta, x0)
 
     def rate(x, t):
         return jax.vmap(lambda x, c: rewards.running(theta, x, t, c))(x, ensemble.context)
 
-    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+    def body(carry: Any, step: Any) -> tuple[Any, None]:
         x, total = carry
         n, t, dt = step
         total = total + rate(x, t) * dt
-        x_next = advance(recipe, theta, ensemble._replace(x=x), *step)
-        moment = Moment(n, t, dt, x, x_next, ensemble.context)
-        return (x_next, add_step_reward(rewards, theta, total, moment)), None
+        x_next = simulate.advance(recipe, theta, ensemble._replace(x=x), *step)
+        moment = terms.Moment(n, t, dt, x, x_next, ensemble.context)
+        return (x_next, terms.add_step_reward(rewards, theta, total, moment)), None
 
-    begun = initial_rewards(rewards, theta, ensemble.x, ensemble.context)
-    (x, total), _ = jax.lax.scan(body, (ensemble.x, begun), grid(times))
+    begun = terms.initial_rewards(rewards, theta, ensemble.x, ensemble.context)
+    (x, total), _ = jax.lax.scan(body, (ensemble.x, begun), simulate.grid(times))
     return total + jax.vmap(lambda x, c: rewards.terminal(theta, x, c))(x, ensemble.context)
 
 

@@ -13,8 +13,8 @@ conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,23 +23,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import check
+from fluctua.core import check, draws, recorded, simulate, streamed
+from fluctua.core import estimator as estimators
 from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, PyTree, jit
+from fluctua.core import process as processes
+from fluctua.core import trajectories as records
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.baselines import none
 from fluctua.core.diffusion import check_model
-from fluctua.core.draws import Density, Reparameterised, checked_start
 from fluctua.core.estimate import Estimate
-from fluctua.core.estimator import PPGT, score_of
-from fluctua.core.model import Model, Moment, density_scores, mark_noiseless
 from fluctua.core.objective import Objective
-from fluctua.core.process import AnyProcess, Score
-from fluctua.core.recorded import BLOCK_BYTES, Block, Recording, check_scores, scan_block
+from fluctua.core.protocols import EstimatorWrapper
 from fluctua.core.scores import full_score
-from fluctua.core.simulate import Recipe, Simulator, begin, first_state, grid, transition
-from fluctua.core.streamed import split_key
 from fluctua.core.text import names
-from fluctua.core.trajectories import Times, Trajectories
 
 ROWS = 20
 """Rows of scores for every parameter that are aimed at: F is then known to about a quarter in every
@@ -96,12 +92,12 @@ class Fisher(NamedTuple):
 
 
 def fisher(
-    process: AnyProcess,
+    process: processes.AnyProcess,
     theta: Params,
-    trajectories: Trajectories | Iterable[Trajectories],
+    trajectories: records.Trajectories | Iterable[records.Trajectories],
     *,
-    start: Density | Reparameterised | None = None,
-    score: Score = full_score,
+    start: draws.Density | draws.Reparameterised | None = None,
+    score: processes.Score = full_score,
     blocks: int | None = None,
 ) -> Fisher:
     """The Fisher information E[Σ_n U_n U_nᵀ] of trajectories that came from somewhere.
@@ -121,15 +117,18 @@ def fisher(
 
     """
     theta = check.parameters(theta)
-    recording = Recording(trajectories, theta)
+    recording = recorded.Recording(trajectories, theta)
     nothing = check.objective(Objective(terminal=_nothing))
-    moving = None if start is None else checked_start(start)[0]
+    moving = None if start is None else draws.checked_start(start)[0]
     process = check.process(process)
-    model = Model(process, nothing, score_of(process, score), moving, none().of, none().of)
+    model = terms.Model(
+        process, nothing, estimators.score_of(process, score), moving, none().of, none().of
+    )
     return Fisher(_recorded_rows(model, theta, recording, blocks), recording.count, theta)
 
 
-class Natural(NamedTuple):
+@dataclass(frozen=True)
+class Natural(EstimatorWrapper):
     """The estimator made by `natural`: (key, theta, count) -> Estimate with `natural` filled in."""
 
     estimator: Any
@@ -140,42 +139,24 @@ class Natural(NamedTuple):
         """∇θJ and F⁻¹∇θJ from the same `count` trajectories."""
         theta = check.parameters(theta)
         estimator = self.estimator
-        if not isinstance(estimator, PPGT):
+        if not isinstance(estimator, estimators.PPGT):
             estimate = estimator(key, theta, count)
             information = Fisher(estimator.scores(key, theta, count, self.blocks), count, theta)
         elif isinstance(
-            estimator.substrate, Simulator
+            estimator.substrate, simulate.Simulator
         ):  # replayed: the noise is a function of the key
             estimate = estimator(key, theta, count)
             information = Fisher(
                 _streamed_rows(estimator, key, theta, count, self.blocks), count, theta
             )
         else:  # an instrument runs once
-            trajectories = estimator.substrate(split_key(key)[0], theta, count)
+            trajectories = estimator.substrate(streamed.split_key(key)[0], theta, count)
             estimate = replace(estimator, substrate=lambda *_: trajectories)(key, theta, count)
             rows = _recorded_rows(
-                estimator.method.model, theta, Recording(trajectories, theta), self.blocks
+                estimator.method.model, theta, recorded.Recording(trajectories, theta), self.blocks
             )
             information = Fisher(rows, count, theta)
         return estimate._replace(natural=information.solve(estimate.gradient, damping=self.damping))
-
-    def cost(self, theta: Params) -> int:
-        """Trajectories per sample."""
-        return self.estimator.cost(theta)
-
-    @property
-    def pilot(self) -> int:
-        """Trajectories that a call runs besides."""
-        return self.estimator.pilot
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """What the estimator remembers."""
-        return self.estimator.state
-
-    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Put a `state` back."""
-        self.estimator.restore(state, theta)
 
 
 def natural(estimator: Any, *, damping: float = DAMPING, blocks: int | None = None) -> Natural:
@@ -192,7 +173,7 @@ def natural(estimator: Any, *, damping: float = DAMPING, blocks: int | None = No
     Returns: the estimator, a `Natural`.
 
     """
-    if not isinstance(estimator, PPGT) and not hasattr(estimator, "scores"):
+    if not isinstance(estimator, estimators.PPGT) and not hasattr(estimator, "scores"):
         raise TypeError(
             "`natural` needs the scores of the trajectories: an estimator made by `ppgt`, or one "
             "with `scores`; got "
@@ -208,7 +189,7 @@ def natural(estimator: Any, *, damping: float = DAMPING, blocks: int | None = No
 # ----------------------------------------------------------------------------------- rows of scores
 
 
-def _nothing(theta: Params, x: Array, context: PyTree) -> Array:
+def _nothing(theta: Params, x: Array, context: Any) -> Array:
     return jnp.zeros((), x.dtype)
 
 
@@ -224,54 +205,54 @@ def _size(theta: Params) -> int:
 
 
 def _streamed_rows(
-    estimator: PPGT, key: Array, theta: Params, count: int, blocks: int | None
+    estimator: estimators.PPGT,
+    key: Array,
+    theta: Params,
+    count: int,
+    blocks: int | None,
 ) -> Array:
     substrate: Any = estimator.substrate
-    k_run, _ = split_key(key)
-    first, context = first_state(substrate, k_run, theta)
+    k_run, _ = streamed.split_key(key)
+    first, context = simulate.first_state(substrate, k_run, theta)
     model = estimator.method.model
-    model = mark_noiseless(
+    model = terms.mark_noiseless(
         model, check_model(model.process, model.objective, theta, first, substrate.t, context)
     )
     many = blocks_for(count, _size(theta), len(substrate.t) - 1, blocks)
-    rows = _streamed(
-        model, substrate.recipe, count, many, k_run, theta, substrate.times, substrate.x0
-    )
+    run = streamed.Run(k_run, theta, substrate.times, substrate.x0)
+    rows = _sum_scores(model, substrate.recipe, count, many, run)
     return rows.reshape(-1, rows.shape[-1])
 
 
 @partial(jit, static_argnums=(0, 1, 2, 3))
-def _streamed(
-    model: Model,
-    recipe: Recipe,
-    count: int,
-    blocks: int,
-    key: Array,
-    theta: Params,
-    times: Times,
-    x0: Array | None,
+def _sum_scores(
+    model: terms.Model, recipe: simulate.Recipe, count: int, blocks: int, run: streamed.Run
 ) -> Array:
     """ΣU over each block of steps, for every trajectory. (B, E, P)"""
-    ensemble = begin(recipe, count, key, theta, x0)
+    theta = run.theta
+    times = run.times
+    ensemble = simulate.begin(recipe, count, run.key, theta, run.x0)
     total = times.dt.shape[0]
 
-    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+    def body(carry: Any, step: Any) -> tuple[Any, None]:
         x, rows = carry
         n, t, dt = step
-        x_next, events = transition(recipe, theta, ensemble._replace(x=x), n, t, dt)
-        moment = Moment(n, t, dt, x, x_next, ensemble.context, events)
+        x_next, events = simulate.transition(recipe, theta, ensemble._replace(x=x), n, t, dt)
+        moment = terms.Moment(n, t, dt, x, x_next, ensemble.context, events)
         score = terms.scores(model, theta, moment, times.t[:2]).score
         return (x_next, rows.at[moment.n * blocks // total].add(score)), None
 
     rows = jnp.zeros((blocks, count, ravel_pytree(theta)[0].size), ravel_pytree(theta)[0].dtype)
     rows = rows.at[0].add(_start_score(model, theta, ensemble.x, times, ensemble.context))
-    return jax.lax.scan(body, (ensemble.x, rows), grid(times))[0][1]
+    return jax.lax.scan(body, (ensemble.x, rows), simulate.grid(times))[0][1]
 
 
-def _recorded_rows(model: Model, theta: Params, recording: Recording, blocks: int | None) -> Array:
+def _recorded_rows(
+    model: terms.Model, theta: Params, recording: recorded.Recording, blocks: int | None
+) -> Array:
     context = recording.context
     total = len(recording.t) - 1
-    model = mark_noiseless(
+    model = terms.mark_noiseless(
         model,
         check_model(model.process, model.objective, theta, recording.first, recording.t, context),
     )
@@ -279,10 +260,10 @@ def _recorded_rows(model: Model, theta: Params, recording: Recording, blocks: in
     flat = ravel_pytree(theta)[0]
     rows = jnp.zeros((many, recording.count, flat.size), flat.dtype)
     rows = rows.at[0].add(_start_score(model, theta, recording.first, recording.times, context))
-    for n, times, x in recording.blocks(BLOCK_BYTES):
-        block = Block(n, times, x, context, recording.events(n, n + len(times.dt)))
+    for n, times, x in recording.blocks(recorded.BLOCK_BYTES):
+        block = recorded.Block(n, times, x, context, recording.events(n, n + len(times.dt)))
         rows = _add_block(model, theta, rows, total, block, recording.t[:2])
-    check_scores(
+    recorded.check_scores(
         rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset
     )
     return rows.reshape(-1, flat.size)
@@ -290,20 +271,31 @@ def _recorded_rows(model: Model, theta: Params, recording: Recording, blocks: in
 
 @partial(jit, static_argnums=0)
 def _add_block(
-    model: Model, theta: Params, rows: Array, total: Array, block: Block, origin: Array
+    model: terms.Model,
+    theta: Params,
+    rows: Array,
+    total: Array,
+    block: recorded.Block,
+    origin: Array,
 ) -> Array:
     """Add the scores of a block of recorded steps to the rows (B, E, P)."""
 
-    def add(rows: Array, moment: Moment) -> Array:
+    def add(rows: Array, moment: terms.Moment) -> Array:
         score = terms.scores(model, theta, moment, origin).score
         return rows.at[moment.n * rows.shape[0] // total].add(score)
 
-    return scan_block(add, rows, block)
+    return recorded.scan_block(add, rows, block)
 
 
-def _start_score(model: Model, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
+def _start_score(
+    model: terms.Model,
+    theta: Params,
+    x: Array,
+    times: records.Times,
+    context: Any,
+) -> Array:
     """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. (E, P)"""
-    scores = density_scores(model, theta, x, context)
+    scores = terms.density_scores(model, theta, x, context)
     return jnp.zeros((), x.dtype) if scores is None else scores
 
 
@@ -317,7 +309,11 @@ def _product(rows: Array, v: Array, count: Array) -> Array:
 
 @jit
 def _solve(
-    rows: Array, diagonal: Array, v: Array, count: Array, damping: Array
+    rows: Array,
+    diagonal: Array,
+    v: Array,
+    count: Array,
+    damping: Array,
 ) -> tuple[Array, Array]:
     """(F + damping·diag F)⁻¹ v, and the share of v that is left.
 

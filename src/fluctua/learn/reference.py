@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,57 +23,44 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fluctua.core import check
+from fluctua.core import check, protocols, simulate, streamed
+from fluctua.core import estimate as estimates
+from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.diffusion import check_model
-from fluctua.core.estimate import Estimate, Samples, combined, reduce_samples
 from fluctua.core.integrators import match_quadrature
-from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
-from fluctua.core.protocols import Estimator, as_estimator
-from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
-from fluctua.core.trajectories import Times
 
 __all__ = ["compare", "finite_differences", "pathwise", "spsa"]
 
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
 
-class Yardstick(NamedTuple):
+@dataclass(frozen=True)
+class Yardstick(protocols.PlainEstimator):
     """The estimator made by `pathwise`, `finite_differences` or `spsa`: (key, theta, count) ->
     Estimate.
     """
 
     kernel: Callable[..., tuple[Array, Array]]
     runs: Callable[[Params], int]
-    objective: Rewards | FunctionOfMeans
-    substrate: Simulator
+    objective: objectives.Rewards | objectives.FunctionOfMeans
+    substrate: simulate.Simulator
     options: tuple[float | None, ...] = ()
 
     def cost(self, theta: Params) -> int:
         """Trajectories per sample."""
         return self.runs(theta)
 
-    @property
-    def pilot(self) -> int:
-        """None."""
-        return 0
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """Nothing is remembered between calls."""
-        return {}
-
-    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Nothing to put back."""
-
-    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+    def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Average over `count` noise realisations."""
-        return reduce_samples(
+        return estimates.reduce_samples(
             _samples(self.kernel, self.substrate, self.objective, key, theta, count, *self.options)
         )
 
 
-def pathwise(objective: Objective | FunctionOfMeans, substrate: Simulator) -> Yardstick:
+def pathwise(
+    objective: objectives.Objective | objectives.FunctionOfMeans, substrate: simulate.Simulator
+) -> Yardstick:
     """G = dR/dθ through the simulation with its noise held fixed (the reparameterised gradient).
 
     A `Density` start is differentiated through its `sample` function. Memory grows as √T: the
@@ -93,7 +81,10 @@ def pathwise(objective: Objective | FunctionOfMeans, substrate: Simulator) -> Ya
 
 
 def finite_differences(
-    objective: Objective | FunctionOfMeans, substrate: Simulator, *, step: float | None = None
+    objective: objectives.Objective | objectives.FunctionOfMeans,
+    substrate: simulate.Simulator,
+    *,
+    step: float | None = None,
 ) -> Yardstick:
     """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
 
@@ -118,7 +109,10 @@ def finite_differences(
 
 
 def spsa(
-    objective: Objective | FunctionOfMeans, substrate: Simulator, *, step: float | None = None
+    objective: objectives.Objective | objectives.FunctionOfMeans,
+    substrate: simulate.Simulator,
+    *,
+    step: float | None = None,
 ) -> Yardstick:
     """G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, a random sign Δ_p = ±1 for every parameter and
     trajectory.
@@ -155,8 +149,8 @@ def _two_each_and_one(theta: Params) -> int:
 # ---------------------------------------------------------------------------------------- checks
 
 
-def _require_simulator(substrate: Any, name: str) -> Simulator:
-    if not isinstance(substrate, Simulator):
+def _require_simulator(substrate: Any, name: str) -> simulate.Simulator:
+    if not isinstance(substrate, simulate.Simulator):
         raise TypeError(
             f"`{name}` needs a simulator whose noise it can repeat; got "
             f"{type(substrate).__name__}. "
@@ -172,8 +166,8 @@ def _positive(step: float | None) -> float | None:
 
 
 def _check_rewards(
-    objective: Objective | FunctionOfMeans, substrate: Simulator
-) -> Rewards | FunctionOfMeans:
+    objective: objectives.Objective | objectives.FunctionOfMeans, substrate: simulate.Simulator
+) -> objectives.Rewards | objectives.FunctionOfMeans:
     """The rewards, integrated as the simulator integrates the process."""
     rewards = check.objective_or_means(objective)
     return match_quadrature(rewards, _require_simulator(substrate, "a reference").recipe.process)
@@ -181,37 +175,34 @@ def _check_rewards(
 
 def _samples(
     kernel: Any,
-    substrate: Simulator,
-    objective: Rewards | FunctionOfMeans,
+    substrate: simulate.Simulator,
+    objective: objectives.Rewards | objectives.FunctionOfMeans,
     key: Array,
     theta: Params,
     count: int,
     *options: Any,
-) -> Samples:
+) -> estimates.Samples:
     check.key(key)
     check.count(count)
     theta = check.parameters(theta)
-    if isinstance(objective, FunctionOfMeans):  # every part under the same noise
+    if isinstance(objective, objectives.FunctionOfMeans):  # every part under the same noise
         parts = [
             _samples(kernel, substrate, part, key, theta, count, *options)
             for part in objective.parts
         ]
-        return combined(objective.function, parts)
-    first, context = first_state(substrate, key, theta)
+        return estimates.combined(objective.function, parts)
+    first, context = simulate.first_state(substrate, key, theta)
     check_model(substrate.recipe.process, objective, theta, first, substrate.t, context)
     flat, unravel = ravel_pytree(theta)
     each, returns = kernel(
         objective,
         substrate.recipe,
         count,
-        key,
-        theta,
-        substrate.times,
-        substrate.x0,
+        streamed.Run(key, theta, substrate.times, substrate.x0),
         *(_sizes(flat, h) for h in options),
     )
     check.finite_simulation(returns[:, None], substrate.t)
-    return Samples(jax.vmap(unravel)(each), returns)
+    return estimates.Samples(jax.vmap(unravel)(each), returns)
 
 
 def _sizes(flat: Array, step: float | None) -> Array:
@@ -224,59 +215,48 @@ def _sizes(flat: Array, step: float | None) -> Array:
 
 
 def compute_return(
-    recipe: Recipe,
-    objective: Rewards,
-    key: Array,
-    theta: Params,
-    times: Times,
-    x0: Array | None,
-    j: Array,
+    recipe: simulate.Recipe, objective: objectives.Rewards, run: streamed.Run, j: Array
 ) -> Array:
     """R of trajectory j under its own noise, as a function of θ."""
-    x, context, stream = begin_one(recipe, key, theta, x0, j)
+    theta = run.theta
+    x, context, stream = simulate.begin_one(recipe, run.key, theta, run.x0, j)
     paid = objective.step
     reward = jnp.zeros((), x.dtype)
     if objective.initial is not None:
-        reward = objective.initial(theta, seen(recipe, x), context).astype(x.dtype)
+        reward = objective.initial(theta, simulate.seen(recipe, x), context).astype(x.dtype)
 
-    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+    def body(carry: Any, step: Any) -> tuple[Any, None]:
         x, reward = carry
         n, t, dt = step
-        reward = reward + objective.running(theta, seen(recipe, x), t, context) * dt
-        x_next = advance_one(recipe, theta, x, context, stream, n, t, dt)
+        reward = reward + objective.running(theta, simulate.seen(recipe, x), t, context) * dt
+        x_next = simulate.advance_one(recipe, theta, x, context, stream, n, t, dt)
         if paid is not None:
-            ends = seen(recipe, x), seen(recipe, x_next)
+            ends = simulate.seen(recipe, x), simulate.seen(recipe, x_next)
             reward = reward + paid(theta, *ends, t, dt, context).astype(x.dtype)
         return (x_next, reward), None
 
     @jax.checkpoint
-    def segment(carry: tuple[Array, Array], steps: Any) -> tuple[tuple[Array, Array], None]:
+    def segment(carry: Any, steps: Any) -> tuple[Any, None]:
         return jax.lax.scan(body, carry, steps)[0], None
 
-    total = times.dt.shape[0]
+    total = run.times.dt.shape[0]
     length = max(1, int(total**0.5))
     whole = total // length * length
-    steps = grid(times)
+    steps = simulate.grid(run.times)
     segments = jax.tree.map(lambda v: v[:whole].reshape(-1, length), steps)
     carry, _ = jax.lax.scan(segment, (x, reward), segments)
     (x, reward), _ = jax.lax.scan(body, carry, jax.tree.map(lambda v: v[whole:], steps))
-    return reward + objective.terminal(theta, seen(recipe, x), context)
+    return reward + objective.terminal(theta, simulate.seen(recipe, x), context)
 
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _pathwise(
-    objective: Rewards,
-    recipe: Recipe,
-    count: int,
-    key: Array,
-    theta: Params,
-    times: Times,
-    x0: Array | None,
+    objective: objectives.Rewards, recipe: simulate.Recipe, count: int, run: streamed.Run
 ) -> tuple[Array, Array]:
     def one(j: Array) -> tuple[Array, Array]:
         value, slope = jax.value_and_grad(
-            lambda th: compute_return(recipe, objective, key, th, times, x0, j)
-        )(theta)
+            lambda th: compute_return(recipe, objective, run._replace(theta=th), j)
+        )(run.theta)
         return ravel_pytree(slope)[0], value
 
     return jax.lax.map(one, jnp.arange(count), batch_size=min(count, BATCH))
@@ -284,18 +264,15 @@ def _pathwise(
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _differences(
-    objective: Rewards,
-    recipe: Recipe,
+    objective: objectives.Rewards,
+    recipe: simulate.Recipe,
     count: int,
-    key: Array,
-    theta: Params,
-    times: Times,
-    x0: Array | None,
+    run: streamed.Run,
     h: Array,
 ) -> tuple[Array, Array]:
-    flat, unravel = ravel_pytree(theta)
+    flat, unravel = ravel_pytree(run.theta)
     returns = jax.vmap(
-        lambda th, j: compute_return(recipe, objective, key, unravel(th), times, x0, j),
+        lambda th, j: compute_return(recipe, objective, run._replace(theta=unravel(th)), j),
         in_axes=(None, 0),
     )
     each = jnp.arange(count)
@@ -311,25 +288,21 @@ def _differences(
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _spsa(
-    objective: Rewards,
-    recipe: Recipe,
+    objective: objectives.Rewards,
+    recipe: simulate.Recipe,
     count: int,
-    key: Array,
-    theta: Params,
-    times: Times,
-    x0: Array | None,
+    run: streamed.Run,
     h: Array,
 ) -> tuple[Array, Array]:
-    flat, unravel = ravel_pytree(theta)
-    k_signs, k_run = jax.random.split(key)
+    flat, unravel = ravel_pytree(run.theta)
+    k_signs, k_run = jax.random.split(run.key)
 
     def one(j: Array) -> tuple[Array, Array]:
         signs = jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
 
         def leg(s):
-            return compute_return(
-                recipe, objective, k_run, unravel(flat + s * signs * h), times, x0, j
-            )
+            theta = unravel(flat + s * signs * h)
+            return compute_return(recipe, objective, run._replace(key=k_run, theta=theta), j)
 
         up = leg(1)
         down = leg(-1)
@@ -407,10 +380,10 @@ class Comparison(NamedTuple):
 def compare(
     key: Array,
     theta: Params,
-    estimators: Mapping[str, Estimator],
+    estimators: Mapping[str, protocols.Estimator],
     *,
     trajectories: int,
-    reference: Params | Estimate | str,
+    reference: Params | estimates.Estimate | str,
     repeats: int = 8,
 ) -> Comparison:
     """Spend the same number of trajectories on every estimator and see what each makes of them.
@@ -439,7 +412,7 @@ def compare(
         name: _repeat(
             jax.random.fold_in(key, index),
             theta,
-            _Candidate(name, as_estimator(candidate)),
+            _Candidate(name, protocols.as_estimator(candidate)),
             trajectories,
             repeats,
         )
@@ -475,7 +448,7 @@ class _Candidate(NamedTuple):
     """An estimator under the name that the table shows."""
 
     name: str
-    estimator: Estimator
+    estimator: protocols.Estimator
 
     def share(self, theta: Params, trajectories: int) -> int:
         """Samples that a call can have, with the pilot that it ran last."""
@@ -544,7 +517,7 @@ def _repeat(
 
 
 def _reference(
-    reference: Params | Estimate | str, runs: Mapping[str, _Repeats]
+    reference: Params | estimates.Estimate | str, runs: Mapping[str, _Repeats]
 ) -> tuple[np.ndarray, np.ndarray | float, str]:
     if isinstance(reference, str):
         if reference not in runs:
@@ -554,7 +527,7 @@ def _reference(
         run = runs[reference]
         error = np.sqrt(np.mean(run.errors**2, axis=0) / len(run.errors))
         return run.gradients.mean(axis=0), error, f"`{reference}`"
-    if isinstance(reference, Estimate):
+    if isinstance(reference, estimates.Estimate):
 
         def flat(tree):
             return np.asarray(ravel_pytree(tree)[0], float)

@@ -127,13 +127,16 @@ def _signal(parts: np.ndarray) -> Measured:
     """S and its jackknife error. parts: (K, P), estimates of the parts in units of one
     trajectory's noise.
     """
-
-    def of(p: np.ndarray) -> float:
-        return float(np.sum(p.sum(axis=0) ** 2) - np.sum(p**2)) / (len(p) * (len(p) - 1))
-
     count = len(parts)
-    left = np.array([of(parts[np.arange(count) != k]) for k in range(count)])
-    return Measured(of(parts), float(np.sqrt((count - 1) * np.mean((left - left.mean()) ** 2))))
+    left = np.array([_cross_products(parts[np.arange(count) != k]) for k in range(count)])
+    error = float(np.sqrt((count - 1) * np.mean((left - left.mean()) ** 2)))
+    return Measured(_cross_products(parts), error)
+
+
+def _cross_products(parts: np.ndarray) -> float:
+    """Mean product of different parts, summed over components: without the noise of squares."""
+    count = len(parts)
+    return float(np.sum(parts.sum(axis=0) ** 2) - np.sum(parts**2)) / (count * (count - 1))
 
 
 def _whole(signal: Measured, size: int, error: float) -> Needed:

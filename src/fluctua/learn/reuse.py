@@ -24,18 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves_with_path
 
-from fluctua.core import check
+from fluctua.core import baselines, check, draws, recorded
+from fluctua.core import estimate as estimates
+from fluctua.core import estimator as estimators
+from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params
-from fluctua.core.baselines import Baseline, Twin, chosen, half, time_only
-from fluctua.core.draws import Density, Reparameterised, checked_start
-from fluctua.core.estimate import Estimate, Samples, reduce_samples
-from fluctua.core.estimator import gradient_samples, mean_return_to_go, score_of
 from fluctua.core.objective import Objective, Rewards
-from fluctua.core.process import AnyProcess, Score
-from fluctua.core.recorded import BLOCK_BYTES, Recording, pieces
 from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
-from fluctua.learn.density_ratio import PathLaw, log_ratios, refuse_singular, select_ratio
+from fluctua.learn import density_ratio
 
 MINIMUM_ESS = 20.0
 """Effective trajectories below which error bars do not cover."""
@@ -52,7 +49,7 @@ class Reweighted(NamedTuple):
     kl: KL(old ‖ θ) of each batch, in nats per path. weights: w of every trajectory.
     """
 
-    estimate: Estimate
+    estimate: estimates.Estimate
     ess: float
     kl: tuple[float, ...]
     weights: np.ndarray
@@ -72,17 +69,17 @@ class Reweighted(NamedTuple):
 
 
 def reweighted(
-    process: AnyProcess,
+    process: processes.AnyProcess,
     objective: Objective,
     theta: Params,
     batches: Sequence[Batch],
     *,
     weights: str = "normalised",
     minimum_ess: float = MINIMUM_ESS,
-    start: Density | Reparameterised | None = None,
-    score: Score = full_score,
-    baseline: Baseline | Twin | str | None = None,
-    initial_baseline: Baseline | str | None = None,
+    start: draws.Density | draws.Reparameterised | None = None,
+    score: processes.Score = full_score,
+    baseline: baselines.Baseline | baselines.Twin | str | None = None,
+    initial_baseline: baselines.Baseline | str | None = None,
 ) -> Reweighted:
     """J(θ) and ∇θJ(θ) from trajectories taken at other parameters, Σ w G / Σ w.
 
@@ -111,9 +108,11 @@ def reweighted(
     """
     if weights not in ("normalised", "plain"):
         raise ValueError(f'`weights` must be "normalised" or "plain"; got {weights!r}.')
-    moving = None if start is None else checked_start(start)[0]
+    moving = None if start is None else draws.checked_start(start)[0]
     process = check.process(process)
-    law = PathLaw(process, select_ratio(process, score_of(process, score)), moving)
+    law = density_ratio.PathLaw(
+        process, density_ratio.select_ratio(process, estimators.score_of(process, score)), moving
+    )
     theta = check.parameters(theta)
     pairs = _check_batches(theta, batches)
     worth = _weigh(law, check.objective(objective), theta, pairs)
@@ -128,7 +127,7 @@ def reweighted(
     options = {"start": start, "score": score, "initial_baseline": initial_baseline}
     samples = _sample_batches(process, objective, theta, pairs, baseline, options)
     factors = worth.relative if normalised else worth.weights
-    estimate = reduce_samples(_apply_weights(samples, factors, normalised))
+    estimate = estimates.reduce_samples(_apply_weights(samples, factors, normalised))
     if not worth.ess >= minimum_ess:
         estimate = _remove_errors(estimate)
     return Reweighted(estimate, worth.ess, worth.kl, worth.weights)
@@ -143,14 +142,16 @@ class _Worth(NamedTuple):
     kl: tuple[float, ...]
 
 
-def _weigh(law: PathLaw, rewards: Rewards, theta: Params, pairs: list[Batch]) -> _Worth:
+def _weigh(
+    law: density_ratio.PathLaw, rewards: Rewards, theta: Params, pairs: list[Batch]
+) -> _Worth:
     """Weigh the trajectories of all batches at θ by the balance heuristic."""
     olds = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(old for old, _ in pairs))
-    records = [Recording(trajectories, theta) for _, trajectories in pairs]
+    records = [recorded.Recording(trajectories, theta) for _, trajectories in pairs]
     for (old, _), record in zip(pairs, records, strict=True):
         _refuse_other_grid(records[0], record)
-        refuse_singular(law, theta, old, record)
-    parts = [log_ratios(law, rewards, theta, olds, record) for record in records]
+        density_ratio.refuse_singular(law, theta, old, record)
+    parts = [density_ratio.log_ratios(law, rewards, theta, olds, record) for record in records]
     count = np.array([record.count for record in records])
     check.count(int(count.sum()), 2)
     log = _log_weights(np.concatenate([part.log for part in parts]), count)
@@ -160,7 +161,7 @@ def _weigh(law: PathLaw, rewards: Rewards, theta: Params, pairs: list[Batch]) ->
     return _Worth(np.exp(np.minimum(log, 700)), relative, ess, kl)
 
 
-def _refuse_other_grid(first: Recording, record: Recording) -> None:
+def _refuse_other_grid(first: recorded.Recording, record: recorded.Recording) -> None:
     size = first.first.shape[1]
     if not np.array_equal(record.t, first.t) or record.first.shape[1] != size:
         raise ValueError(
@@ -196,13 +197,13 @@ def _name_shapes(theta: Params) -> dict[str, Any]:
 
 
 def _sample_batches(
-    process: AnyProcess,
+    process: processes.AnyProcess,
     objective: Objective,
     theta: Params,
     pairs: list[Batch],
-    baseline: Baseline | Twin | str | None,
+    baseline: baselines.Baseline | baselines.Twin | str | None,
     options: dict[str, Any],
-) -> Samples:
+) -> estimates.Samples:
     """The gradients at θ of all trajectories, batch after batch.
 
     The weights of several batches have the right mean in the sum over batches only. A baseline must
@@ -210,12 +211,14 @@ def _sample_batches(
     """
     if len(pairs) == 1:
         old, trajectories = pairs[0]
-        return gradient_samples(
+        return estimators.gradient_samples(
             process, objective, theta, trajectories, baseline=baseline, taken_at=old, **options
         )
-    plan = chosen(baseline, door="several batches", serves=("none", "time"))
-    assert isinstance(plan, Baseline)
-    cuts = [half(Recording(trajectories, theta).count) for _, trajectories in pairs]
+    plan = baselines.chosen(baseline, door="several batches", serves=("none", "time"))
+    assert isinstance(plan, baselines.Baseline)
+    cuts = [
+        baselines.half(recorded.Recording(trajectories, theta).count) for _, trajectories in pairs
+    ]
 
     others = [plan, plan]
     if plan.pilot:
@@ -223,12 +226,15 @@ def _sample_batches(
         counts = [0, 0]
         for piece in _split_batches(pairs, cuts):
             size = len(piece.trajectories.x)
-            mean = mean_return_to_go(objective, theta, piece.trajectories)
+            mean = estimators.mean_return_to_go(objective, theta, piece.trajectories)
             sums[piece.side] = sums[piece.side] + size * mean
             counts[piece.side] += size
-        others = [time_only(sums[1] / counts[1]), time_only(sums[0] / counts[0])]
+        others = [
+            baselines.time_only(sums[1] / counts[1]),
+            baselines.time_only(sums[0] / counts[0]),
+        ]
     samples = [
-        gradient_samples(
+        estimators.gradient_samples(
             process,
             objective,
             theta,
@@ -253,7 +259,7 @@ class _Piece(NamedTuple):
 def _split_batches(pairs: list[Batch], cuts: list[int]) -> Iterator[_Piece]:
     """The trajectories of all batches in pieces that fit into memory, none across a cut."""
     for (old, trajectories), cut in zip(pairs, cuts, strict=True):
-        for first, piece in pieces(trajectories, cut, BLOCK_BYTES):
+        for first, piece in recorded.pieces(trajectories, cut, recorded.BLOCK_BYTES):
             yield _Piece(old, int(first >= cut), piece)
 
 
@@ -265,7 +271,7 @@ def _log_weights(log: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(highest), -np.inf, -highest - total)
 
 
-def _remove_errors(estimate: Estimate) -> Estimate:
+def _remove_errors(estimate: estimates.Estimate) -> estimates.Estimate:
     """The estimate with NaN for every error and interval."""
     nothing = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), estimate.gradient)
     number = jnp.full_like(estimate.value, jnp.nan)
@@ -277,7 +283,9 @@ def _remove_errors(estimate: Estimate) -> Estimate:
     )
 
 
-def _apply_weights(samples: Samples, weights: np.ndarray, normalised: bool) -> Samples:
+def _apply_weights(
+    samples: estimates.Samples, weights: np.ndarray, normalised: bool
+) -> estimates.Samples:
     """What each trajectory adds: w G, or about the mean m of Σ w G/Σ w, m + N w (G − m)/Σ w (delta
     method).
 

@@ -31,7 +31,7 @@ from fluctua.core.estimate import Estimate
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import step_at
 from fluctua.core.process import NoiseProduct, Process
-from fluctua.core.protocols import Estimator
+from fluctua.core.protocols import Estimator, EstimatorWrapper
 from fluctua.core.simulate import Simulator
 from fluctua.core.twin import TwinSamples
 
@@ -138,10 +138,10 @@ def weigh(
 
     """
     count, size = direct.shape
-    faded = _faded(sums if sums else _empty(size), 1 - 1 / forget_after)
+    faded = _fade(sums if sums else _empty(size), 1 - 1 / forget_after)
 
     def own(rows):
-        return _added(faded, direct[rows], correction[rows], loud)
+        return _add_batch(faded, direct[rows], correction[rows], loud)
 
     whole = own(slice(None))
     worth = np.ones_like(correction)
@@ -165,12 +165,12 @@ def _variance(rows: np.ndarray) -> np.ndarray:
     return rows.var(axis=0, ddof=1) / len(rows)
 
 
-def _faded(sums: Sums, fade: float) -> dict[str, np.ndarray]:
+def _fade(sums: Sums, fade: float) -> dict[str, np.ndarray]:
     powers = (fade, fade**2, fade, fade**2, fade)
     return {name: power * sums[name] for name, power in zip(SUMS, powers, strict=True)}
 
 
-def _added(
+def _add_batch(
     sums: Sums, direct: np.ndarray, correction: np.ndarray, loud: float
 ) -> dict[str, np.ndarray]:
     """And another batch, which counts by its trajectories."""
@@ -196,7 +196,7 @@ def _worth(theta: Params, sums: Sums) -> np.ndarray:
     return np.concatenate(parts)
 
 
-class ShrunkCorrection:
+class ShrunkCorrection(EstimatorWrapper):
     """An estimator that takes as much of the correction as is resolved: (key, theta, count) ->
     Estimate.
 
@@ -240,15 +240,6 @@ class ShrunkCorrection:
         self._state: dict[str, np.ndarray] = {}
         self._like: Params = None
 
-    def cost(self, theta: Params) -> int:
-        """Trajectories per sample."""
-        return self.estimator.cost(theta)
-
-    @property
-    def pilot(self) -> int:
-        """Trajectories that a call runs besides."""
-        return self.estimator.pilot
-
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` new trajectories; earlier ones say how much of their
         correction to take.
@@ -278,13 +269,10 @@ class ShrunkCorrection:
             self._state["table"] = np.asarray(samples.mean_lambda)
         returns = np.asarray(samples.returns, np.float64)
 
-        def shaped(flat):
-            return _shaped(theta, flat)
-
         return Estimate(
-            shaped(made.gradient),
-            shaped(made.stderr),
-            shaped(made.gradient**2 + count * made.variance),
+            _shape_like(theta, made.gradient),
+            _shape_like(theta, made.stderr),
+            _shape_like(theta, made.gradient**2 + count * made.variance),
             jnp.asarray(returns.mean(), samples.returns.dtype),
             jnp.asarray(returns.std(ddof=1) / np.sqrt(count), samples.returns.dtype),
             count,
@@ -405,7 +393,7 @@ def _split_like(theta: Params, flat: np.ndarray) -> Params:
     )
 
 
-def _shaped(theta: Params, flat: np.ndarray) -> Params:
+def _shape_like(theta: Params, flat: np.ndarray) -> Params:
     """(P,) in the structure and precision of θ."""
     return jax.tree.map(
         lambda v, leaf: jnp.asarray(v, jnp.asarray(leaf).dtype), _split_like(theta, flat), theta

@@ -13,9 +13,9 @@ from fluctua import tcmt
 from fluctua.core.arrays import Array, Params
 from fluctua.core.baselines import Twin, binned
 from fluctua.core.protocols import Estimator
+from fluctua.learn import training
 from fluctua.learn.optimisers import by_name
 from fluctua.learn.shrunk_correction import ShrunkCorrection
-from fluctua.learn.training import Bounds, Training, check_bounds
 from fluctua.runs.config import Config
 from fluctua.runs.heeded import is_unknown
 from fluctua.runs.unknown import make_self_calibrating
@@ -44,11 +44,11 @@ class LatticeParts(NamedTuple):
     theta: Params
     estimator: Estimator
     rule: optax.GradientTransformationExtraArgs
-    bounds: Bounds
+    bounds: training.Bounds
 
-    def describe(self, trajectories: int | Callable[[int], int]) -> Training:
+    def describe(self, trajectories: int | Callable[[int], int]) -> training.Training:
         """The training of these parts with so many trajectories per iteration."""
-        return Training(
+        return training.Training(
             self.estimator, self.theta, self.rule, trajectories=trajectories, bounds=self.bounds
         )
 
@@ -193,7 +193,7 @@ def build(config: Config, cluster: str | None = None) -> LatticeParts:
     sides = {name: getattr(config.bounds, name) for name in FAMILIES}
     low = {name: side[0] for name, side in sides.items()}
     high = {name: side[1] for name, side in sides.items()}
-    bounds = check_bounds((low, high))
+    bounds = training.check_bounds((low, high))
     k_start, k_run = jax.random.split(jax.random.key(config.seed))
     start = tcmt.initial_parameters(k_start, task.network, chi_std=config.start.chi_std)
     estimator = make_estimator(config, task, cluster)

@@ -17,27 +17,26 @@ import numpy as np
 from fluctua.core.arrays import Params
 from fluctua.learn import optimisers
 from fluctua.learn.training import Length, Record
+from fluctua.runs import build as building
 from fluctua.runs import config as configuration
-from fluctua.runs.build import FAMILIES, LatticeParts, build, resolve_backend
-from fluctua.runs.config import Config
+from fluctua.runs import reading
 from fluctua.runs.heeded import refuse_ignored
-from fluctua.runs.reading import ORDER_OF_STEP, describing
 from fluctua.runs.summary import conclude
 from fluctua.scale.distributed import close
 from fluctua.store import checkpoint, journal, loop
 from fluctua.store import folder as runfolder
-from fluctua.store.checkpoint import RunState
-from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
-from fluctua.store.journal import JournalOptions, RunFiles
-from fluctua.store.loop import Advance, Loop, Opened, Segment
 
 Rows = Generator[tuple[Row, Record], None, dict[str, Any]]
 """Rows with their records; what the generator returns is the summary."""
 
 
 def run(
-    config: Config, folder: str | Path, *, replace: bool = False, cluster: str | None = None
+    config: configuration.Config,
+    folder: str | Path,
+    *,
+    replace: bool = False,
+    cluster: str | None = None,
 ) -> Rows:
     """Train into a new folder.
 
@@ -54,8 +53,8 @@ def run(
 
     """
     refuse_ignored(config, configuration.PRESETS[config.preset])
-    config = dataclasses.replace(config, backend=resolve_backend(config.backend))
-    run = _LatticeRun(config, build(config, cluster), RunFolder(Path(folder)))
+    config = dataclasses.replace(config, backend=building.resolve_backend(config.backend))
+    run = _LatticeRun(config, building.build(config, cluster), runfolder.RunFolder(Path(folder)))
     identity = configuration.digest(configuration.dump(config))
     opened = loop.begin(run.list_files(identity, run.start), replace=replace)
     return _iterate(run, opened)
@@ -79,7 +78,7 @@ def resume(
     Returns: a generator of the rows to come.
 
     """
-    place = runfolder.find_run(folder, RunFolder(Path(folder)))
+    place = runfolder.find_run(folder, runfolder.RunFolder(Path(folder)))
     with runfolder.hold(place) as lock:
         fixed = sorted(set(changes or {}) - set(configuration.ADJUSTABLE))
         if fixed:
@@ -90,7 +89,7 @@ def resume(
             )
         config = configuration.apply_changes(configuration.load(place.settings), changes or {})
         identity = _read_identity(place, config)
-        run = _LatticeRun(config, build(config, cluster), place)
+        run = _LatticeRun(config, building.build(config, cluster), place)
         files = run.list_files(identity, run.start)
         runfolder.require_room(place, files.need, files.advice)
         state = journal.read_state(files, report)
@@ -100,7 +99,7 @@ def resume(
                 f"nothing is left to do in {folder}: {over}. To go on: --iterations, "
                 "--max-trajectories or --max-minutes with a larger number."
             )
-        return _iterate(run, loop.reopen(files, lock, state, run.loop, report))
+        return _iterate(run, loop.reopen(files, lock, state, run.training_loop, report))
 
 
 def branch(
@@ -127,12 +126,12 @@ def branch(
     Returns: a generator of the rows of the new run.
 
     """
-    origin = runfolder.find_run(source, RunFolder(Path(source)))
+    origin = runfolder.find_run(source, runfolder.RunFolder(Path(source)))
     before = configuration.load(origin.settings)
     config = configuration.apply_changes(before, changes or {})
     refuse_ignored(config, before)
-    config = dataclasses.replace(config, backend=resolve_backend(config.backend))
-    run = _LatticeRun(config, build(config, cluster), RunFolder(Path(folder)))
+    config = dataclasses.replace(config, backend=building.resolve_backend(config.backend))
+    run = _LatticeRun(config, building.build(config, cluster), runfolder.RunFolder(Path(folder)))
     there = _read_source(run, origin, before, report)
     state = dataclasses.replace(
         there,
@@ -152,11 +151,11 @@ def branch(
     arrays = checkpoint.to_arrays(state)
     identity = runfolder.fingerprint(digest.encode(), checkpoint.checksum(arrays))
     opened = loop.begin(run.list_files(identity, state), replace=replace)
-    loop.restore_memory(run.loop.training, state)
+    loop.restore_memory(run.training_loop.training, state)
     return _iterate(run, opened)
 
 
-def complete(config: Config, folder: str | Path) -> dict[str, Any]:
+def complete(config: configuration.Config, folder: str | Path) -> dict[str, Any]:
     """`run` to its end; the summary."""
     rows = run(config, folder)
     while True:
@@ -166,7 +165,7 @@ def complete(config: Config, folder: str | Path) -> dict[str, Any]:
             return end.value
 
 
-def explain_end(config: Config, state: RunState) -> str:
+def explain_end(config: configuration.Config, state: checkpoint.RunState) -> str:
     """Why a run is over, or nothing."""
     if state.now.iteration >= config.iterations:
         return f"it has run its {config.iterations:,} iterations"
@@ -179,7 +178,7 @@ def explain_end(config: Config, state: RunState) -> str:
     return ""
 
 
-def ensemble_size(config: Config, tier: int, iteration: int) -> int:
+def ensemble_size(config: configuration.Config, tier: int, iteration: int) -> int:
     """Trajectories of an iteration."""
     e = config.ensemble
     if e.schedule == "escalation":
@@ -192,12 +191,15 @@ def ensemble_size(config: Config, tier: int, iteration: int) -> int:
 class Escalated(NamedTuple):
     """The state after a record, and the event if the schedule made one."""
 
-    state: RunState
+    state: checkpoint.RunState
     event: str
 
 
 def escalate(
-    config: Config, state: RunState, record: Record, memory: dict[str, np.ndarray]
+    config: configuration.Config,
+    state: checkpoint.RunState,
+    record: Record,
+    memory: dict[str, np.ndarray],
 ) -> Escalated:
     """Add a record to the state, with more trajectories from here on where the schedule says so.
 
@@ -222,7 +224,7 @@ def escalate(
     return Escalated(new, event)
 
 
-def estimate_space(config: Config, parameters: int) -> int:
+def estimate_space(config: configuration.Config, parameters: int) -> int:
     """Bytes that a run may take: records twice (one copy while writing), checkpoints and rewind
     history.
     """
@@ -236,39 +238,41 @@ def estimate_space(config: Config, parameters: int) -> int:
 class _LatticeRun(NamedTuple):
     """A configuration, what it is made into, and its folder."""
 
-    config: Config
-    parts: LatticeParts
-    place: RunFolder
+    config: configuration.Config
+    parts: building.LatticeParts
+    place: runfolder.RunFolder
 
     @property
-    def start(self) -> RunState:
+    def start(self) -> checkpoint.RunState:
         """The state before the first row."""
         return checkpoint.start_state(self.parts.theta, self.parts.rule.init(self.parts.theta))
 
     @property
-    def loop(self) -> Loop:
+    def training_loop(self) -> loop.Loop:
         """The training with the schedule of its configuration."""
         training = self.parts.describe(self.config.ensemble.trajectories)
-        return Loop(training, Length(None), self._select_segment, self._advance, self._explain_end)
+        return loop.Loop(
+            training, Length(None), self._select_segment, self._advance, self._explain_end
+        )
 
-    def _select_segment(self, state: RunState) -> Segment:
+    def _select_segment(self, state: checkpoint.RunState) -> loop.Segment:
         """The training from the present state, with the noise of the present tier."""
         training = self.parts.describe(
             lambda iteration: ensemble_size(self.config, state.tier, iteration)
         )
-        return Segment(training, jax.random.fold_in(self.parts.key, state.tier))
+        return loop.Segment(training, jax.random.fold_in(self.parts.key, state.tier))
 
-    def _advance(self, state: RunState, record: Record) -> Advance:
+    def _advance(self, state: checkpoint.RunState, record: Record) -> loop.Advance:
         new, event = escalate(self.config, state, record, self.parts.estimator.state)
-        return Advance(new, journal.make_row(state.row, record, event), bool(event))
+        return loop.Advance(new, journal.make_row(state.row, record, event), bool(event))
 
-    def _explain_end(self, state: RunState) -> str:
+    def _explain_end(self, state: checkpoint.RunState) -> str:
         return explain_end(self.config, state)
 
-    def list_files(self, identity: str, start: RunState) -> RunFiles:
+    def list_files(self, identity: str, start: checkpoint.RunState) -> journal.RunFiles:
         """What the files of the run have in common."""
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(self.parts.theta))
-        return RunFiles(
+        return journal.RunFiles(
             self.place,
             configuration.stamp(self.config, identity).encode(),
             identity,
@@ -279,17 +283,20 @@ class _LatticeRun(NamedTuple):
         )
 
 
-def _iterate(run: _LatticeRun, opened: Opened) -> Rows:
+def _iterate(run: _LatticeRun, opened: loop.Opened) -> Rows:
     try:
-        yield from loop.iterate(opened, run.loop)
+        yield from loop.iterate(opened, run.training_loop)
     finally:
         close(run.parts.estimator)
     return conclude(run.place, run.config)
 
 
 def _read_source(
-    run: _LatticeRun, origin: RunFolder, config: Config, report: Callable[[str], None]
-) -> RunState:
+    run: _LatticeRun,
+    origin: runfolder.RunFolder,
+    config: configuration.Config,
+    report: Callable[[str], None],
+) -> checkpoint.RunState:
     """Where the run stands that another one begins from."""
     files = run._replace(place=origin).list_files(_read_identity(origin, config), run.start)
     state = journal.read_state(files, report)
@@ -298,7 +305,9 @@ def _read_source(
     return state
 
 
-def _make_options(config: Config, parts: LatticeParts) -> JournalOptions:
+def _make_options(
+    config: configuration.Config, parts: building.LatticeParts
+) -> journal.JournalOptions:
     """How often is written, and what parameters.h5 says of the lattice."""
     task = config.task
     keep = config.keep
@@ -314,17 +323,17 @@ def _make_options(config: Config, parts: LatticeParts) -> JournalOptions:
     if task.reward == "isolation":
         attributes["isolation"] = 1.0
     if task.integrator != "euler":
-        attributes["step_order"] = ORDER_OF_STEP[task.integrator]
-    return JournalOptions(
+        attributes["step_order"] = reading.ORDER_OF_STEP[task.integrator]
+    return journal.JournalOptions(
         keep.checkpoints,
         keep.checkpoint_seconds,
         keep.parameters_every,
-        describe=describing(parts.task.network, attributes),
+        describe=reading.describing(parts.task.network, attributes),
         names=_name_families,
     )
 
 
-def _read_identity(place: RunFolder, config: Config) -> str:
+def _read_identity(place: runfolder.RunFolder, config: configuration.Config) -> str:
     """The fingerprint of a run.
 
     A file without one is of an earlier version, unless other files have theirs.
@@ -342,15 +351,15 @@ def _read_identity(place: RunFolder, config: Config) -> str:
 
 
 def _name_families(theta: Params) -> dict[str, np.ndarray]:
-    return {name: np.asarray(theta[name]) for name in FAMILIES}
+    return {name: np.asarray(theta[name]) for name in building.FAMILIES}
 
 
-def _remember_alike(a: Config, b: Config) -> bool:
+def _remember_alike(a: configuration.Config, b: configuration.Config) -> bool:
     """Whether what one's estimator remembers is of use to the other's."""
     return _select_remembered(a) == _select_remembered(b)
 
 
-def _select_remembered(config: Config) -> tuple[Any, ...]:
+def _select_remembered(config: configuration.Config) -> tuple[Any, ...]:
     """The settings that what an estimator remembers depends on."""
     task = config.task
     return (

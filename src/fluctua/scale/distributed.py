@@ -17,14 +17,15 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
 from fluctua.core.estimator import PPGT
+from fluctua.core.protocols import EstimatorWrapper
 from fluctua.core.simulate import planned_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.learn.shrunk_correction import ShrunkCorrection
+from fluctua.scale import dispatch
 from fluctua.scale.cluster import Cluster
-from fluctua.scale.dispatch import AHEAD, Here, Pool, WorkCall, gather_results
 from fluctua.scale.parts import make_estimate, total
 from fluctua.scale.ranges import Shared, make_ranged
-from fluctua.tcmt.fused import Carried, Fused
+from fluctua.tcmt import fused
 
 SHARDS = 64
 
@@ -40,7 +41,7 @@ class Loss(NamedTuple):
     reason: str
 
 
-class Distributed:
+class Distributed(EstimatorWrapper):
     """The estimator made by `distributed`: (key, theta, count) -> Estimate.
 
     `losses`: shards that were lost with their workers, over all calls. `event`: what the history of
@@ -48,7 +49,9 @@ class Distributed:
     ones come out the same.
     """
 
-    def __init__(self, estimator: PPGT | Fused | Carried, pool: Pool, shards: int):
+    def __init__(
+        self, estimator: PPGT | fused.Fused | fused.Carried, pool: dispatch.Pool, shards: int
+    ):
         self.estimator = estimator
         self.pool = pool
         self.shards = shards
@@ -62,11 +65,13 @@ class Distributed:
         check.key(key)
         check.count(count)
         theta = check.parameters(theta)
-        carried = self.estimator if isinstance(self.estimator, Carried) else None
+        carried = self.estimator if isinstance(self.estimator, fused.Carried) else None
         table = carried.table if carried else None
         if table is None and self.ranged.estimator.pilot:
             shared = self.pool.put(Shared(key, theta, None, planned_calls()))
-            table = gather_results(self.pool, [WorkCall(0, "table", (shared,))])[0]
+            table = dispatch.gather_results(self.pool, [dispatch.WorkCall(0, "table", (shared,))])[
+                0
+            ]
         if carried:
             carried.pilot = carried.fused.pilot if carried.table is None else 0
         whole = total(self._gather_shards("part", key, theta, count, table))
@@ -95,25 +100,12 @@ class Distributed:
         )
         return TwinSamples(joined[0], joined[1], joined[2], mean / sum(sizes))
 
-    def cost(self, theta: Params) -> int:
-        """Trajectories per sample."""
-        return self.estimator.cost(theta)
-
     @property
     def pilot(self) -> int:
         """Trajectories that the last call ran besides; those that were acquired and lost
         are among them.
         """
         return self.estimator.pilot + self._lost
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """What the estimator remembers between calls."""
-        return self.estimator.state
-
-    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Put a `state` back."""
-        self.estimator.restore(state, theta)
 
     def close(self) -> None:
         """Let the workers go."""
@@ -133,12 +125,15 @@ class Distributed:
         """The shards' results in order."""
         edges = self.ranged.edges(count, self.shards)
         shared = self.pool.put(Shared(key, theta, table, planned_calls()))
-        calls = [WorkCall(low, method, (shared, low, high - low)) for low, high in pairwise(edges)]
+        calls = [
+            dispatch.WorkCall(low, method, (shared, low, high - low))
+            for low, high in pairwise(edges)
+        ]
         self._lost = 0
         self.event = ""
         physical = self.ranged.physical
 
-        def instead(call: WorkCall, reason: str) -> WorkCall:
+        def instead(call: dispatch.WorkCall, reason: str) -> dispatch.WorkCall:
             _, first, size = call.arguments
             self.losses.append(Loss(first, size, reason))
             if not physical:
@@ -150,7 +145,9 @@ class Distributed:
 
         # an instrument has one call in hand: of those that wait behind it nothing is acquired yet,
         # so nothing is lost
-        return gather_results(self.pool, calls, ahead=1 if physical else AHEAD, instead=instead)
+        return dispatch.gather_results(
+            self.pool, calls, ahead=1 if physical else dispatch.AHEAD, instead=instead
+        )
 
 
 def distributed(
@@ -195,7 +192,9 @@ def distributed(
     ranged = make_ranged(estimator)
     if each is None and ranged.on_gpu:
         each = {"gpu": 1}
-    pool: Pool = Here(ranged) if address is None else Cluster(ranged, address, each, workers)
+    pool: dispatch.Pool = (
+        dispatch.Here(ranged) if address is None else Cluster(ranged, address, each, workers)
+    )
     return Distributed(estimator, pool, shards)
 
 

@@ -21,7 +21,7 @@ from fluctua.core.model import has_random_start
 from fluctua.core.simulate import Simulator, plan_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.scale.parts import Part, sum_samples
-from fluctua.tcmt.fused import EVERYONE, Carried, Fused, chain_rule, collect_samples, next_table
+from fluctua.tcmt import fused
 from fluctua.tcmt.kernel.options import LANES, Binned
 from fluctua.tcmt.kernel.run import Families, KernelResult
 from fluctua.tcmt.kernel.twin import TwinResult
@@ -51,14 +51,14 @@ class Ranged(NamedTuple):
     has few.
     """
 
-    estimator: PPGT | Fused
+    estimator: PPGT | fused.Fused
     carries: bool = False
 
     @property
     def on_gpu(self) -> bool:
         """Whether a worker needs a GPU."""
         e = self.estimator
-        if isinstance(e, Fused):
+        if isinstance(e, fused.Fused):
             return e.options.backend == "cuda"
         return (
             isinstance(e.substrate, Simulator)
@@ -106,12 +106,14 @@ class Ranged(NamedTuple):
                     )
                 )
         theta = check.parameters(theta)
-        result = e.run(key, theta, count, table, first=first, samples=chain_rule(e.task, theta))
+        result = e.run(
+            key, theta, count, table, first=first, samples=fused.chain_rule(e.task, theta)
+        )
         if result.samples is not None:
-            part = sum_samples(collect_samples(e.task, theta, result))
+            part = sum_samples(fused.collect_samples(e.task, theta, result))
         else:
             part = sum_result(theta, result, e.options.antithetic)
-        return part._replace(table=next_table(result)) if self.carries else part
+        return part._replace(table=fused.next_table(result)) if self.carries else part
 
     def split(self, shared: Shared, first: int, count: int) -> TwinSamples:
         """Both parts of the twin correction, trajectory by trajectory."""
@@ -139,7 +141,7 @@ def sum_result(theta: Params, result: KernelResult | TwinResult, antithetic: boo
 
 def make_ranged(estimator: Any) -> Ranged:
     """An estimator whose ranges can be computed apart, or an error that says what can be."""
-    if isinstance(estimator, Carried):
+    if isinstance(estimator, fused.Carried):
         return make_ranged(estimator.fused)._replace(carries=True)
     if isinstance(estimator, PPGT):
         method = estimator.method
@@ -159,8 +161,8 @@ def make_ranged(estimator: Any) -> Ranged:
         if compared:
             _refuse(compared[0])
         return Ranged(estimator)
-    if isinstance(estimator, Fused):
-        if isinstance(estimator.baseline, Binned) and estimator.baseline.group >= EVERYONE:
+    if isinstance(estimator, fused.Fused):
+        if isinstance(estimator.baseline, Binned) and estimator.baseline.group >= fused.EVERYONE:
             _refuse("optimal" if estimator.baseline.bins == 1 else "binned")
         return Ranged(estimator)
     raise TypeError(

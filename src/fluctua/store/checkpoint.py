@@ -48,7 +48,8 @@ def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
     """An .npz with its checksum."""
     named = {name: np.asarray(value) for name, value in arrays.items()}
     memory = io.BytesIO()
-    np.savez(memory, **{**named, CHECKSUM: np.frombuffer(checksum(named), np.uint8)})  # type: ignore[arg-type]
+    stamped: dict[str, Any] = {**named, CHECKSUM: np.frombuffer(checksum(named), np.uint8)}
+    np.savez(memory, **stamped)
     return memory.getvalue()
 
 

@@ -26,7 +26,6 @@ from fluctua.core.arrays import Params
 from fluctua.core.estimate import Estimate
 from fluctua.learn.training import Record
 from fluctua.store import checkpoint, course, folder, history
-from fluctua.store.checkpoint import Damaged, RunState, from_arrays, to_arrays
 from fluctua.store.files import describe_kind
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
@@ -90,7 +89,7 @@ class RunFiles(NamedTuple):
     place: RunFolder
     settings: bytes
     run: str
-    start: RunState
+    start: checkpoint.RunState
     options: JournalOptions
     need: int = 0
     advice: str = ""
@@ -134,7 +133,7 @@ class Journal:
             if row.iteration % self.options.every == 0:
                 self.points.append(self.last)
 
-    def save(self, state: RunState) -> None:
+    def save(self, state: checkpoint.RunState) -> None:
         """A checkpoint: the history first, then the parameters, then the state that vouches
         for both.
         """
@@ -142,11 +141,11 @@ class Journal:
         os.fsync(self.file.fileno())
         course.append(self.place.parameters, self.points)
         self.points = []
-        arrays = to_arrays(state) | {RUN: np.array(self.run)}
+        arrays = checkpoint.to_arrays(state) | {RUN: np.array(self.run)}
         checkpoint.write(self.place.checkpoints, state.row, arrays, self.options.checkpoints)
         self.saved = time.monotonic()
 
-    def close(self, state: RunState | None) -> None:
+    def close(self, state: checkpoint.RunState | None) -> None:
         """A last checkpoint, with the last parameters even off the grid; `final.npz`; and the lock
         is let go.
 
@@ -190,7 +189,7 @@ def create(files: RunFiles, *, replace: bool = False) -> Journal:
     try:
         with folder.explain_failures(place):
             if start.now.iteration:
-                arrays = to_arrays(start) | {RUN: np.array(files.run)}
+                arrays = checkpoint.to_arrays(start) | {RUN: np.array(files.run)}
                 checkpoint.replace(place.start, checkpoint.pack(arrays))
             checkpoint.replace(place.settings, files.settings)
             _write_fresh_files(files, start.now.theta)
@@ -203,7 +202,7 @@ def create(files: RunFiles, *, replace: bool = False) -> Journal:
 def reopen(
     files: RunFiles,
     lock: IO[str],
-    state: RunState,
+    state: checkpoint.RunState,
     *,
     report: Callable[[str], None],
     over: bool = False,
@@ -241,14 +240,14 @@ def reopen(
 
 
 def _truncate_parameters(
-    files: RunFiles, state: RunState, every: int, report: Callable[[str], None]
+    files: RunFiles, state: checkpoint.RunState, every: int, report: Callable[[str], None]
 ) -> None:
     """Cut parameters.h5 back to the last row; a damaged one is set aside."""
     path = files.place.parameters
     known = files.options.group_arrays(state.now.theta)
     try:
         course.truncate(path, list(known), state.row - 1, every)
-    except Damaged as error:
+    except checkpoint.Damaged as error:
         if path.exists():
             name = checkpoint.set_aside(path)
             report(
@@ -270,7 +269,7 @@ def _truncate_signal(
         history.truncate_signal(place.signal, theta, last)
 
 
-def read_state(files: RunFiles, report: Callable[[str], None]) -> RunState:
+def read_state(files: RunFiles, report: Callable[[str], None]) -> checkpoint.RunState:
     """Where a run stands: at its newest good checkpoint, at its branching point, or at its start.
 
     Args:
@@ -284,12 +283,12 @@ def read_state(files: RunFiles, report: Callable[[str], None]) -> RunState:
         return files.start
     try:
         path, arrays = readable or (place.start, checkpoint.read(place.start))
-    except Damaged as error:
+    except checkpoint.Damaged as error:
         raise ValueError(
             f"{place.start} is damaged: {error}. Branch again from the run it came from."
         ) from None
     refuse_other(place, str(path.relative_to(place.path)), str(arrays.pop(RUN, "")), files.run)
-    return from_arrays(arrays, files.start.now)
+    return checkpoint.from_arrays(arrays, files.start.now)
 
 
 def read_owners(place: RunFolder) -> dict[str, str]:
@@ -299,7 +298,7 @@ def read_owners(place: RunFolder) -> dict[str, str]:
         for _, owner in history.read_with_owners(place.history):
             marks[place.history.name] = owner
     if place.parameters.is_file():
-        with suppress(Damaged):
+        with suppress(checkpoint.Damaged):
             marks[place.parameters.name] = course.owner(place.parameters)
     return {name: owner for name, owner in marks.items() if owner}
 

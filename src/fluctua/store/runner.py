@@ -21,22 +21,13 @@ import numpy as np
 from fluctua.core.arrays import Params
 from fluctua.learn.evaluate import can_refine, evaluate
 from fluctua.learn.training import Length, Record, Training, check_whole_number
+from fluctua.store import checkpoint, history, journal, loop
 from fluctua.store import folder as runfolder
-from fluctua.store import history, journal, loop
-from fluctua.store.checkpoint import checksum, replace, start_state
+from fluctua.store import parts as partlist
+from fluctua.store import summary as summaries
+from fluctua.store.checkpoint import replace
 from fluctua.store.fingerprint import describe
-from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
-from fluctua.store.journal import JournalOptions, RunFiles
-from fluctua.store.loop import Loop, Opened
-from fluctua.store.parts import Parts, describe_training, refuse_other_parts, stamp_parts
-from fluctua.store.summary import (
-    compare_steps,
-    find_fall,
-    format_peak,
-    format_values,
-    summarise_rows,
-)
 
 OnRow = Callable[[Row, Record], None]
 
@@ -71,14 +62,14 @@ class _Task:
     """What `run` does, checked. planned: iterations that the run was first asked for."""
 
     training: Training
-    place: RunFolder
+    place: runfolder.RunFolder
     iterations: int
     planned: int
-    options: JournalOptions
+    options: journal.JournalOptions
 
     @property
-    def loop(self) -> Loop:
-        return Loop(self.training, Length(self.iterations, self.planned))
+    def loop(self) -> loop.Loop:
+        return loop.Loop(self.training, Length(self.iterations, self.planned))
 
 
 def run(
@@ -118,13 +109,13 @@ def run(
     """
     check_whole_number("iterations", iterations, 1)
     check_whole_number("parameters_every", parameters_every, 0)
-    place = RunFolder(
+    place = runfolder.RunFolder(
         Path(folder),
         "run.json",
         'fluctua.run(…, folder="{folder}") with the same training',
         "replace=True",
     )
-    options = JournalOptions(3, checkpoint_seconds, parameters_every, "theta/")
+    options = journal.JournalOptions(3, checkpoint_seconds, parameters_every, "theta/")
     task = _Task(training, place, iterations, iterations, options)
     if place.settings.is_file() and not replace:
         return _continue(task, on_row, report)
@@ -154,22 +145,22 @@ def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) 
 def format_summary(summary: dict[str, Any]) -> str:
     """A summary for people."""
     lines = [
-        *format_values(summary),
+        *summaries.format_values(summary),
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
         f"trajectories, {summary['seconds']:.1f} s",
-        *format_peak(summary),
+        *summaries.format_peak(summary),
     ]
     return "\n".join([*lines, ""])
 
 
-def _list_files(task: _Task, settings: dict[str, Any]) -> RunFiles:
+def _list_files(task: _Task, settings: dict[str, Any]) -> journal.RunFiles:
     """What the files of a run have in common. settings: from `_describe`."""
     training: Any = task.training
-    return RunFiles(
+    return journal.RunFiles(
         task.place,
         (json.dumps(settings, indent=1) + "\n").encode(),
         settings["run"],
-        start_state(training.theta, training.optimiser.init(training.theta)),
+        checkpoint.start_state(training.theta, training.optimiser.init(training.theta)),
         task.options,
         need=_estimate_space(task),
         advice="record less often (parameters_every)",
@@ -185,17 +176,17 @@ def _describe(task: _Task) -> dict[str, Any]:
         "seed": int(training.seed),
         "count": "a function of the iteration" if callable(size) else int(size),
         "parameters": {name: f"{v.dtype} {list(v.shape)}" for name, v in leaves.items()},
-        "start": checksum(leaves).hex()[:16],
+        "start": checkpoint.checksum(leaves).hex()[:16],
     }
     identity = runfolder.fingerprint(json.dumps(asked).encode())
     extent = {"iterations": int(task.iterations), "planned": task.planned}
-    return {"run": identity, **extent, **asked, **stamp_parts(_describe_parts(task))}
+    return {"run": identity, **extent, **asked, **partlist.stamp_parts(_describe_parts(task))}
 
 
-def _describe_parts(task: _Task) -> Parts:
+def _describe_parts(task: _Task) -> partlist.Parts:
     """Fingerprints of the code of a run."""
     training = task.training
-    parts = describe_training(
+    parts = partlist.describe_training(
         training.estimator, training.theta, training.optimiser, training.project
     )
     if callable(training.trajectories):
@@ -204,7 +195,7 @@ def _describe_parts(task: _Task) -> Parts:
     return parts
 
 
-def _read(place: RunFolder) -> dict[str, Any]:
+def _read(place: runfolder.RunFolder) -> dict[str, Any]:
     """The content of run.json."""
     try:
         began = json.loads(place.settings.read_text())
@@ -219,7 +210,10 @@ def _read(place: RunFolder) -> dict[str, Any]:
 
 
 def _refuse_changes(
-    place: RunFolder, began: dict[str, Any], settings: dict[str, Any], report: Callable[[str], None]
+    place: runfolder.RunFolder,
+    began: dict[str, Any],
+    settings: dict[str, Any],
+    report: Callable[[str], None],
 ) -> None:
     """Raise if numbers or code of a run are not those that it began with."""
     for name, words in COMPARED.items():
@@ -228,7 +222,7 @@ def _refuse_changes(
                 f"a run goes on as it began: {words} was {began[name]} and is {settings[name]}. "
                 "Only `iterations` can change; for another training begin another run."
             )
-    refuse_other_parts(place.settings, began, settings, report)
+    partlist.refuse_other_parts(place.settings, began, settings, report)
 
 
 def _estimate_space(task: _Task) -> int:
@@ -237,11 +231,11 @@ def _estimate_space(task: _Task) -> int:
     size = sum(np.size(leaf) for leaf in jax.tree.leaves((start.theta, start.optimiser_state)))
     options = task.options
     records = 2 * 8 * size * (task.iterations // options.every + 2) if options.every else 0
-    checkpoint = 8 * (2 * size + task.iterations)
-    return records + (options.checkpoints + 1) * checkpoint + 170 * task.iterations + 2**22
+    state = 8 * (2 * size + task.iterations)
+    return records + (options.checkpoints + 1) * state + 170 * task.iterations + 2**22
 
 
-def _complete(task: _Task, opened: Opened, on_row: OnRow | None) -> RunResult:
+def _complete(task: _Task, opened: loop.Opened, on_row: OnRow | None) -> RunResult:
     theta = opened.state.now.theta
     rows = loop.iterate(opened, task.loop)
     try:
@@ -263,7 +257,7 @@ def _conclude(task: _Task, theta: Params) -> dict[str, Any]:
     rows = history.read(task.place.history)
     last = rows[-1]
     summary: dict[str, Any] = {
-        **summarise_rows(rows),
+        **summaries.summarise_rows(rows),
         "last": {"J": last.J, "J_stderr": last.J_stderr},
     }
     estimator: Any = task.training.estimator
@@ -272,8 +266,8 @@ def _conclude(task: _Task, theta: Params) -> dict[str, Any]:
         seed = task.training.seed
         final = evaluate(estimator, theta, count=count, seed=seed, refine=1)._asdict()
         finer = evaluate(estimator, theta, count=count, seed=seed, refine=2)._asdict()
-        summary |= {"final": final, "finer": finer, **compare_steps(final, finer)}
-    summary |= find_fall(history.effective(rows), summary.get("final", summary["last"]))
+        summary |= {"final": final, "finer": finer, **summaries.compare_steps(final, finer)}
+    summary |= summaries.find_fall(history.effective(rows), summary.get("final", summary["last"]))
     path = task.place.path
     with runfolder.explain_failures(task.place):
         replace(path / "summary.txt", format_summary(summary).encode())
