@@ -1,4 +1,4 @@
-"""The reference names what there is, and all that the public packages export."""
+"""The documentation: names, files, links, commands and calls in it exist, and it reads easily."""
 
 import ast
 import importlib
