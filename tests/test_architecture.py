@@ -13,7 +13,7 @@ from source_counts import MODULES, SOURCE
 
 TESTS = Path(__file__).parent
 FOLDERS = sorted({module.parent for module in MODULES})
-PUBLIC = [SOURCE, SOURCE / "tcmt", SOURCE / "insitu", SOURCE / "insitu" / "instrument"]
+PUBLIC = [SOURCE / room for room in ("", "tcmt", "insitu", "insitu/instrument", "insitu/calibrate")]
 MOST_MODULES = 23
 
 # Not installed with fluctua, therefore imported where they are needed.
