@@ -66,7 +66,9 @@ def steps_of(name: str) -> dict[str, Any]:
 def stepped(name: str, own: Own, step: Any) -> fl.Process:
     """The process with a step; Euler's needs no components named."""
     return check.process(
-        own.process._replace(step=step, silent=() if step == "euler" else SILENT.get(name, ()))
+        own.process._replace(
+            integrator=step, noiseless=() if step == "euler" else SILENT.get(name, ())
+        )
     )
 
 
@@ -118,8 +120,8 @@ def _differentiated(
                 + process.noise(theta, x, t, None) * kick
             )
             reward = reward + rewards.running(theta, x, t, None) * dt
-            if rewards.step is not None:
-                reward = reward + rewards.step(theta, x, x_next, t, dt, None)
+            if rewards.per_step is not None:
+                reward = reward + rewards.per_step(theta, x, x_next, t, dt, None)
             return (x_next, reward), None
 
         (x, reward), _ = jax.lax.scan(body, (x0, 0.0), (dt * jnp.arange(len(dw)), dw))

@@ -36,7 +36,7 @@ process = fl.Process(
 start = fl.Density(lambda th, x: -x @ x / 2, lambda key, th: jax.random.normal(key, (2,)))
 gained = fl.Objective(
     initial=lambda th, x: x[0] ** 2 / 2,
-    step=lambda th, x, x_next, t, dt: -force(th, x, t) * (x[1] + x_next[1]) / 2 * dt,
+    per_step=lambda th, x, x_next, t, dt: -force(th, x, t) * (x[1] + x_next[1]) / 2 * dt,
     terminal=lambda th, x: -((x[0] - END) ** 2) / 2,
 )
 estimator = fl.ppgt(fl.simulator(process, start, T), gained)

@@ -36,7 +36,7 @@ process = fl.Process(lambda p, x, t: centre(p, t) - x, lambda p, x: jnp.sqrt(2.0
 start = fl.Density(lambda p, x: -(x[0] ** 2) / 2, lambda key, p: jax.random.normal(key, (1,)))
 gained = fl.Objective(
     initial=lambda p, x: -switched(x, 0.0, p[0]),
-    step=lambda p, x, x_next, t: -switched(x_next, centre(p, t), centre(p, t, 1)),
+    per_step=lambda p, x, x_next, t: -switched(x_next, centre(p, t), centre(p, t, 1)),
 )
 estimator = fl.ppgt(fl.simulator(process, start, T), gained)
 RAMP = END * (jnp.arange(STEPS) + 0.5) / STEPS

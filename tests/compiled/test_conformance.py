@@ -114,7 +114,7 @@ LINEAR = fl.integrators.Exponential(
 def test_better_steps_in_double_precision(step, baseline):
     with jax.enable_x64(True):
         process, objective, theta = pendulum()
-        process = process._replace(silent=(0,), step=step)
+        process = process._replace(noiseless=(0,), integrator=step)
         start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 2, 21)
         assert_equal(
             both(process, objective, start, t, theta, baseline=baseline),

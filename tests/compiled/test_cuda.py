@@ -87,7 +87,7 @@ def test_an_ensemble_that_the_kernel_begins():
 def test_a_better_step():
     with jax.enable_x64(False):
         own = PROCESSES["pendulum"]()
-        process = own.process._replace(silent=(0,), step="rk4")
+        process = own.process._replace(noiseless=(0,), integrator="rk4")
         t = jnp.arange(41) * (8 * own.dt)
         assert_alike(
             (process, own.objective, own.start, t, own.theta, "time"),

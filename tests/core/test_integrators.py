@@ -46,12 +46,14 @@ def pendulum(theta, x, t):
 OBJECTIVE = fl.Objective(running=lambda theta, x: x[0] ** 2, terminal=lambda theta, x: x[1])
 ONE, HALF = jnp.array([0.5, 0.8]), jnp.array([0.0, 0.8])
 CASES = {
-    "heun": fl.Process(spiral, lambda theta, x: ONE, step="heun"),
-    "rk4": fl.Process(spiral, lambda theta, x: jnp.diag(ONE), step="rk4"),
+    "heun": fl.Process(spiral, lambda theta, x: ONE, integrator="heun"),
+    "rk4": fl.Process(spiral, lambda theta, x: jnp.diag(ONE), integrator="rk4"),
     "exponential": fl.Process(
-        spiral, lambda theta, x: ONE * theta["k"], step=fl.integrators.Exponential(matrix)
+        spiral, lambda theta, x: ONE * theta["k"], integrator=fl.integrators.Exponential(matrix)
     ),
-    "leapfrog": fl.Process(pendulum, lambda theta, x: HALF * theta["k"], silent=(0,), step="heun"),
+    "leapfrog": fl.Process(
+        pendulum, lambda theta, x: HALF * theta["k"], noiseless=(0,), integrator="heun"
+    ),
 }
 
 
@@ -105,7 +107,7 @@ def test_the_order_of_a_step(step, order):
     process = fl.Process(drift, lambda theta, x: jnp.ones(2))
     with jax.enable_x64(True):
         end = lambda n, step: fl.simulator(
-            process, START, jnp.linspace(0, 2, n + 1), wiener=silent, step=step
+            process, START, jnp.linspace(0, 2, n + 1), wiener=silent, integrator=step
         )(jax.random.key(0), SPIRAL, 1).x[0, -1]
         errors = [np.abs(end(n, step) - end(640, "rk4")).max() for n in (20, 40, 80)]
     np.testing.assert_allclose(slope_of(errors), order, atol=0.15)
@@ -121,7 +123,7 @@ def test_an_exponential_step_is_exact_for_a_linear_drift():
                 START,
                 jnp.array([0.0, 3.0]),
                 wiener=silent,
-                step=fl.integrators.Exponential(linear),
+                integrator=fl.integrators.Exponential(linear),
             )
             exactly = jax.scipy.linalg.expm(3.0 * matrix(theta)) @ START
             np.testing.assert_allclose(
@@ -135,7 +137,7 @@ def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
         process = fl.Process(
             lambda theta, x: stiff(theta) @ x,
             lambda theta, x: ONE,
-            step=fl.integrators.Exponential(stiff),
+            integrator=fl.integrators.Exponential(stiff),
         )
         x, t = (
             fl.simulator(process, START, jnp.array([0.0, 2.0]), wiener=silent)(
@@ -150,8 +152,8 @@ def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
         leapfrog = fl.Process(
             lambda theta, x: whole(theta) @ x,
             lambda theta, x: HALF,
-            silent=(0,),
-            step=fl.integrators.Exponential(whole),
+            noiseless=(0,),
+            integrator=fl.integrators.Exponential(whole),
         )
         x = fl.simulator(leapfrog, START, jnp.array([0.0, 0.7]), wiener=silent)(
             jax.random.key(0), SPIRAL, 1
@@ -193,8 +195,8 @@ def test_a_step_at_other_parameters():
 
 
 def test_a_twin_takes_the_step_of_what_it_explains():
-    plain = CASES["heun"]._replace(step="euler")
-    run = fl.simulator(plain, START, T, step="heun")
+    plain = CASES["heun"]._replace(integrator="euler")
+    run = fl.simulator(plain, START, T, integrator="heun")
     errors = [
         fl.ppgt(run, OBJECTIVE, process=plain, baseline=twin)(jax.random.key(0), SPIRAL, 50).stderr
         for twin in (fl.Twin(), fl.Twin(process=plain))
@@ -207,7 +209,7 @@ def test_the_score_is_the_derivative_of_the_density(name):
     with jax.enable_x64(True):
         process = fl.core.check.process(CASES[name])
         step = fl.Step(START, jnp.array([0.9, -0.8]), 0.3, 0.1)
-        others = np.setdiff1d(np.arange(2), process.silent)
+        others = np.setdiff1d(np.arange(2), process.noiseless)
 
         def log_density(theta):
             law: Gaussian = euler(process, theta, step)
@@ -243,15 +245,15 @@ def test_recorded_trajectories_have_the_score_of_their_step():
     z = z_scores(fl.gradient(process, OBJECTIVE, SPIRAL, paths), "heun")
     assert np.abs(z).max() < tolerance(z.size), z
     of_euler = z_scores(
-        fl.gradient(process._replace(step="euler"), OBJECTIVE, SPIRAL, paths), "heun"
+        fl.gradient(process._replace(integrator="euler"), OBJECTIVE, SPIRAL, paths), "heun"
     )
     assert np.abs(of_euler).max() > 2 * tolerance(z.size)
 
 
 def test_an_estimator_takes_the_step_of_its_simulator():
-    plain = CASES["heun"]._replace(step="euler")
+    plain = CASES["heun"]._replace(integrator="euler")
     gradients = [
-        fl.ppgt(fl.simulator(simulated, START, T, step="heun"), OBJECTIVE, process=process)(
+        fl.ppgt(fl.simulator(simulated, START, T, integrator="heun"), OBJECTIVE, process=process)(
             jax.random.key(0), SPIRAL, 50
         ).gradient
         for process, simulated in ((plain, plain), (CASES["heun"], plain))
@@ -261,9 +263,11 @@ def test_an_estimator_takes_the_step_of_its_simulator():
         fl.ppgt(fl.simulator(CASES["heun"], START, T), OBJECTIVE, process=CASES["rk4"])
     leapfrog = CASES["leapfrog"]
     with pytest.raises(
-        ValueError, match=r"silent=\(0,\)"
+        ValueError, match=r"noiseless=\(0,\)"
     ):  # a map that moves all components is another one
-        fl.ppgt(fl.simulator(leapfrog._replace(silent=()), START, T), OBJECTIVE, process=leapfrog)
+        fl.ppgt(
+            fl.simulator(leapfrog._replace(noiseless=()), START, T), OBJECTIVE, process=leapfrog
+        )
     jumping = lambda process: fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)), process)
     with pytest.raises(ValueError, match="'heun'.*'euler'"):
         fl.ppgt(fl.simulator(jumping(CASES["heun"]), START, T), OBJECTIVE, process=jumping(plain))
@@ -271,7 +275,7 @@ def test_an_estimator_takes_the_step_of_its_simulator():
 
 def test_the_trapezoid_rule():
     objective = fl.Objective(
-        running=lambda theta, x, t: x[0] * t, step=lambda theta, x, y: y[0] - x[0]
+        running=lambda theta, x, t: x[0] * t, per_step=lambda theta, x, y: y[0] - x[0]
     )
     t, x = jnp.array([0.0, 0.5, 2.0]), jnp.array([[[1.0], [2.0], [5.0]]])
     process = fl.Process(lambda theta, x: theta * x, lambda theta, x: 2 * jnp.ones(1))
@@ -282,7 +286,7 @@ def test_the_trapezoid_rule():
         return samples.returns
 
     np.testing.assert_allclose(returns(process), 1.5 * 1 + 4)  # Euler: the left sum
-    better = process._replace(step="heun")
+    better = process._replace(integrator="heun")
     np.testing.assert_allclose(returns(better), 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
     plain = fl.core.check.objective(objective)
     halved = match_quadrature(plain, better)
@@ -295,18 +299,18 @@ def test_the_trapezoid_rule():
 def test_a_component_without_noise_is_named():
     process = CASES["leapfrog"]
     for wrong in ((), (1,), (0, 1)):
-        unnamed = process._replace(silent=wrong)
+        unnamed = process._replace(noiseless=wrong)
         with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
             fl.ppgt(fl.simulator(unnamed, START, T), OBJECTIVE)(jax.random.key(0), SPIRAL, 4)
     jumps = fl.Jumps(
-        lambda theta, x: theta["k"][None], np.ones((1, 2)), process._replace(silent=())
+        lambda theta, x: theta["k"][None], np.ones((1, 2)), process._replace(noiseless=())
     )
     with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
         fl.ppgt(fl.simulator(jumps, START, T), OBJECTIVE)(jax.random.key(0), SPIRAL, 4)
     slanted = fl.Process(
         lambda theta, x: theta * jnp.ones(2) + jnp.array([x[1], -x[0]]),
         lambda theta, x: jnp.ones((2, 1)),
-        step="heun",
+        integrator="heun",
     )
     with pytest.raises(ValueError, match="1 directions"):
         fl.ppgt(fl.simulator(slanted, START, T), OBJECTIVE)(jax.random.key(0), jnp.array(1.0), 4)
@@ -314,13 +318,15 @@ def test_a_component_without_noise_is_named():
 
 def test_steps_that_there_are_not():
     with pytest.raises(ValueError, match="'huen'.*heun"):
-        fl.simulator(CASES["heun"], START, T, step="huen")
-    scalar = fl.Process(spiral, lambda theta, x: ONE, step=lambda drift, theta, x: jnp.zeros(()))
+        fl.simulator(CASES["heun"], START, T, integrator="huen")
+    scalar = fl.Process(
+        spiral, lambda theta, x: ONE, integrator=lambda drift, theta, x: jnp.zeros(())
+    )
     with pytest.raises(ValueError, match=r"\(2,\) of the state; got \(\)"):
         fl.simulator(scalar, START, T)(jax.random.key(0), SPIRAL, 1)
-    bare = scalar._replace(step=fl.integrators.Exponential(lambda theta: jnp.nan * ONE))
+    bare = scalar._replace(integrator=fl.integrators.Exponential(lambda theta: jnp.nan * ONE))
     with pytest.raises(
-        FloatingPointError, match="`step` of the process.*trajectory 0 at time index 0"
+        FloatingPointError, match="`integrator` of the process.*trajectory 0 at time index 0"
     ):
         fl.ppgt(fl.simulator(bare, START, T), OBJECTIVE)(jax.random.key(0), SPIRAL, 4)
     with pytest.raises(ValueError, match="Observed"):
@@ -329,4 +335,4 @@ def test_steps_that_there_are_not():
         fl.filters.coloured(CASES["heun"], START, tau=1.0)
     jumps = fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)))
     with pytest.raises(ValueError, match="Jumps"):
-        fl.simulator(jumps, START, T, step="heun")
+        fl.simulator(jumps, START, T, integrator="heun")

@@ -171,7 +171,7 @@ def test_local_linearisation_of_a_bent_drift_with_a_parameter_of_the_noise():
         1: lambda th, x: jnp.array([[0.0], [th["shaking"]]]),
     }
     for columns, noise in forms.items():
-        process = check.process(fl.Process(bent, noise))._replace(silent=() if columns else (0,))
+        process = check.process(fl.Process(bent, noise))._replace(noiseless=() if columns else (0,))
 
         @jax.jit
         def log_density(theta, process=process):

@@ -164,7 +164,7 @@ def plain_parts(trajectories):
 
         def paid(th):
             running = jax.vmap(lambda x, t: rewards.running(th, x, t, None))(x[:-1], t[:-1]) * dt
-            step = jax.vmap(lambda x, x_next, t, dt: rewards.step(th, x, x_next, t, dt, None))(
+            step = jax.vmap(lambda x, x_next, t, dt: rewards.per_step(th, x, x_next, t, dt, None))(
                 x[:-1], x[1:], t[:-1], dt
             )
             first, last = rewards.initial(th, x[0], None), rewards.terminal(th, x[-1], None)
@@ -249,7 +249,7 @@ def test_events_counted_by_steps(key):
     """Events at the rate θ: J = θT, and each is known to the score of its own step alone."""
     counter = fl.Jumps(lambda th, x: th["rate"][None], [[1.0]])
     simulator = fl.simulator(counter, jnp.zeros(1), jnp.linspace(0, 2, 9))
-    counted = fl.Objective(step=lambda th, x, x_next: x_next[0] - x[0])
+    counted = fl.Objective(per_step=lambda th, x, x_next: x_next[0] - x[0])
     estimate = fl.ppgt(simulator, counted)(key, {"rate": jnp.array(3.0)}, 2000)
     assert abs(estimate.gradient["rate"] - 2) < 4 * estimate.stderr["rate"] < 0.5
     assert abs(estimate.value - 6) < 4 * estimate.value_stderr
@@ -261,8 +261,8 @@ def test_filtered_keeps_rewards_of_its_own_state(key):
     assert added.objective.terminal is not None
     longer = lambda x: jnp.concatenate([x, jnp.ones(1)])
     x, y = jnp.array([0.3, -0.2]), jnp.array([0.5, 0.1])
-    expected = the.objective.step(the.theta, x, y, 0.4, 0.1, None)
-    assert added.objective.step(the.theta, longer(x), longer(y), 0.4, 0.1, None) == expected
+    expected = the.objective.per_step(the.theta, x, y, 0.4, 0.1, None)
+    assert added.objective.per_step(the.theta, longer(x), longer(y), 0.4, 0.1, None) == expected
     assert added.objective.initial(the.theta, longer(x), None) == the.objective.initial(
         the.theta, x, None
     )
@@ -271,10 +271,10 @@ def test_filtered_keeps_rewards_of_its_own_state(key):
 def test_rewards_must_be_numbers(key):
     the = problem(driven_rotor)
     for name, bad in (
-        ("step", fl.Objective(step=lambda th, x, x_next: x_next - x)),
+        ("step", fl.Objective(per_step=lambda th, x, x_next: x_next - x)),
         ("initial", fl.Objective(initial=lambda th, x: x)),
     ):
         with pytest.raises(ValueError, match=rf"{name} reward.*\(2,\)"):
             fl.ppgt(the.simulator, bad, process=the.process)(key, the.theta, 10)
-    with pytest.raises(ValueError, match="`step` or `initial`"):
+    with pytest.raises(ValueError, match="`per_step` or `initial`"):
         fl.ppgt(the.simulator, fl.Objective(), process=the.process)

@@ -460,7 +460,7 @@ def test_what_cannot_be_filtered_is_named(key, options, message):
         (fl.Objective(running=lambda th, x: x[2] ** 2), "running reward.*2 channels.*index 2"),
         (fl.Objective(terminal=lambda th, x: jnp.ones(3) @ x), "terminal reward.*2 channels"),
         (
-            fl.Objective(step=lambda th, x, x_next: x_next[2] - x[2]),
+            fl.Objective(per_step=lambda th, x, x_next: x_next[2] - x[2]),
             "step reward.*2 channels.*index 2",
         ),
     ],

@@ -59,7 +59,7 @@ def test_rewards_of_steps(key):
     E[X'X] = aP, E[(X' − X)²] = (kΔ)²P + s²Δ.
     """
     paid = fl.Objective(
-        step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2 / 2 + th["k"] * x_next[0] * x[0]
+        per_step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2 / 2 + th["k"] * x_next[0] * x[0]
     )
 
     def exact(th):
@@ -74,7 +74,7 @@ def test_rewards_of_steps(key):
     assert abs(answer.estimate.value - exact(THETA)) < 4 * answer.estimate.value_stderr
     with pytest.raises(ValueError, match="`initial`"):
         stationary(OU, fl.Objective(SQUARE, initial=SQUARE), THETA, record(key, 1000))
-    with pytest.raises(ValueError, match="twin.*`step`"):
+    with pytest.raises(ValueError, match="twin.*`per_step`"):
         stationary(OU, paid, THETA, record(key, 1000), baseline="twin")
 
 

@@ -42,7 +42,7 @@ def driven_with_diffusion():
     objective = fl.Objective(
         running=lambda th, x, t: th["weight"] * x[0] ** 2 * t,
         terminal=lambda th, x, c: jnp.cos(x[1]) * c["gain"],
-        step=lambda th, x, x_next, t, dt: th["weight"] * (x_next[1] - x[1]) * x[0],
+        per_step=lambda th, x, x_next, t, dt: th["weight"] * (x_next[1] - x[1]) * x[0],
         initial=lambda th, x: x[0] * th["mean"],
     )
     theta = numbers(up=3.0, down=1.5, swap=2.0, pull=0.6, noise=0.4, weight=0.7, mean=0.3)

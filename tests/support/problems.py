@@ -84,8 +84,8 @@ def exact_return(process, objective, t, theta, mean, covariance, force_mean, for
         value = value + mean_of(reward, m, p) * dt
         f = jnp.eye(size + 1) + jax.jacobian(drift)(m) * dt
         m_next, p_next = m + drift(m) * dt, f @ p @ f.T + mean_of(noise_power, m, p) * dt
-        if objective.step is not None:  # of both ends: their covariance is P Fᵀ
-            ends = lambda z: objective.step(
+        if objective.per_step is not None:  # of both ends: their covariance is P Fᵀ
+            ends = lambda z: objective.per_step(
                 theta, z[:size], z[size + 1 : 2 * size + 1], t, dt, context(z)
             )
             joint = jnp.block([[p, p @ f.T], [f @ p, p_next]])
@@ -205,7 +205,7 @@ def driven_rotor():
     objective = fluctua.Objective(
         running=lambda th, x, t, c: th["gain"] * x[0] * t,
         terminal=lambda th, x, c: -th["k"] * x @ x / 2,
-        step=paid,
+        per_step=paid,
         initial=lambda th, x, c: -th["k"] * jnp.sum((x - th["gain"]) ** 2) / 2,
     )
     theta = _arrays(k=0.8, pull=0.6, torque=0.5, sigma=0.8, gain=0.6, mean=[0.8, -0.4], spread=0.6)

@@ -112,7 +112,7 @@ def test_a_reward_of_ones_own_is_of_second_order_too():
 def test_another_noise_keeps_the_step():
     task = tcmt.with_noise(tcmt.transmission(NETWORK, dt=0.02, integrator="heun"), sigma_w=0.1)
     assert task.integrator == "heun"
-    assert task.objective.step is not None
+    assert task.objective.per_step is not None
 
 
 def test_doors_without_a_step_refuse_it_by_name():

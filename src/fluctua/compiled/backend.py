@@ -73,7 +73,7 @@ def simulator(
     *,
     context: Callable[[Array], PyTree] | Counted | None = None,
     wiener: Wiener = threefry,
-    step: str | Callable[..., Array] | None = None,
+    integrator: str | Callable[..., Array] | None = None,
     backend: str = "auto",
 ) -> Simulator:
     """A simulated substrate X_{n+1} = m(X_n, Δt) + σ√Δt z, m = x + μΔt (Eq. 1, discretised), on the
@@ -86,8 +86,8 @@ def simulator(
         t: the time grid.
         context: key -> pytree, drawn once a trajectory, or `Counted`.
         wiener: the source of z.
-        step: m, that of `process` if not given: "euler"; "heun" or "rk4", which bear longer steps
-            where the drift turns faster than it decays; `Exponential`. Estimators follow;
+        integrator: m, that of `process` if not given: "euler"; "heun" or "rk4", which bear longer
+            steps where the drift turns faster than it decays; `Exponential`. Estimators follow;
             their running rewards are integrated by the trapezoid rule.
         backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the
             score and the reward with the system's C++ compiler, "cuda" one for an NVIDIA GPU
@@ -105,7 +105,9 @@ def simulator(
         )
     if backend == "cuda":
         cuda.require_cupy()
-    plain = simulate.simulator(process, start, t, context=context, wiener=wiener, step=step)
+    plain = simulate.simulator(
+        process, start, t, context=context, wiener=wiener, integrator=integrator
+    )
     return plain if backend == "jax" else plain._replace(backend=Compiled(backend))
 
 

@@ -96,9 +96,13 @@ def process(candidate: Any) -> Any:
         )
     for name, f in (("drift", candidate.drift), ("noise", noise)):
         _in_order(name, f)
-    _step(candidate.step)
-    step = candidate.step if isinstance(candidate.step, str) else leading(candidate.step, 6)
-    return candidate._replace(drift=leading(candidate.drift, 4), noise=noise, step=step)
+    _step(candidate.integrator)
+    step = (
+        candidate.integrator
+        if isinstance(candidate.integrator, str)
+        else leading(candidate.integrator, 6)
+    )
+    return candidate._replace(drift=leading(candidate.drift, 4), noise=noise, integrator=step)
 
 
 def _step(step: Any) -> None:
@@ -107,9 +111,8 @@ def _step(step: Any) -> None:
     ):
         hint = close_match(step, STEPS) if isinstance(step, str) else ""
         raise ValueError(
-            f"`step` must be {', '.join(map(repr, STEPS))}, Exponential(linear), or a function "
-            "(drift, theta, x, t, "
-            f"dt, context) -> (m − x)/Δt; got {step!r}.{hint}"
+            f"`integrator` must be {', '.join(map(repr, STEPS))}, Exponential(linear), or a "
+            f"function (drift, theta, x, t, dt, context) -> (m − x)/Δt; got {step!r}.{hint}"
         )
 
 
@@ -163,20 +166,20 @@ def objective(candidate: Any) -> Rewards:
         )
     if all(reward is None for reward in candidate):
         raise ValueError(
-            "`Objective` needs a reward: `running`, `terminal`, `step` or `initial`; it has none "
-            "of them."
+            "`Objective` needs a reward: `running`, `terminal`, `per_step` or `initial`; it has "
+            "none of them."
         )
     return Rewards(
         no_reward if candidate.running is None else leading(candidate.running, 4),
         no_reward if candidate.terminal is None else leading(candidate.terminal, 3),
-        None if candidate.step is None else leading(candidate.step, 6),
+        None if candidate.per_step is None else leading(candidate.per_step, 6),
         None if candidate.initial is None else leading(candidate.initial, 3),
     )
 
 
 def only_of_states(rewards: Rewards, door: str) -> None:
     """Refuse rewards of steps and of the start, by name."""
-    for name in ("step", "initial"):
+    for name in ("per_step", "initial"):
         if getattr(rewards, name) is not None:
             raise ValueError(
                 f"{door} serves `running` and `terminal` rewards; this objective has a `{name}` "
@@ -356,7 +359,7 @@ def model(
     for name, reward, arguments in (
         ("running", rewards.running, (theta, x, t, context)),
         ("terminal", rewards.terminal, (theta, x, context)),
-        ("step", rewards.step, (theta, x, x, t, t, context)),  # Δt is a number as t is
+        ("per_step", rewards.per_step, (theta, x, x, t, t, context)),  # Δt is a number as t is
         ("initial", rewards.initial, (theta, x, context)),
     ):
         if reward is None:

@@ -66,7 +66,7 @@ def diffusion_at(
             return diffusion(th, at(th), t, context, v)
 
         return _matrix_free(
-            product, theta, x, process.silent, isinstance(process.diffusion, _Deficient)
+            product, theta, x, process.noiseless, isinstance(process.diffusion, _Deficient)
         )
     if isinstance(process.noise, NoiseProduct):
         noise_product, width = process.noise
@@ -79,7 +79,11 @@ def diffusion_at(
             return kick(back) / 2
 
         return _matrix_free(
-            q_product, theta, x, process.silent, _leaves_directions(process, theta, x, t, context)
+            q_product,
+            theta,
+            x,
+            process.noiseless,
+            _leaves_directions(process, theta, x, t, context),
         )
 
     assert process.noise is not None  # checked at the boundary
@@ -89,13 +93,13 @@ def diffusion_at(
         return noise(th, at(th), t, context)
 
     if jnp.ndim(sigma(theta)) == 1:
-        return _diagonal(sigma, theta, process.silent)
+        return _diagonal(sigma, theta, process.noiseless)
 
     def of_state(state, theta):
         return noise(theta, *state)
 
     constant = moved is None and not depends(of_state, (x, t, context), theta, on=0)
-    return _dense(sigma, theta, constant, process.silent)
+    return _dense(sigma, theta, constant, process.noiseless)
 
 
 def _mask(silent: tuple[int, ...], size: int) -> np.ndarray:
@@ -329,9 +333,9 @@ def _find_reach(process: Process, *forms: Any) -> _Reach:
     """By the operations of drift and noise. forms: of theta, x, t and context."""
     theta, x, t, context = map(check.like, forms)
     rotated = _leaves_directions(process, theta, x, t, context)
-    if not process.silent and not rotated:
+    if not process.noiseless and not rotated:
         return _Reach(drift=False, noise=False, rotated=False)
-    quiet = _mask(() if rotated else process.silent, x.size) | rotated
+    quiet = _mask(() if rotated else process.noiseless, x.size) | rotated
 
     def enters(f):
         return bool(find_slopes(partial(f, process), theta, x, t, context)[quiet].any())
@@ -357,10 +361,10 @@ def _leaves_directions(
         return isinstance(process.diffusion, _Deficient)
     if isinstance(process.noise, NoiseProduct):
         product, width = process.noise
-        return isinstance(product, _Deficient) or width < x.size - len(process.silent)
+        return isinstance(product, _Deficient) or width < x.size - len(process.noiseless)
     assert process.noise is not None  # checked at the boundary
     return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size - len(
-        process.silent
+        process.noiseless
     )
 
 
@@ -522,7 +526,7 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
     where = f"{at(n)} (t = {t[n]:g}, x = {_show(x[n])}{shown})"
     check_regular(smooth, theta, x[n], t[n], context, where)
     sizes = _row_sizes(np.asarray(q_matrix(smooth, theta, x[n], t[n], context), float))
-    silent = _mask(smooth.silent, len(sizes))
+    silent = _mask(smooth.noiseless, len(sizes))
     changed = np.flatnonzero(silent != (sizes == 0))
     if changed.size:
         i = int(changed[0])
@@ -617,7 +621,7 @@ def with_silent(
             context,
             f"near the first state, at x = {np.round(other, 3).tolist()}",
         )
-    return process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
+    return process._replace(noiseless=tuple(np.flatnonzero(silent).tolist()))
 
 
 def _mark_deficient(process: Process) -> Process:
@@ -637,24 +641,22 @@ def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
 
     silent: (M,). directions: without noise, of any kind.
     """
-    if process.step == "euler":
+    if process.integrator == "euler":
         return
     there = tuple(np.flatnonzero(silent).tolist())
-    if tuple(sorted(process.silent)) != there:
+    if tuple(sorted(process.noiseless)) != there:
         raise ValueError(
-            f"state components {list(there)} have no noise of their own, and `Process.silent` "
+            f"state components {list(there)} have no noise of their own, and `Process.noiseless` "
             "names "
-            f"{list(process.silent)}: with step={process.step!r} the map of a step depends on "
-            "them. Write "
-            f"Process(..., silent={there}, step=...)."
+            f"{list(process.noiseless)}: with integrator={process.integrator!r} the map of a step "
+            f"depends on them. Write Process(..., noiseless={there}, integrator=...)."
         )
     if directions > len(there):
         raise ValueError(
             f"the noise leaves {directions} directions of the state without any, which are not "
             "components of their "
-            f"own: with step={process.step!r} they would move with θ, and there is no score. Use "
-            "Euler's step, or a "
-            "state in which they are components."
+            f"own: with integrator={process.integrator!r} they would move with θ, and there is "
+            "no score. Use Euler's step, or a state in which they are components."
         )
 
 
@@ -769,7 +771,7 @@ def check_model(
         if regular:
             _check_step(process, np.asarray(silent, bool), int(np.sum(silent)))
             return (
-                process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
+                process._replace(noiseless=tuple(np.flatnonzero(silent).tolist()))
                 if any(silent)
                 else process
             )

@@ -17,7 +17,7 @@ not where noise and decay alone balance.
 A component without noise must not learn of θ within the step: it would be moved by θ, and no noise
 hides that. Those components go first, with Euler's step, and the others follow with their map from
 there: for a position and a velocity this is the leapfrog, its velocities half a step aside. They
-must be named, `Process(..., silent=(0,))`, since the map depends on them.
+must be named, `Process(..., noiseless=(0,))`, since the map depends on them.
 
 With Euler's step a running reward is a left sum, Σg(X_n)Δt. With any other it is integrated by the
 trapezoid rule, which is of second order too (`match_quadrature`).
@@ -75,7 +75,7 @@ class Exponential:
     μ − Lx, is followed to second order.
 
     >>> drift = lambda k, x: -k * x + jnp.sin(x)
-    >>> Process(drift, lambda k, x: jnp.ones_like(x), step=Exponential(lambda k: -k))
+    >>> Process(drift, lambda k, x: jnp.ones_like(x), integrator=Exponential(lambda k: -k))
     """
 
     linear: Callable[..., Array]
@@ -143,13 +143,15 @@ def mean_rate(
     process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
 ) -> Array:
     """(m(x, Δt) − x)/Δt of one step of one trajectory: the drift itself for Euler. (M,)"""
-    if process.step == "euler":
+    if process.integrator == "euler":
         return process.drift(theta, x, t, context)
-    rate: Any = MAPS[process.step] if isinstance(process.step, str) else process.step
+    rate: Any = (
+        MAPS[process.integrator] if isinstance(process.integrator, str) else process.integrator
+    )
     dt = jnp.asarray(dt, x.dtype)
-    if not process.silent:
+    if not process.noiseless:
         return _shaped(rate(process.drift, theta, x, t, dt, context), x)
-    quiet = np.isin(np.arange(x.size), process.silent)
+    quiet = np.isin(np.arange(x.size), process.noiseless)
     if isinstance(rate, Exponential):  # what stands still has no linear part
         rate = Exponential(_Masked(rate.linear, tuple((~quiet).tolist())))
     first = process.drift(theta, x, t, context)
@@ -216,9 +218,10 @@ def step_at(
 
 def refuse_step(process: Process, what: str, instead: str) -> None:
     """Raise for a process whose step is not Euler's, where only that is served."""
-    if process.step != "euler":
+    if process.integrator != "euler":
         raise ValueError(
-            f"{what} is of Euler steps; this process has step={process.step!r}. {instead}"
+            f"{what} is of Euler steps; this process has "
+            f"integrator={process.integrator!r}. {instead}"
         )
 
 
@@ -307,7 +310,7 @@ def _has_euler_steps(process: AnyProcess) -> bool:
         inner = getattr(inner, "diffusion", None) or getattr(inner, "process", None)
         if inner is None:  # events alone
             return True
-    return inner.step == "euler" or isinstance(inner.step, Substeps)
+    return inner.integrator == "euler" or isinstance(inner.integrator, Substeps)
 
 
 def integrate_by_trapezoids(rewards: Any) -> Any:
@@ -323,5 +326,5 @@ def integrate_by_trapezoids(rewards: Any) -> Any:
     if checked.running is check.no_reward or isinstance(checked.running, _Half):
         return rewards  # nothing to integrate, or done before
     return rewards._replace(
-        running=_Half(checked.running), step=_OnArrival(checked.running, checked.step)
+        running=_Half(checked.running), per_step=_OnArrival(checked.running, checked.per_step)
     )

@@ -82,10 +82,14 @@ ENSEMBLE_AXES = Memory(None, 0)
 
 def mark_noiseless(model: Model, process: AnyProcess) -> Model:
     """The model with a process whose components without noise are known."""
-    if isinstance(process, Process) and process.silent and isinstance(model.start, Reparameterised):
+    if (
+        isinstance(process, Process)
+        and process.noiseless
+        and isinstance(model.start, Reparameterised)
+    ):
         raise ValueError(
             "a `Reparameterised` start displaces the path, and state component "
-            f"{process.silent[0]}, which has no "
+            f"{process.noiseless[0]}, which has no "
             "noise, cannot be displaced. Give the start a `Density` in the components with noise, "
             "or instrument noise."
         )
@@ -121,9 +125,9 @@ def initial_rewards(rewards: Rewards, theta: Params, x: Array, context: PyTree) 
 
 def step_rewards(rewards: Rewards, theta: Params, moment: Moment) -> Array | None:
     """r(X_n, X_{n+1}) of every trajectory (E,); None without such a reward."""
-    if rewards.step is None:
+    if rewards.per_step is None:
         return None
-    batched = jax.vmap(rewards.step, in_axes=(None, 0, 0, None, None, 0))
+    batched = jax.vmap(rewards.per_step, in_axes=(None, 0, 0, None, None, 0))
     rows = batched(theta, moment.x, moment.x_next, moment.t, moment.dt, moment.context)
     return rows.astype(moment.x.dtype)
 
@@ -149,8 +153,8 @@ def returns_to_go(
     def evaluate(x: Array, context: PyTree) -> tuple[Array, Array, Array | None]:
         rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(x[:-1], times.t[:-1])
         steps = None
-        if rewards.step is not None:
-            batched = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
+        if rewards.per_step is not None:
+            batched = jax.vmap(rewards.per_step, in_axes=(None, 0, 0, 0, 0, None))
             steps = batched(theta, x[:-1], x[1:], times.t[:-1], times.dt, context)
         return rates, rewards.terminal(theta, x[-1], context), steps
 
@@ -314,9 +318,9 @@ def _moving_scores(model: Model, theta: Params, step: Step, origin: Array) -> Sc
 def _reward_of_step(rewards: Rewards, theta: Params, step: Step) -> Array:
     """g Δt + r of one step of one trajectory."""
     running = rewards.running(theta, step.x, step.t, step.context) * step.dt
-    if rewards.step is None:
+    if rewards.per_step is None:
         return running
-    return running + rewards.step(theta, step.x, step.x_next, step.t, step.dt, step.context)
+    return running + rewards.per_step(theta, step.x, step.x_next, step.t, step.dt, step.context)
 
 
 def _remembering_scores(

@@ -14,9 +14,9 @@ class Objective(NamedTuple):
 
     running: (theta, x, t, context) -> g, a scalar rate of reward.
     terminal: (theta, x, context) -> g_T, a scalar.
-    step: (theta, x, x_next, t, dt, context) -> r, a scalar for the step as a whole and not a rate:
-    work, heat, a current, anything that depends on both ends of a step. The score of a step meets
-    the reward of that step.
+    per_step: (theta, x, x_next, t, dt, context) -> r, a scalar for the step as a whole and not a
+    rate: work, heat, a current, anything that depends on both ends of a step. The score of a step
+    meets the reward of that step.
     initial: (theta, x0, context) -> g_0, a scalar.
 
     Each may be None (no such reward). Arguments at the end that are not used may be left off.
@@ -24,7 +24,7 @@ class Objective(NamedTuple):
 
     running: Callable[..., Array] | None = None
     terminal: Callable[..., Array] | None = None
-    step: Callable[..., Array] | None = None
+    per_step: Callable[..., Array] | None = None
     initial: Callable[..., Array] | None = None
 
 
@@ -47,5 +47,5 @@ class Rewards(NamedTuple):
 
     running: Callable[..., Array]
     terminal: Callable[..., Array]
-    step: Callable[..., Array] | None = None
+    per_step: Callable[..., Array] | None = None
     initial: Callable[..., Array] | None = None

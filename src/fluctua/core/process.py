@@ -41,12 +41,12 @@ class Process(NamedTuple):
     diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2.
     Needed only when `noise` is None; the score then uses conjugate gradients.
 
-    silent: components that never have noise of their own. The library finds them; leave it off,
-    unless `step` is not Euler's.
+    noiseless: components that never have noise of their own. The library finds them; leave it off,
+    unless the integrator is not Euler's.
 
-    step: the map m of one step, X' = m(X, Δt) + σ√Δt z, that simulators and scores use: "euler", m
-    = x + μΔt; "heun", "rk4"; an `Exponential`; or a function (drift, theta, x, t, dt, context) ->
-    (m − x)/Δt. See `fluctua.core.integrators`.
+    integrator: the map m of one step, X' = m(X, Δt) + σ√Δt z, that simulators and scores use:
+    "euler", m = x + μΔt; "heun", "rk4"; an `Exponential`; or a function (drift, theta, x, t, dt,
+    context) -> (m − x)/Δt. See `fluctua.core.integrators`.
 
     Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta *
     x`.
@@ -57,8 +57,8 @@ class Process(NamedTuple):
     drift: Callable[..., Array]
     noise: Callable[..., Array] | NoiseProduct | None
     diffusion: Callable[..., Array] | None = None
-    silent: tuple[int, ...] = ()
-    step: str | Callable[..., Array] = "euler"
+    noiseless: tuple[int, ...] = ()
+    integrator: str | Callable[..., Array] = "euler"
 
 
 class Step(NamedTuple):

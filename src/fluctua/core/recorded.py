@@ -349,8 +349,8 @@ def evaluate_returns(rewards: Rewards, theta: Params, trajectories: Trajectories
     def evaluate(path: Array, context: PyTree) -> Array:
         rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
         total = jnp.sum(rates * dt) + rewards.terminal(theta, path[-1], context)
-        if rewards.step is not None:
-            batched = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
+        if rewards.per_step is not None:
+            batched = jax.vmap(rewards.per_step, in_axes=(None, 0, 0, 0, 0, None))
             total += jnp.sum(batched(theta, path[:-1], path[1:], t[:-1], dt, context))
         if rewards.initial is not None:
             total = total + rewards.initial(theta, path[0], context)

@@ -57,7 +57,7 @@ ORDER = 6
 
 
 def residual(process: Process, theta: Params, step: Step) -> Array:
-    """r = x' − m(x, Δt), the kick that the noise gave; m = x + μΔt, or as `Process.step` says.
+    """r = x' − m(x, Δt), the kick that the noise gave; m = x + μΔt for Euler's step.
 
     Args:
         process: its drift.
@@ -211,7 +211,7 @@ class Gaussian(NamedTuple):
 
 
 def euler(process: Process, theta: Params, step: Step) -> Gaussian:
-    """N(x + μΔt, 2QΔt): one Euler–Maruyama step, or with the map of `Process.step`."""
+    """N(x + μΔt, 2QΔt): one Euler–Maruyama step, or with the map of `Process.integrator`."""
     x, _, t, dt, context, _ = step
     drift = mean_rate(process, theta, x, t, dt, context)
     return Gaussian(x + drift * dt, 2 * dt * diffusion_matrix(process, theta, x, t, context))
@@ -227,7 +227,7 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     mu = drift(x, t)
     jacobian = jax.jacfwd(drift)(x, t)
     q = diffusion_matrix(process, theta, x, t, context).astype(x.dtype)
-    if process.silent or has_fewer_noises(process, theta, x, t, context):
+    if process.noiseless or has_fewer_noises(process, theta, x, t, context):
         a = _singular_ramp(drift, x, jnp.asarray(t, x.dtype), q)
     else:
         a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))

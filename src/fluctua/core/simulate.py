@@ -124,13 +124,13 @@ def simulator(
     *,
     context: Callable[[Array], PyTree] | Counted | None = None,
     wiener: Wiener = threefry,
-    step: str | Callable[..., Array] | None = None,
+    integrator: str | Callable[..., Array] | None = None,
 ) -> Simulator:
     """X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,), on JAX.
 
     The arguments are those of `fluctua.simulator`, which adds the choice of a backend.
     """
-    process = check.process(with_step(process, step))
+    process = check.process(with_integrator(process, integrator))
     if isinstance(process, Process) and process.noise is None:
         raise ValueError(
             "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate "
@@ -152,16 +152,18 @@ def simulator(
     return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)
 
 
-def with_step(process: AnyProcess, step: str | Callable[..., Array] | None) -> AnyProcess:
-    """The process with another map of one step; as it is, if None."""
-    if step is None:
+def with_integrator(
+    process: AnyProcess, integrator: str | Callable[..., Array] | None
+) -> AnyProcess:
+    """The process with another integrator; as it is, if None."""
+    if integrator is None:
         return process
     if not isinstance(process, Process):
         raise ValueError(
-            f"`step` is of a `Process`; a {type(process).__name__} takes steps of its own: leave "
-            "it off."
+            f"`integrator` is for a `Process`; a {type(process).__name__} takes steps of its own: "
+            "leave it off."
         )
-    return process._replace(step=step)
+    return process._replace(integrator=integrator)
 
 
 def stepped_alike(process: AnyProcess, substrate: Any) -> AnyProcess:
@@ -174,17 +176,23 @@ def stepped_alike(process: AnyProcess, substrate: Any) -> AnyProcess:
     )
     if not isinstance(own, Process) or not isinstance(scored, Process):
         return process
-    if isinstance(process, Process) and scored.step == "euler" != own.step:
-        process = scored = scored._replace(step=own.step, silent=scored.silent or own.silent)
-    if scored.step != own.step or (own.step != "euler" and scored.silent != own.silent):
+    if isinstance(process, Process) and scored.integrator == "euler" != own.integrator:
+        process = scored = scored._replace(
+            integrator=own.integrator, noiseless=scored.noiseless or own.noiseless
+        )
+    if scored.integrator != own.integrator or (
+        own.integrator != "euler" and scored.noiseless != own.noiseless
+    ):
 
         def name(p):
-            return f"step={p.step!r}" + (f" with silent={p.silent}" if p.silent else "")
+            return f"integrator={p.integrator!r}" + (
+                f" with noiseless={p.noiseless}" if p.noiseless else ""
+            )
 
         raise ValueError(
             f"the simulator has {name(own)}, and the process of the score {name(scored)}: that is "
             "the score of another "
-            "process. Give both the same `step` and `silent`."
+            "process. Give both the same `integrator` and `noiseless`."
         )
     return process
 

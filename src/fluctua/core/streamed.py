@@ -256,7 +256,7 @@ def _mean_return_to_go(rewards: Rewards, recipe: Recipe, count: int, run: Run) -
     x, (means, arrivals) = jax.lax.scan(body, ensemble.x, grid(run.times))
     last = terms.terminal_rewards(rewards, theta, seen(recipe, x), context)
     means = jnp.append(means, last.mean())
-    if rewards.step is not None or rewards.initial is not None:
+    if rewards.per_step is not None or rewards.initial is not None:
         first = terms.initial_rewards(rewards, theta, seen(recipe, ensemble.x), context)
         means = means + jnp.concatenate([first.mean()[None], arrivals])
     return jnp.flip(jnp.cumsum(jnp.flip(means)))
@@ -326,7 +326,7 @@ def check_path(
             rate = mean_rate(process, theta, x[0, n], substrate.t[n], substrate.times.dt[n], one)
             if not bool(jnp.isfinite(rate).all()):
                 raise FloatingPointError(
-                    f"the `step` of the process is not finite {where}, x = "
+                    f"the `integrator` of the process is not finite {where}, x = "
                     f"{np.asarray(x[0, n]).tolist()}, though its "
                     "drift and noise are: Δt is too large for it, or a number of its own is at "
                     "fault."

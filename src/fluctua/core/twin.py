@@ -139,7 +139,7 @@ def expand(
     def phi(x: Array) -> Array:
         d = x - xbar + (drift(x) - here) * dt  # zero at x̄, where the twin goes to x̄ₙ₊₁
         reward = twin.model.objective.running(numbers.theta, x, t, context)
-        if twin.model.objective.step is not None:
+        if twin.model.objective.per_step is not None:
             step = step_guess(twin, numbers.theta, x, x + drift(x) * dt, t, dt, context)
             worth = noise_worth(twin.process, numbers.twin, step.guess, x, t, context)
             reward = reward + worth + step.value / dt
@@ -175,7 +175,7 @@ def step_guess(
     twin: TwinModel, theta: Params, x: Array, m: Array, t: Array, dt: Array, context: PyTree
 ) -> StepGuess:
     """The reward of a step expanded in its end, about m."""
-    paid = twin.model.objective.step
+    paid = twin.model.objective.per_step
     assert paid is not None
 
     def end(z):
@@ -241,7 +241,7 @@ def direct_terms(
         return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
 
     (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
-    paid = model.objective.step
+    paid = model.objective.per_step
     if paid is None:
         running = g * dt.astype(g.dtype)
         return DirectTerms(ravel_pytree(slope)[0], value, running, jnp.zeros((), x.dtype))
@@ -313,10 +313,12 @@ def checked_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
             "one of the score; got "
             f"{type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
         )
-    if own.step == "euler" != process.step and isinstance(
-        process.step, str
+    if own.integrator == "euler" != process.integrator and isinstance(
+        process.integrator, str
     ):  # a twin with Euler's errors is a bad one
-        own = own._replace(step=process.step, silent=own.silent or process.silent)
+        own = own._replace(
+            integrator=process.integrator, noiseless=own.noiseless or process.noiseless
+        )
     return twin._replace(process=check.process(own), order=int(twin.order), baseline=baseline)
 
 

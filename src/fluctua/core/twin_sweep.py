@@ -167,7 +167,7 @@ def _step_back(
         _drop(carry.guess, x), x, moment.x_next, _drop(xbar, x), moment.context
     )
     residual = carry.residual  # Λₙ₊₁: δₙ precedes the kick
-    if model.objective.step is not None:
+    if model.objective.per_step is not None:
         residual = residual + predicted.unexplained
     score = terms.scores(model, theta, moment, origin).score
 

@@ -223,7 +223,7 @@ def judge_euler(
     True
     """
     whole = check.process(model.process)
-    if is_stepped(recording) or not isinstance(whole, Process) or whole.step != "euler":
+    if is_stepped(recording) or not isinstance(whole, Process) or whole.integrator != "euler":
         return None
     process = _show_observed(model)
     some = recording.trajectories()

@@ -110,8 +110,8 @@ def visibility(
         used = jnp.zeros(size, bool)
         if rewards.initial is not None:
             used |= jax.grad(rewards.initial, 1)(unravel(p), x, context) != 0
-        if rewards.step is not None:
-            ends = jax.grad(rewards.step, (1, 2))(
+        if rewards.per_step is not None:
+            ends = jax.grad(rewards.per_step, (1, 2))(
                 unravel(p), x, x[::-1], when, jnp.ones_like(when), context
             )
             used |= (ends[0] != 0) | (ends[1] != 0)
@@ -203,7 +203,7 @@ def observed_model(
         raise ValueError(
             "a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W)."
         )
-    refuse_step(process, "a score of some components", "Leave `step` off.")
+    refuse_step(process, "a score of some components", "Leave `integrator` off.")
 
     def embed(f):
         return Embedded(f, seen, size, project=True)
@@ -229,8 +229,8 @@ def observed_objective(
         embed(rewards.running),
         embed(rewards.terminal),
         None
-        if rewards.step is None
-        else Embedded(rewards.step, seen, size, project=False, states=2),
+        if rewards.per_step is None
+        else Embedded(rewards.per_step, seen, size, project=False, states=2),
         None if rewards.initial is None else embed(rewards.initial),
     )
 

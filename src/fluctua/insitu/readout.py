@@ -85,7 +85,9 @@ def correct_objective(objective: Objective, variance: np.ndarray) -> Objective:
     corrected = {}
     for name in Objective._fields:
         if getattr(objective, name) is not None:
-            corrected[name] = CorrectedReward(getattr(rewards, name), s, 2 if name == "step" else 1)
+            corrected[name] = CorrectedReward(
+                getattr(rewards, name), s, 2 if name == "per_step" else 1
+            )
     return Objective(**corrected)
 
 
@@ -130,7 +132,7 @@ def measure_remainder(
     rows = min(recording.count, max(1, SAMPLED // min(steps, 16)))
     every = max(1, rows * steps // SAMPLED)
     here = slice(0, steps, every)
-    used = {"running": (here,), "step": (here, slice(1, steps + 1, every))}
+    used = {"running": (here,), "per_step": (here, slice(1, steps + 1, every))}
     used |= {"initial": (slice(0, 1),), "terminal": (slice(steps, steps + 1),)}
     context = jax.tree.map(lambda leaf: leaf[:rows], recording.context)
     dt = np.diff(t)[::every]
@@ -145,9 +147,10 @@ def measure_remainder(
         each = np.asarray(
             _remainders(corrected, name, theta, states, t[:steps:every], dt, context), float
         )
-        weight = {"running": dt * length / dt.sum(), "step": np.full(len(dt), steps / len(dt))}.get(
-            name, np.ones(1)
-        )
+        weight = {
+            "running": dt * length / dt.sum(),
+            "per_step": np.full(len(dt), steps / len(dt)),
+        }.get(name, np.ones(1))
         total += each.sum(axis=2) @ weight
         bound += float(np.mean(np.abs(each).sum(axis=2) @ weight))
     error = total.std(ddof=1) / np.sqrt(rows) if rows > 1 else np.inf
@@ -167,7 +170,7 @@ def _remainders(
     """E[g(z + ε_i)] − g(z) − ½ S_ii ∂²g/∂z_i² of each component. Returns (E, N, states · M)."""
 
     def one(states: tuple[Array, ...], t: Array, dt: Array, context: Any) -> Array:
-        others = {"running": (t, context), "step": (t, dt, context)}.get(name, (context,))
+        others = {"running": (t, context), "per_step": (t, dt, context)}.get(name, (context,))
         z = jnp.concatenate(states)
         reward = corrected.joined(theta, *others)
         s = corrected.spread(z)

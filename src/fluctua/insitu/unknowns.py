@@ -137,9 +137,9 @@ def translate_process(process: Process, translate: Translate) -> Process:
         noise = noise._replace(product=at(noise.product))
     else:
         noise = at(noise)
-    step = step_at(process.step, _SettingsAt(translate))
+    step = step_at(process.integrator, _SettingsAt(translate))
     return process._replace(
-        drift=at(process.drift), noise=noise, diffusion=at(process.diffusion), step=step
+        drift=at(process.drift), noise=noise, diffusion=at(process.diffusion), integrator=step
     )
 
 

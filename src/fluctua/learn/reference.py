@@ -220,7 +220,7 @@ def compute_return(
     """R of trajectory j under its own noise, as a function of θ."""
     theta = run.theta
     x, context, stream = simulate.begin_one(recipe, run.key, theta, run.x0, j)
-    paid = objective.step
+    paid = objective.per_step
     reward = jnp.zeros((), x.dtype)
     if objective.initial is not None:
         reward = objective.initial(theta, simulate.seen(recipe, x), context).astype(x.dtype)

@@ -352,9 +352,12 @@ def measure_own_certificate(
         def own_noise(th, *rest):
             return noise(at(th), *rest)  # type: ignore[misc]
 
-    step = step_at(twin.process.step, lambda theta, context: at(theta))
+    step = step_at(twin.process.integrator, lambda theta, context: at(theta))
     own = Process(
-        lambda th, *rest: drift(at(th), *rest), own_noise, silent=twin.process.silent, step=step
+        lambda th, *rest: drift(at(th), *rest),
+        own_noise,
+        noiseless=twin.process.noiseless,
+        integrator=step,
     )
     run = substrate._replace(recipe=substrate.recipe._replace(process=own))
     model = method.model._replace(process=own)

@@ -77,7 +77,9 @@ def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
             "coloured noise needs a `Process` whose `noise` is one amplitude per component, (M,)."
         )
     refuse_step(
-        checked, "coloured noise", "Leave `step` off, or set it on the process that this returns."
+        checked,
+        "coloured noise",
+        "Leave `integrator` off, or set it on the process that this returns.",
     )
     x0 = jnp.asarray(start, jnp.result_type(float, jnp.asarray(start).dtype))
     if x0.ndim != 1:
@@ -288,7 +290,7 @@ def filtered(
     ):
         raise ValueError("a filter is added to a `Process` whose `noise` is (M,) or (M, W).")
     refuse_step(
-        checked, "a filter", "Leave `step` off, or set it on the process that this returns."
+        checked, "a filter", "Leave `integrator` off, or set it on the process that this returns."
     )
     if objective.running is None:
         raise ValueError("a filter acts on the `running` reward, and this objective has none.")
@@ -301,7 +303,7 @@ def filtered(
     seen = Objective(
         rows.running,
         None if objective.terminal is None else own(rewards.terminal, 1),
-        own(rewards.step, 2),
+        own(rewards.per_step, 2),
         own(rewards.initial, 1),
     )
     return Filtered(Process(rows.drift, rows.noise), seen, _longer(start, through.size))

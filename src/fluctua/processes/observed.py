@@ -96,7 +96,7 @@ class Observed:
         refuse_step(
             process,
             "an `Observed`",
-            "Leave `step` off, or use transition=local_linear for long steps.",
+            "Leave `integrator` off, or use transition=local_linear for long steps.",
         )
         c = np.asarray(self.observe, float)
         if c.ndim != 2 or c.size == 0 or not np.isfinite(c).all():

@@ -194,8 +194,8 @@ def stationary(
 
     Args:
         process: drift and noise that the score uses, or another kind of process.
-        reward: (theta, x, t, context) -> g, a number; or an `Objective` with `running`, `step` or
-            both.
+        reward: (theta, x, t, context) -> g, a number; or an `Objective` with `running`, `per_step`
+            or both.
         theta: the parameters at which the record was taken.
         record: `Trajectories` in the steady state, x (E, T+1, M), on a uniform grid; E may be 1. An
             array that loads when sliced is read a block of steps at a time.
@@ -218,7 +218,7 @@ def stationary(
     for name in ("terminal", "initial"):
         if getattr(objective, name) is not None:
             raise ValueError(
-                f"a long-run average has a `running` or a `step` reward and no `{name}` one."
+                f"a long-run average has a `running` or a `per_step` reward and no `{name}` one."
             )
     recording = Recording(record, theta)
     steps = len(recording.t) - 1
@@ -545,7 +545,7 @@ def _rewards(source: _Source) -> _Read:
         g = np.asarray(
             _rewards_of_block(source.rewards, source.theta, times, x, recording.context), np.float64
         )
-        if source.rewards.step is not None:
+        if source.rewards.per_step is not None:
             g = g + _paid_on_arrival(source, n, n + g.shape[1])[0]
         states = np.asarray(x[:, :-1], np.float64)
         rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
@@ -638,7 +638,7 @@ def _traces(
         times, x = recording.block(n, stop)
         events = recording.events(n, stop)
         u, explicit = _of_block(*source[:4], times, x, recording.context, events)
-        if source.rewards.step is not None:
+        if source.rewards.per_step is not None:
             explicit = explicit + _paid_on_arrival(source, n, stop)[1]
         level = g[:, n:stop] - mean
         begins = np.zeros(stop - n, bool)
@@ -678,8 +678,8 @@ def _paid_of_block(
     rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree
 ) -> tuple[Array, Array]:
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
-        assert rewards.step is not None
-        paid = rewards.step
+        assert rewards.per_step is not None
+        paid = rewards.per_step
         r, slope = jax.value_and_grad(
             lambda th: (paid(th, x, x_next, t, dt, context) / dt).astype(x.dtype)
         )(theta)

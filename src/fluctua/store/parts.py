@@ -106,7 +106,7 @@ ARGUMENTS: dict[str, Callable[[Shapes], tuple[Any, ...]]] = {
     "running": _at_state,
     "terminal": _at_end,
     "initial": _at_end,
-    "step": lambda s: (s.theta, s.x, s.x, s.t, s.t, s.context),
+    "per_step": lambda s: (s.theta, s.x, s.x, s.t, s.t, s.context),
     "diffusion": lambda s: (*_at_state(s), s.x),
     "log_density": _at_end,
     "theta": lambda s: (s.theta,),
@@ -170,6 +170,10 @@ def describe_optimiser(rule: optax.GradientTransformation, theta: Params) -> str
     return describe(tuple(rule))
 
 
+STORED_NAMES = {"integrator": "step", "noiseless": "silent", "per_step": "step"}
+"""Fields that run folders know by an earlier name."""
+
+
 def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
     """Describe the fields of a process, an objective or another record, each as one part.
 
@@ -181,7 +185,7 @@ def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
     """
     parts: Parts = {}
     for field, value in configuration(record).items():
-        full = f"{name}.{field}"
+        full = f"{name}.{STORED_NAMES.get(field, field)}"
         if field in fingerprint.NOT_COMPUTED:
             continue
         if _is_record(value):

@@ -274,7 +274,7 @@ def process(
     return Process(
         NetworkDrift(network, checked_drives(network, drive), frame, checked(modulation)),
         noise,
-        step=integrator,
+        integrator=integrator,
     )
 
 

@@ -60,9 +60,9 @@ class Experiment(NamedTuple):
     def integrator(self) -> str:
         """The map of one step by its name: "euler", "heun" or "rk4"."""
         assert isinstance(
-            self.process.step, str
+            self.process.integrator, str
         )  # `process` was made by one of the doors of `tasks`
-        return self.process.step
+        return self.process.integrator
 
     @property
     def start(self) -> Array:

@@ -256,8 +256,8 @@ class Fused:
         """
         process = self.task.process
         stride = state_scores.count_steps(self.task.t[1] - self.task.t[0], trajectories.t)
-        if stride > 1 and process.step == "euler":
-            process = process._replace(step=Substeps(stride))
+        if stride > 1 and process.integrator == "euler":
+            process = process._replace(integrator=Substeps(stride))
         return examine_batch(
             process,
             theta,

@@ -360,7 +360,7 @@ def assembled(
             noise = Tied(noise, count)
     return Task(
         network=network,
-        process=Process(drift, noise, step=integrator),
+        process=Process(drift, noise, integrator=integrator),
         objective=accumulated(reward, integrator),
         t=t,
         condition=of_device,

@@ -118,11 +118,11 @@ def test_the_value_is_that_of_the_states(noisy, monkeypatch, operations):
 def test_a_reward_of_both_ends_of_a_step_is_corrected():
     """(x' − x)² has the noise of two samples: 2s² each step; x₀² has s²."""
     objective = fl.Objective(
-        step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2, initial=lambda th, x: x[0] ** 2
+        per_step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2, initial=lambda th, x: x[0] ** 2
     )
     corrected = correct_objective(objective, np.array([0.1]))
     x, x_next = jnp.array([0.5]), jnp.array([2.0])
-    assert float(corrected.step({}, x, x_next, 0.0, 0.1, None)) == pytest.approx(1.5**2 - 0.2)
+    assert float(corrected.per_step({}, x, x_next, 0.0, 0.1, None)) == pytest.approx(1.5**2 - 0.2)
     assert float(corrected.initial({}, x, None)) == pytest.approx(0.25 - 0.1)
     assert corrected.running is None
 

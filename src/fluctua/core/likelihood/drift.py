@@ -161,7 +161,7 @@ def _choose_sums(
     mask = np.ones(data.x.shape[2]) if usable is None else np.asarray(usable, float)
     unravel = ravel_pytree(theta)[1]
     drift = process.drift
-    has_features = process.step == "euler" and isinstance(drift, FeatureDrift)
+    has_features = process.integrator == "euler" and isinstance(drift, FeatureDrift)
     if transition is euler and diffusion is not None and has_features:
         assert isinstance(drift, FeatureDrift)
         stop = len(data.x)

@@ -172,7 +172,7 @@ def _examine(process: Process, at: At, size: int, kind: Kind) -> Roles:
 def _independent(process: Process, p: Params, *state: Any) -> bool:
     """Whether every component has noise of its own, as one amplitude."""
     noise: Any = process.noise
-    if process.silent or process.diffusion is not None or isinstance(noise, NoiseProduct):
+    if process.noiseless or process.diffusion is not None or isinstance(noise, NoiseProduct):
         return False
     return jax.eval_shape(noise, p, *state).ndim == 1
 
@@ -185,7 +185,7 @@ def _log_q(process: Process, p: Params, x: Array, t: Array, context: PyTree) -> 
         return process.noise.product(p, x, t, context, jnp.ones(process.noise.width, x.dtype))
     assert process.noise is not None  # checked at the boundary
     sigma = process.noise(p, x, t, context)
-    return 2 * jnp.log(jnp.abs(sigma)) if sigma.ndim == 1 and not process.silent else sigma
+    return 2 * jnp.log(jnp.abs(sigma)) if sigma.ndim == 1 and not process.noiseless else sigma
 
 
 class _Law(NamedTuple):

@@ -135,11 +135,11 @@ def fit_noise(
         cross = cross + np.asarray(products, np.float64)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     width = sums["rate"].shape[1]
-    silent = np.isin(np.arange(width), process.silent)
+    silent = np.isin(np.arange(width), process.noiseless)
     _refuse_quiet(np.where(silent, 1, sums["rate"].mean(axis=0)))
     # those of noiseless components may be nothing at all, and are no unit for the rest
     sums["e2"] = np.where(silent, 1, sums["e2"])
-    if transition is euler and process.step == "euler":
+    if transition is euler and process.integrator == "euler":
         mixed = Spreading(np.eye(width), np.eye(width), np.ones(width))
     else:
         mixed = measure_spreading(process, theta, next(load_pieces(data, BATCH)))
@@ -189,7 +189,7 @@ def _sum_moments(
         return step.x_next - mean, jnp.diagonal(covariance)
 
     r, c = map_steps(one, x, times, states.context)
-    if process.silent:
+    if process.noiseless:
         c = jnp.where(c > 0, c, 1)
     e = r / jnp.sqrt(c)
     before = x[:, :-1]

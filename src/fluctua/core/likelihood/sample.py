@@ -114,7 +114,9 @@ def take_sample(
         )
     return Sample(
         law=Law(
-            process, None if plain else transition, plain and isinstance(process.step, Substeps)
+            process,
+            None if plain else transition,
+            plain and isinstance(process.integrator, Substeps),
         ),
         theta=theta,
         rows=rows,
@@ -239,12 +241,14 @@ def choose_finer_law(sample: Sample) -> Law | None:
     linear, or for large states the noise-free path with one covariance for all steps.
     """
     process, transition, _ = sample.law
-    if transition not in (None, euler) or process.step != "euler":
+    if transition not in (None, euler) or process.integrator != "euler":
         return None
     if sample.x.shape[2] <= MOST_LINEARISED:
         return Law(process, local_linear)
     return (
-        None if sample.silent else Law(process._replace(step="rk4"), transition, transition is None)
+        None
+        if sample.silent
+        else Law(process._replace(integrator="rk4"), transition, transition is None)
     )
 
 

@@ -61,7 +61,7 @@ def weigh(
         q = diffusion_at(process, theta, step.x, step.t, step.context)
         return jax.vmap(q.solve, in_axes=1, out_axes=1)(columns) / (2 * step.dt)
     covariance = transition(process, theta, step).covariance
-    if not process.silent:
+    if not process.noiseless:
         return cho_solve(cho_factor(covariance, lower=True), columns)
     still = (jnp.diagonal(covariance) <= 0).astype(covariance.dtype)
     loud = (1 - still)[:, None]
@@ -163,7 +163,7 @@ def load_pieces(data: Trajectories, size: int, stop: int | None = None) -> Itera
 def mark_noiseless(data: Trajectories, process: Process, theta: Params) -> Process:
     """The process, checked, with its components without noise marked, as at the first state."""
     process = check.process(process)
-    if process.silent and process.step == "euler":
+    if process.noiseless and process.integrator == "euler":
         return process
     first = next(load_pieces(data, 1))
     context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], first.context)

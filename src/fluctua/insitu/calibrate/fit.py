@@ -194,7 +194,7 @@ def calibrate_recording(
     report = gradient = defect = None
     if (
         transition == "euler"
-        and process.step == "euler"
+        and process.integrator == "euler"
         and not model.hidden
         and not noise.observation_seen
     ):
@@ -215,7 +215,7 @@ def calibrate_recording(
             theta,
             components=recording.description.components,
             transition=law,
-            usable=~np.isin(np.arange(recording.x.shape[2]), process.silent),
+            usable=~np.isin(np.arange(recording.x.shape[2]), process.noiseless),
             noisy_states=noise.observation_seen,
         )
         say("gradient")
