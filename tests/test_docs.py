@@ -235,10 +235,11 @@ def find_commands(page):
 
 def find_unknown_option(command, words):
     """The first word that is no sub-command or option of a command, or an empty text."""
-    while words and hasattr(command, "commands"):
-        if words[0] not in command.commands:
+    while words and hasattr(command, "get_command"):
+        below = command.get_command(None, words[0])
+        if below is None:
             return "" if words[0].startswith("-") else words[0]
-        command = command.commands[words[0]]
+        command = below
         words = words[1:]
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     options = (word.split("=")[0].rstrip(",).:") for word in words if word.startswith("--"))
