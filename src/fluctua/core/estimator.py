@@ -30,7 +30,8 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Estimate, Samples, combined, labelled, reduce_samples, unflatten
 from fluctua.core.integrators import match_quadrature
-from fluctua.core.likelihood.guard import LAWS, check_linearisation, warn_about_residuals
+from fluctua.core.likelihood.guard import LAWS, warn_about_residuals
+from fluctua.core.likelihood.linearisation import check_linearisation
 from fluctua.core.model import Model, Tables, has_random_start, mark_noiseless
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.process import AnyProcess, Counting, Process, Remembering, Score, Step, Transition

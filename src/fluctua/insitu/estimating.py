@@ -19,7 +19,7 @@ from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.estimate import Estimate, RunningSums
 from fluctua.core.estimator import chunked_samples, gradient
 from fluctua.core.likelihood.guard import Residuals, Transition, examine
-from fluctua.core.likelihood.steps import mark_noiseless
+from fluctua.core.likelihood.pieces import mark_noiseless
 from fluctua.core.objective import Objective
 from fluctua.core.process import AnyProcess, Counting, Process, Score
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score

@@ -10,8 +10,9 @@ import numpy as np
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimator import PPGT
 from fluctua.core.likelihood.alternatives import FITTED, Table
-from fluctua.core.likelihood.evidence import At, Evidence, collect_evidence
+from fluctua.core.likelihood.evidence import Evidence, collect_evidence
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, Examination, Residuals, examine_batch
+from fluctua.core.likelihood.unknowns import At
 from fluctua.core.process import Process
 from fluctua.core.recorded import evaluate_returns
 from fluctua.core.simulate import Simulator

@@ -33,8 +33,9 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
 from fluctua.core.estimator import PPGT
 from fluctua.core.likelihood import alternatives
-from fluctua.core.likelihood.evidence import At, Evidence, measure_readout
+from fluctua.core.likelihood.evidence import Evidence, measure_readout
 from fluctua.core.likelihood.guard import DoubtError
+from fluctua.core.likelihood.unknowns import At
 from fluctua.core.simulate import Simulator
 from fluctua.core.text import names
 from fluctua.core.trajectories import Substrate, Trajectories

@@ -26,8 +26,9 @@ from fluctua.core.estimate import Estimate, Samples, reduce_samples
 from fluctua.core.estimator import ppgt
 from fluctua.core.integrators import Substeps
 from fluctua.core.likelihood.alternatives import FITTED, Table
-from fluctua.core.likelihood.evidence import At, Evidence, collect_evidence
+from fluctua.core.likelihood.evidence import Evidence, collect_evidence
 from fluctua.core.likelihood.guard import TRANSITIONS, Examination, examine_batch
+from fluctua.core.likelihood.unknowns import At
 from fluctua.core.scores import full_score
 from fluctua.core.streamed import estimate_seeds
 from fluctua.core.trajectories import Trajectories

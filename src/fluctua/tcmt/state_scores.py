@@ -30,7 +30,8 @@ import scipy
 
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.dependence import varies_in_slope
-from fluctua.core.likelihood.evidence import At, Evidence
+from fluctua.core.likelihood.evidence import Evidence
+from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import TwinSamples
 from fluctua.tcmt.coupled_modes import delta_kappa, to_psi

@@ -133,7 +133,9 @@ class Places(NamedTuple):
     blurred: bool = False
 
 
-def collect(z: np.ndarray, square: np.ndarray, x: np.ndarray, where: Places) -> Table:
+def collect(
+    z: np.ndarray, square: np.ndarray, x: np.ndarray, where: Places, *, mean: bool = True
+) -> Table:
     """The sums of all families over the trajectories of one batch.
 
     Args:
@@ -141,6 +143,7 @@ def collect(z: np.ndarray, square: np.ndarray, x: np.ndarray, where: Places) -> 
         square: z², and 1 at steps without noise, where there is nothing to judge.
         x: states (E, T+1, M).
         where: the steps of z among those of x.
+        mean: whether to test what the drift lacks, which is half of the work.
 
     """
     blurred = where.blurred
@@ -151,7 +154,7 @@ def collect(z: np.ndarray, square: np.ndarray, x: np.ndarray, where: Places) -> 
     now = where.steps[runs] - (1 if blurred else 0)
     along = _lead(x)
     states = {"now": along[:, :, now]}
-    for delay in DELAYS:
+    for delay in DELAYS if mean else ():
         if where.steps[-1] >= 2 * delay:
             moved = states["now"] - along[:, :, np.maximum(now - delay, 0)]
             states[f"moved {delay}"] = moved * (now >= delay)
@@ -159,14 +162,15 @@ def collect(z: np.ndarray, square: np.ndarray, x: np.ndarray, where: Places) -> 
     for mine, other in _folds(*kicks.shape[1:]):
         own = {name: _rows(values[mine]) for name, values in states.items()}
         theirs = {name: _rows(values[other]) for name, values in states.items()}
-        table = add(table, dict(_of_states(_rows(kicks[mine]), own, theirs)))
-        table = add(table, dict(_of_variance_by_state(_rows(squares[mine]), own, theirs)))
-    table |= dict(_of_variance(_rows(squares)))
+        if mean:
+            table = add(table, dict(_sum_by_state(_rows(kicks[mine]), own, theirs)))
+        table = add(table, dict(_sum_variance_by_state(_rows(squares[mine]), own, theirs)))
+    table |= dict(_sum_variance(_rows(squares)))
     table |= dict(_products(kicks, blurred))
     excess = np.maximum(1, 1 + np.sqrt(2) * (table["v"].total / table["v"].variance)[:, 0])
     # noise that is larger than it should be is found by v, and must not raise everything else
     table = {name: _widen(name, sums, excess, blurred) for name, sums in table.items()}
-    table |= dict(_of_steps(z, square))
+    table |= dict(_sum_by_step(z, square))
     if len(z) > 1:
         table["pairs"] = _pairs(z)
     return table
@@ -258,7 +262,7 @@ def _scale(x: np.ndarray) -> _Scale:
     return _Scale(x.mean(axis=1, keepdims=True), x.std(axis=1, keepdims=True))
 
 
-def _of_states(
+def _sum_by_state(
     z: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, FamilySums]]:
     """Families of functions of the state, of the rows (M, n) of one half with means of the
@@ -285,7 +289,7 @@ def _of_states(
         yield name, add_up(z, bend(of(states[name]), of(other[name])))
 
 
-def _of_variance_by_state(
+def _sum_variance_by_state(
     squares: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, FamilySums]]:
     """Families of a variance that depends on the state, of the rows (M, n) of one half with
@@ -312,7 +316,7 @@ def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarra
     return lambda f, f_other: f - (f_other @ lines_other.T @ inverse) @ lines
 
 
-def _of_variance(squares: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
+def _sum_variance(squares: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
     """v of every component, rows of z² (M, n), and of all together."""
     total = np.sum(squares - 1, axis=1) / np.sqrt(2)
     yield "v", _constant(total[:, None], float(squares.shape[1]))
@@ -352,7 +356,7 @@ def _widen(family: str, sums: FamilySums, excess: np.ndarray, blurred: bool) -> 
     return sums._replace(variance=sums.variance * factor[:, None] * (1.5 if blurred else 1.0))
 
 
-def _of_steps(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
+def _sum_by_step(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
     """Mean and variance of every step, or of neighbouring ones together where there are many. (M,
     bins)
 

@@ -33,18 +33,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.likelihood.features import FeatureDrift, NormalEquations, sum_features
-from fluctua.core.likelihood.steps import (
-    Source,
-    Transition,
-    load_pieces,
-    mark_noiseless,
-    measure_slope,
-    open_source,
-    student_factor,
-    weigh,
-    with_diffusion,
-)
+from fluctua.core.likelihood import features, pieces, steps
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
 from fluctua.core.text import names
@@ -78,11 +67,11 @@ class DriftFit(NamedTuple):
 
 
 def fit_drift(
-    source: Source,
+    source: pieces.Source,
     process: Process,
     theta: Params,
     *,
-    transition: Transition = euler,
+    transition: steps.Transition = euler,
     diffusion: np.ndarray | None = None,
     usable: np.ndarray | None = None,
     noisy_states: bool = False,
@@ -104,9 +93,9 @@ def fit_drift(
 
     >>> fit_drift(recording, process, theta).stderr["omega"]
     """
-    data = open_source(source)
+    data = pieces.open_source(source)
     theta = check.parameters(theta)
-    process = mark_noiseless(data, process, theta)
+    process = pieces.mark_noiseless(data, process, theta)
     flat, unravel = ravel_pytree(theta)
     add_up = _choose_sums(data, process, theta, transition, diffusion, usable, noisy_states)
     passes = 0
@@ -122,7 +111,7 @@ def fit_drift(
         inverse, known = _invert(sums.gram, sums.normal)
         step = inverse @ sums.rows.sum(axis=0)
         scattered = inverse @ (sums.rows.T @ sums.rows) @ inverse.T
-        scatter = student_factor(len(sums.rows) - 1) * np.sqrt(np.diag(scattered))
+        scatter = pieces.student_factor(len(sums.rows) - 1) * np.sqrt(np.diag(scattered))
         error = scatter if noisy_states else np.sqrt(np.diag(inverse))
         if not np.all(np.isfinite(step)):
             raise FloatingPointError(
@@ -152,39 +141,45 @@ def _choose_sums(
     data: Trajectories,
     process: Process,
     theta: Params,
-    transition: Transition,
+    transition: steps.Transition,
     diffusion: np.ndarray | None,
     usable: np.ndarray | None,
     noisy_states: bool,
-) -> Callable[[Array], NormalEquations]:
+) -> Callable[[Array], features.NormalEquations]:
     """The sums over all data as a function of θ (P,): by features where the drift has them."""
     mask = np.ones(data.x.shape[2]) if usable is None else np.asarray(usable, float)
     unravel = ravel_pytree(theta)[1]
     drift = process.drift
-    has_features = process.integrator == "euler" and isinstance(drift, FeatureDrift)
+    has_features = process.integrator == "euler" and isinstance(drift, features.FeatureDrift)
     if transition is euler and diffusion is not None and has_features:
-        assert isinstance(drift, FeatureDrift)
+        assert isinstance(drift, features.FeatureDrift)
         stop = len(data.x)
 
-        def sum_piece(flat: Array, x: Array, times: Times, context: PyTree) -> NormalEquations:
+        def sum_piece(
+            flat: Array, x: Array, times: Times, context: PyTree
+        ) -> features.NormalEquations:
             weight = _weigh_components(mask, diffusion)
-            return sum_features(drift, unravel(flat), x, times, context, weight, noisy_states)
+            return features.sum_features(
+                drift, unravel(flat), x, times, context, weight, noisy_states
+            )
 
     else:
         stop = _limit_work(data, ravel_pytree(theta)[0].size)
-        law = _Law(process, transition, noisy_states)
+        law = _DriftLaw(process, transition, noisy_states)
         q = None if diffusion is None else jnp.asarray(diffusion)
         weights = _Weights(q, jnp.asarray(mask))
 
-        def sum_piece(flat: Array, x: Array, times: Times, context: PyTree) -> NormalEquations:
+        def sum_piece(
+            flat: Array, x: Array, times: Times, context: PyTree
+        ) -> features.NormalEquations:
             return _sum_steps(law, theta, flat, x, times, context, weights)
 
-    def add_up(flat: Array) -> NormalEquations:
+    def add_up(flat: Array) -> features.NormalEquations:
         total = None
-        for piece in load_pieces(data, BATCH, stop):
+        for piece in pieces.load_pieces(data, BATCH, stop):
             x = jnp.asarray(piece.x, working_dtype(flat, piece.x))
             part = sum_piece(flat, x, check.grid(piece.t), piece.context)
-            held = NormalEquations(*(np.asarray(v, np.float64) for v in part))
+            held = features.NormalEquations(*(np.asarray(v, np.float64) for v in part))
             total = held if total is None else total.add(held)
         assert total is not None
         return total
@@ -198,11 +193,11 @@ def _weigh_components(mask: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.where(noisy, mask / (2 * np.where(noisy, q, 1)), 0)
 
 
-class _Law(NamedTuple):
+class _DriftLaw(NamedTuple):
     """What is compiled. lagged: the slope at the sample before is the instrument."""
 
     process: Process
-    transition: Transition
+    transition: steps.Transition
     lagged: bool
 
 
@@ -215,53 +210,55 @@ class _Weights(NamedTuple):
 
 @partial(jit, static_argnums=0)
 def _sum_steps(
-    law: _Law,
+    law: _DriftLaw,
     like: Params,
     flat: Array,
     x: Array,
     times: Times,
     context: PyTree,
     weights: _Weights,
-) -> NormalEquations:
+) -> features.NormalEquations:
     """The sums of trajectories x (E, T+1, M) at θ = `flat`, step by step."""
     unravel = ravel_pytree(like)[1]
-    process = with_diffusion(law.process, weights.q)
+    process = steps.with_diffusion(law.process, weights.q)
     mask = weights.mask[:, None]
 
-    def one(before: Array, step: Step) -> NormalEquations:
-        slope = measure_slope(process, law.transition, unravel, flat, step) * mask
+    def one(before: Array, step: Step) -> features.NormalEquations:
+        slope = steps.measure_slope(process, law.transition, unravel, flat, step) * mask
         instrument = slope
         if law.lagged:
             # in another sample's place but at this time: only its noise must be another one
             earlier = step._replace(x=before)
-            instrument = measure_slope(process, law.transition, unravel, flat, earlier) * mask
+            instrument = steps.measure_slope(process, law.transition, unravel, flat, earlier) * mask
         r = (step.x_next - law.transition(process, unravel(flat), step).mean) * weights.mask
-        solved = weigh(process, law.transition, unravel(flat), step, instrument) * mask
-        return NormalEquations(instrument.T @ solved, solved.T @ slope, solved.T @ r)
+        solved = steps.weigh(process, law.transition, unravel(flat), step, instrument) * mask
+        return features.NormalEquations(instrument.T @ solved, solved.T @ slope, solved.T @ r)
 
-    def body(total: NormalEquations, at: Any) -> tuple[NormalEquations, None]:
+    def body(total: features.NormalEquations, at: Any) -> tuple[features.NormalEquations, None]:
         before, x, x_next, t, dt = at
 
-        def of_one(before: Array, x: Array, x_next: Array, context: PyTree) -> NormalEquations:
+        def one_trajectory(
+            before: Array, x: Array, x_next: Array, context: PyTree
+        ) -> features.NormalEquations:
             return one(before, Step(x, x_next, t, dt, context))
 
-        each = jax.vmap(of_one)(before, x, x_next, context)
+        each = jax.vmap(one_trajectory)(before, x, x_next, context)
         gram = total.gram + each.gram.sum(axis=0)
         normal = total.normal + each.normal.sum(axis=0)
-        return NormalEquations(gram, normal, total.rows + each.rows), None
+        return features.NormalEquations(gram, normal, total.rows + each.rows), None
 
     path = jnp.swapaxes(x, 0, 1)
     k = int(law.lagged)
     square = jnp.zeros((flat.size, flat.size), x.dtype)
-    zero = NormalEquations(square, square, jnp.zeros((x.shape[0], flat.size), x.dtype))
-    steps = (
+    zero = features.NormalEquations(square, square, jnp.zeros((x.shape[0], flat.size), x.dtype))
+    at_steps = (
         path[: len(path) - 1 - k],
         path[k:-1],
         path[1 + k :],
         times.t[k:-1],
         times.dt[k:],
     )
-    return jax.lax.scan(body, zero, steps)[0]
+    return jax.lax.scan(body, zero, at_steps)[0]
 
 
 class _Inverse(NamedTuple):

@@ -11,7 +11,8 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.likelihood.steps import Source, load_pieces, map_steps, open_source
+from fluctua.core.likelihood.pieces import Source, load_pieces, open_source
+from fluctua.core.likelihood.steps import map_steps
 from fluctua.core.process import Process, Step
 from fluctua.core.trajectories import Times
 

@@ -20,7 +20,7 @@ from fluctua.core.likelihood.sample import Sample, collect_sums, reduce_squares,
 from fluctua.core.trajectories import Trajectories
 
 FEW_TIMES = 2.0
-"""v up to which its dependence on the state is told from v itself."""
+"""v up to which its dependence on the state is separable from v itself."""
 
 UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
 

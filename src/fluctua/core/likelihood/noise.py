@@ -35,17 +35,8 @@ from scipy.linalg import toeplitz
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit, working_dtype
-from fluctua.core.likelihood.spreading import Spreading, measure_spreading
-from fluctua.core.likelihood.steps import (
-    Source,
-    Transition,
-    load_pieces,
-    map_steps,
-    mark_noiseless,
-    open_source,
-    student_factor,
-    with_diffusion,
-)
+from fluctua.core.likelihood import pieces, spreading
+from fluctua.core.likelihood.steps import Transition, map_steps, with_diffusion
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
 from fluctua.core.trajectories import Times, Trajectories
@@ -92,7 +83,7 @@ class NoiseFit(NamedTuple):
 
 
 def fit_noise(
-    source: Source,
+    source: pieces.Source,
     process: Process,
     theta: Params,
     *,
@@ -116,13 +107,13 @@ def fit_noise(
 
     >>> fit_noise(recording, process, theta).diffusion
     """
-    data = open_source(source)
+    data = pieces.open_source(source)
     theta = check.parameters(theta)
-    process = mark_noiseless(data, process, theta)
-    law = _Law(process, transition)
+    process = pieces.mark_noiseless(data, process, theta)
+    law = _NoiseLaw(process, transition)
     parts: list[Any] = []
     cross: Any = 0.0
-    for piece in load_pieces(data, BATCH):
+    for piece in pieces.load_pieces(data, BATCH):
         if len(piece.t) < LAGS + 3:
             raise ValueError(
                 f"the noise is fitted from {LAGS + 3} times per trajectory or more; got "
@@ -140,9 +131,9 @@ def fit_noise(
     # those of noiseless components may be nothing at all, and are no unit for the rest
     sums["e2"] = np.where(silent, 1, sums["e2"])
     if transition is euler and process.integrator == "euler":
-        mixed = Spreading(np.eye(width), np.eye(width), np.ones(width))
+        mixed = spreading.Spreading(np.eye(width), np.eye(width), np.ones(width))
     else:
-        mixed = measure_spreading(process, theta, next(load_pieces(data, BATCH)))
+        mixed = spreading.measure_spreading(process, theta, next(pieces.load_pieces(data, BATCH)))
     mask = np.ones(width, bool) if usable is None else np.asarray(usable, bool)
     fit = _reduce(sums, cross, len(data.t) - 1, mixed, mask, silent)
     if not mask.all():
@@ -150,7 +141,7 @@ def fit_noise(
     return _replace_rest(~silent, fit, NOTHING) if silent.any() else fit
 
 
-class _Law(NamedTuple):
+class _NoiseLaw(NamedTuple):
     """What is compiled."""
 
     process: Process
@@ -177,7 +168,7 @@ def _refuse_quiet(rate: np.ndarray) -> None:
 
 @partial(jit, static_argnums=0)
 def _sum_moments(
-    law: _Law, theta: Params, states: Trajectories, times: Times, q: Array | None
+    law: _NoiseLaw, theta: Params, states: Trajectories, times: Times, q: Array | None
 ) -> tuple[dict[str, Array], Array]:
     """Means over the steps of each trajectory, (E, …), and Σ e eᵀ (M, M)."""
     process = with_diffusion(law.process, q)
@@ -280,13 +271,13 @@ def _reduce(
     sums: dict[str, np.ndarray],
     cross: np.ndarray,
     steps: int,
-    mixed: Spreading,
+    mixed: spreading.Spreading,
     usable: np.ndarray,
     silent: np.ndarray,
 ) -> NoiseFit:
     """The fit from sums of E trajectories of so many steps. cross: Σ e eᵀ (M, M)."""
     count, size = sums["rate"].shape
-    few = student_factor(count - 1)
+    few = pieces.student_factor(count - 1)
 
     def mean(v: np.ndarray) -> np.ndarray:
         return v.mean(axis=0)

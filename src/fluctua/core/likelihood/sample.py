@@ -14,16 +14,8 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, put, working_dtype
 from fluctua.core.diffusion import q_matrix
 from fluctua.core.integrators import Substeps
-from fluctua.core.likelihood import alternatives
+from fluctua.core.likelihood import alternatives, kicks
 from fluctua.core.likelihood.alternatives import RUN
-from fluctua.core.likelihood.kicks import (
-    Standardised,
-    Transition,
-    have_noise,
-    leave_out,
-    spread_noise,
-    standardise,
-)
 from fluctua.core.process import NoiseProduct, Process, Step
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.trajectories import Trajectories
@@ -48,7 +40,7 @@ class Law(NamedTuple):
     """
 
     process: Process
-    transition: Transition | None
+    transition: kicks.Transition | None
     mixed: bool = False
 
 
@@ -87,7 +79,7 @@ def take_sample(
     process: Process,
     theta: Params,
     data: Trajectories,
-    transition: Transition,
+    transition: kicks.Transition,
     readout: Any,
     most: int,
 ) -> Sample:
@@ -158,27 +150,33 @@ def _pick_steps(sample: Sample, x: np.ndarray, t: np.ndarray) -> _Steps:
     return _Steps(put(x[:, steps]), put(x[:, steps + 1]), put(begins), put(dt))
 
 
-def standardise_states(sample: Sample, law: Law, x: np.ndarray, t: np.ndarray) -> Standardised:
+def standardise_states(
+    sample: Sample, law: Law, x: np.ndarray, t: np.ndarray
+) -> kicks.Standardised:
     """Residuals of every step in units of their noise, in double precision. (n, M) each"""
     ends = _pick_steps(sample, x, t)
-    made = standardise(*law[:2], sample.silent, sample.theta, *ends, sample.context, sample.readout)
+    made = kicks.standardise(
+        *law[:2], sample.silent, sample.theta, *ends, sample.context, sample.readout
+    )
     v, z, drift = (np.asarray(part, np.float64) for part in made)
     if law.mixed and not sample.silent:
         middle = put(x.mean(axis=(0, 1)))
         context = jax.tree.map(lambda leaf: leaf[0], sample.context)
         step = Step(middle, middle, ends.t[0], ends.dt[0], context)
-        root = np.asarray(spread_noise(law.process, sample.theta, step, sample.readout), np.float64)
+        root = np.asarray(
+            kicks.spread_noise(law.process, sample.theta, step, sample.readout), np.float64
+        )
         z, drift = (
             scipy.linalg.solve_triangular(root, each.T, lower=True, check_finite=False).T
             for each in (z, drift)
         )
         v = z**2
     # squared here: a residual beyond 1e19 of its noise has no square in single precision
-    return Standardised(v if law.transition else np.where(z == 0, v, z**2), z, drift)
+    return kicks.Standardised(v if law.transition else np.where(z == 0, v, z**2), z, drift)
 
 
 def reduce_squares(
-    sample: Sample, made: Standardised, x: np.ndarray, t: np.ndarray
+    sample: Sample, made: kicks.Standardised, x: np.ndarray, t: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """v and its standard error; of components without noise by what an Euler step leaves out.
 
@@ -189,7 +187,7 @@ def reduce_squares(
         return v, stderr
     ends = _pick_steps(sample, x, t)
     transition = sample.law.transition or euler
-    left = leave_out(
+    left = kicks.leave_out(
         sample.law.process, transition, sample.theta, *ends, sample.context, sample.readout
     )
     square, expected = (np.asarray(part, np.float64) for part in left)
@@ -200,10 +198,10 @@ def reduce_squares(
     return np.where(is_silent, quiet, v), np.where(is_silent, spread / allowed, stderr)
 
 
-def divide_noise(made: Standardised, variance: np.ndarray) -> Standardised:
+def divide_noise(made: kicks.Standardised, variance: np.ndarray) -> kicks.Standardised:
     """Residuals in units of a noise whose variance is so many times as large. variance: (M,)"""
     root = np.sqrt(variance)
-    return Standardised(made.v / variance, made.z / root, made.drift / root)
+    return kicks.Standardised(made.v / variance, made.z / root, made.drift / root)
 
 
 def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -211,8 +209,13 @@ def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.mean(axis=0), values.std(axis=0) / np.sqrt(len(values))
 
 
-def collect_sums(sample: Sample, made: Standardised) -> alternatives.Table:
-    """The sums of a batch; empty where it is too small, or where nothing has noise."""
+def collect_sums(
+    sample: Sample, made: kicks.Standardised, *, mean: bool = True
+) -> alternatives.Table:
+    """The sums of a batch; empty where it is too small, or where nothing has noise.
+
+    mean: whether to test what the drift lacks.
+    """
     there = sample.components
     z = made.z[:, there]
     if (
@@ -229,7 +232,7 @@ def collect_sums(sample: Sample, made: Standardised) -> alternatives.Table:
     shape = (len(sample.x), len(sample.steps), -1)
     square = np.where(has_noise, z**2, 1)
     return alternatives.collect(
-        z.reshape(shape), square.reshape(shape), sample.x[..., there], where
+        z.reshape(shape), square.reshape(shape), sample.x[..., there], where, mean=mean
     )
 
 
@@ -290,5 +293,5 @@ def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, .
         x = put(np.asarray(load_rows(data.x, some), states.dtype))
         context = jax.tree.map(lambda leaf: put(load_rows(leaf, some)), data.context)
         times = check.grid(data.t)
-        noisy = np.asarray(have_noise(process, theta, x, times.t[:-1], times.dt, context))
+        noisy = np.asarray(kicks.have_noise(process, theta, x, times.t[:-1], times.dt, context))
     return tuple(np.flatnonzero(~noisy).tolist())

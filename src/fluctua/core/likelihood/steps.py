@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import scipy
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.diffusion import diffusion_at, diffusion_matrix, with_silent
+from fluctua.core.arrays import Array, Params, PyTree, jit
+from fluctua.core.diffusion import diffusion_at, diffusion_matrix
 from fluctua.core.integrators import mean_rate
 from fluctua.core.process import NoiseProduct, Process, Step
 from fluctua.core.scores import Gaussian, euler, residual
-from fluctua.core.trajectories import Times, Trajectories
+from fluctua.core.trajectories import Times
 
 Transition = Callable[[Process, Params, Step], Gaussian]
 """(process, θ, step) -> the law of the next state: `euler` or `local_linear`."""
@@ -126,55 +123,3 @@ def with_diffusion(process: Process, q: Array | None) -> Process:
         return jnp.sqrt(2 * jnp.asarray(q, x.dtype))
 
     return process._replace(noise=noise, diffusion=None)
-
-
-# ------------------------------------------------------------------------------------------ sources
-
-
-class Recorded(Protocol):
-    """A file or another store of trajectories, whose states may load when sliced."""
-
-    def trajectories(self) -> Trajectories: ...
-
-
-Source = Trajectories | Recorded
-"""Where the trajectories of a fit come from."""
-
-
-def open_source(source: Source) -> Trajectories:
-    """The trajectories of a source; states of a file still load when sliced."""
-    return source if isinstance(source, Trajectories) else source.trajectories()
-
-
-def load_pieces(data: Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
-    """Consecutive pieces of `size` trajectories, loaded; refused if a state is not finite."""
-    count = len(data.x)
-    if count == 0:
-        raise ValueError("there is no complete trajectory to calibrate from.")
-    for first in range(0, count if stop is None else min(stop, count), size):
-        rows = slice(first, min(first + size, count))
-        x = np.asarray(data.x[rows])
-        check.finite_trajectories(check.first_bad(x, first), count)
-        yield Trajectories(
-            data.t, x, jax.tree.map(lambda leaf, rows=rows: leaf[rows], data.context)
-        )
-
-
-def mark_noiseless(data: Trajectories, process: Process, theta: Params) -> Process:
-    """The process, checked, with its components without noise marked, as at the first state."""
-    process = check.process(process)
-    if process.noiseless and process.integrator == "euler":
-        return process
-    first = next(load_pieces(data, 1))
-    context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], first.context)
-    x = jnp.asarray(first.x[0, 0], working_dtype(theta, first.x))
-    marked = with_silent(process, theta, x, jnp.asarray(data.t)[0], context)
-    assert isinstance(marked, Process)
-    return marked
-
-
-def student_factor(freedom: int) -> float:
-    """Factor on errors from the scatter of `freedom` + 1 values: ±1.96 then cover 95 %."""
-    if freedom <= 0:
-        return float("nan")
-    return float(scipy.stats.t.isf(0.025, freedom) / scipy.stats.norm.isf(0.025))

@@ -18,8 +18,9 @@ from fluctua.core.likelihood.drift import DriftFit, fit_drift
 from fluctua.core.likelihood.guard import Residuals, examine
 from fluctua.core.likelihood.interval import EulerDefect, measure_euler_defect
 from fluctua.core.likelihood.noise import NoiseFit, fit_noise
+from fluctua.core.likelihood.pieces import Source, mark_noiseless
 from fluctua.core.likelihood.regression import ResidualReport, examine_residuals
-from fluctua.core.likelihood.steps import Source, Transition, mark_noiseless
+from fluctua.core.likelihood.steps import Transition
 from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
 from fluctua.insitu.calibrate.network import linear_model

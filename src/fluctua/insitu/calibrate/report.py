@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import scipy
 
+from fluctua.core.likelihood.pieces import student_factor
 from fluctua.core.likelihood.regression import ResidualReport
-from fluctua.core.likelihood.steps import student_factor
 from fluctua.core.text import names, with_error
 from fluctua.insitu.calibrate.actuators import Gains, OwnGains
 from fluctua.insitu.calibrate.fit import Calibration

@@ -1,0 +1,77 @@
+"""How unknowns enter a process: in its noise, and in its drift linearly or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.dependence import depends, varies_in_slope
+from fluctua.core.integrators import mean_rate
+from fluctua.core.process import NoiseProduct, Process
+
+At = Callable[[Params, Array], Params]
+"""(θ, u (K,)) -> p, the parameters of the process."""
+
+
+class Kind(NamedTuple):
+    """Structure, shapes and types of some values."""
+
+    tree: Any
+    leaves: tuple[tuple[tuple[int, ...], Any], ...]
+
+
+def describe_kind(values: PyTree) -> Kind:
+    """Structure, shapes and types of some values."""
+    leaves, tree = jax.tree.flatten(values)
+    return Kind(tree, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
+
+
+class Roles(NamedTuple):
+    """How unknowns enter a process: in its noise; in its drift, linearly or not."""
+
+    noisy: bool
+    linear: bool
+
+
+@lru_cache(maxsize=64)
+def examine_roles(process: Process, at: At, size: int, kind: Kind) -> Roles:
+    """Read the operations of drift and noise, the same at every state.
+
+    kind: of (θ, x, t, Δt, context).
+    """
+    values = [jnp.ones(shape, dtype) for shape, dtype in kind.leaves]
+    theta, x, t, dt, context = jax.tree.unflatten(kind.tree, values)
+
+    def log_noise(u: Array, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        return log_diffusion(process, at(theta, u), x, t, context)
+
+    def rate(u: Array, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+        return mean_rate(process, at(theta, u), x, t, dt, context)
+
+    anywhere = jnp.ones(size)
+    noisy = depends(log_noise, anywhere, theta, x, t, context, on=0)
+    return Roles(noisy, linear=not varies_in_slope(rate, anywhere, theta, x, t, dt, context, on=0))
+
+
+def has_independent_noise(process: Process, p: Params, *state: Any) -> bool:
+    """Whether every component has noise of its own, as one amplitude."""
+    noise: Any = process.noise
+    if process.noiseless or process.diffusion is not None or isinstance(noise, NoiseProduct):
+        return False
+    return jax.eval_shape(noise, p, *state).ndim == 1
+
+
+def log_diffusion(process: Process, p: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """ln Q of independent noise; another form of it as it is, to see what it depends on."""
+    if process.diffusion is not None:
+        return process.diffusion(p, x, t, context, jnp.ones_like(x))
+    if isinstance(process.noise, NoiseProduct):
+        return process.noise.product(p, x, t, context, jnp.ones(process.noise.width, x.dtype))
+    assert process.noise is not None  # checked at the boundary
+    sigma = process.noise(p, x, t, context)
+    return 2 * jnp.log(jnp.abs(sigma)) if sigma.ndim == 1 and not process.noiseless else sigma
