@@ -394,7 +394,7 @@ def in_situ(
     )
 
     class Slope:
-        def __init__(self, process: Any, objective: Any, substrate: Any):
+        def __init__(self, substrate: Any, objective: Any, process: Any):
             self.substrate = substrate
 
         def __call__(self, key: Any, theta: Any, count: int) -> Any:

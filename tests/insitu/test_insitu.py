@@ -245,7 +245,7 @@ class Slope:
     settings' zero.
     """
 
-    def __init__(self, process, objective, substrate):
+    def __init__(self, substrate, objective, process):
         self.substrate = substrate
 
     def __call__(self, key, theta, count):

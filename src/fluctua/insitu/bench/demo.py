@@ -1,8 +1,8 @@
 """The sim-to-real gap and how it closes, from start to end: a bench, three trainings, one figure.
 
 nominal   trained on the data sheet's network by simulation, then carried over to the bench
-true      trained by simulation with the bench's hidden parameters: what nobody could do in a
-laboratory in situ   calibrated from recordings and trained on the bench over its socket
+true      trained by simulation with the bench's hidden parameters, which a laboratory cannot know
+in situ   calibrated from recordings and trained on the bench over its socket
 
 All three start from the same settings and have the same bounds. J is always measured on the bench.
 """

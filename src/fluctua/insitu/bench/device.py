@@ -3,7 +3,7 @@
     ω = ω_hidden + g ω_set + ageing(shots),    κ = κ_hidden + g κ_set + δκ(t),    χ = g χ_set,
     γ = γ_nominal (1 + spread),                σ² = σ_W² + injected²
 
-What it was told is not what it does: fabrication disorder, actuators with gain errors, and slow
+What it is set to is not what it does: fabrication disorder, actuators with gain errors, and slow
 ageing. One generator modulates the couplings, δκ, and records what it played (`tcmt.Modulation`);
 another injects noise into every channel. What is sampled is not quite the state: every
 `oversample`-th step of the simulation, with readout noise, rounded to the codes of an

@@ -130,9 +130,9 @@ def compare(
         plan: of every training.
         bench_options: further words for `fluctua virtual-bench`.
         measure: trajectories behind every level.
-        say: is told what happens.
+        say: called with a line of text about each stage.
         show: wraps the rows of a training, for a display.
-        report: is told of incidents.
+        report: called with every incident.
 
     """
     plan = plan or Plan()

@@ -199,7 +199,7 @@ class Server:
 
 
 async def serve(server: Server, host: str, port: int, listening: Callable[[int], None]) -> None:
-    """Listen until cancelled. listening: told the port."""
+    """Listen until cancelled. listening: called with the port."""
     listener = await server.start(host, port)
     try:
         listening(listener.sockets[0].getsockname()[1])

@@ -374,11 +374,12 @@ def array(
         retry: how often and after which pauses a device is tried before it is left out.
         contexts: E -> the context of E trajectories, of each device: its calibration.
         rates: how fast each is, in any unit; measured if not given.
-        report: told of every incident, from any thread.
+        report: called with every incident, from any thread.
         sleep: waits for so many seconds.
     Returns: the substrate, which is closed with its `close`.
 
-    >>> substrate = array([lambda: VirtualBench("tcp://10.0.0.1:5025"), lambda: VirtualBench("tcp://10.0.0.2:5025")])
+    >>> connects = [lambda: VirtualBench("tcp://10.0.0.1"), lambda: VirtualBench("tcp://10.0.0.2")]
+    >>> substrate = array(connects)
 
     """
     if isinstance(share, str) and share != "settings":

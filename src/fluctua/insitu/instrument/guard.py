@@ -10,9 +10,8 @@ states: ν is the noise of a trajectory whatever the calibrated drift misses. A 
 0, a random one a large ν.
 
 Beside that, the residuals of a batch are tested against common faults (`core.likelihood`), with the
-noise of the
-calibration: what is found is a doubt. Noise of a readout is in two residuals, and is told from
-diffusion by that,
+noise of the calibration: what is found is a doubt. Noise of a readout is in two residuals, which
+distinguishes it from diffusion,
 
     ⟨rₙ rₙ₊₁⟩ = −S,     E[r²] = c 2QΔt + 2S.
 """
@@ -48,7 +47,7 @@ cent, drifts slow.
 CHANCE = 1e-9
 """That a good trajectory is taken for a bad one by the scatter of its own sum of squares."""
 SLACK_OF_FEW = 100.0
-"""Upwards, for one or two trajectories, whose noise cannot be told from what the drift misses."""
+"""Upwards, for one or two trajectories, whose noise looks like an error of the drift."""
 MOST_STEPS = 200
 """Steps of a trajectory that are looked at, evenly over its time."""
 FEWEST_FOR_MEDIAN = 3
@@ -216,7 +215,7 @@ class ResidualGuard:
         most = SLACK if count >= FEWEST_FOR_MEDIAN else SLACK_OF_FEW
         bad = ~_within(unlike, steps, most)
         level = np.median(unlike, axis=0)
-        if count >= FEWEST_FOR_MEDIAN:  # the noise of fewer is not told from what the drift misses
+        if count >= FEWEST_FOR_MEDIAN:  # the noise of fewer looks like an error of the drift
             self.reading = float(
                 level[np.argmax(np.abs(np.log(np.maximum(level, np.finfo(float).tiny))))]
             )

@@ -1,9 +1,8 @@
-"""What an instrument is: something that takes settings, runs, and hands back a batch of
-trajectories.
+"""The protocol of an instrument: it takes settings, runs, and returns a batch of trajectories.
 
-A driver for one's own box is a class with five short methods; docs/laboratory.md shows one. Nothing
-here retries or judges data: a method either does what it says or raises, and `measured` decides
-what happens next.
+A driver is a class with five short methods; docs/laboratory.md shows one. Nothing here retries or
+judges data: a method either does what it says or raises, and `instrument_substrate` decides what
+happens next.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class CommandRejected(InstrumentError):
 
 
 class Batch(NamedTuple):
-    """One acquisition as it came, before anybody judged it.
+    """One acquisition as it came, before it is checked.
 
     t: (T+1,) sampling times. samples: (E, T+1, M), codes of an analogue-to-digital converter or
     floating point.
-    scale: units a code; x = scale · samples. full_scale: the largest magnitude that can be told; a
+    scale: units per code; x = scale · samples. full_scale: the largest magnitude that fits; a
     sample that reaches it was clipped. Samples that the instrument marks as invalid are NaN in x:
     `invalid` is their code. context: what was recorded besides once a trajectory, {name: (E, ...)},
     such as a modulation that was played; else None.
@@ -70,10 +69,10 @@ class Batch(NamedTuple):
 class Health(NamedTuple):
     """What an instrument says of itself.
 
-    settings: as it holds them now, read back, or None if it cannot tell. rebooted: since it was
+    settings: as it holds them now, read back, or None if it does not know. rebooted: since it was
     last asked.
     errors: what it complains about, in its own words; asking clears them. identity: maker, model
-    and serial number, or "" if it cannot tell. A training holds on to one instrument: another
+    and serial number, or "" if unknown. A training holds on to one instrument: another
     identity ends it.
     """
 

@@ -456,7 +456,7 @@ def instrument_substrate(
         channels: components of a sample; those of the first batch if not given.
         on_doubt: "stop" raises `Doubt` at a batch that is not what the calibrated process does,
             "continue" uses it and reports it; None does not examine.
-        report: told of every incident.
+        report: called with every incident.
         sleep: waits for so many seconds.
     Returns: the substrate, which is closed with its `close`.
 

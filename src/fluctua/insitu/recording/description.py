@@ -45,7 +45,7 @@ class Description:
     events: the `EventKinds` of a jump process, whose times and marks come with every trajectory;
     None if it has none.
 
-    parameters: θ as it was set. settings: what the actuators were told, in their own units. drive,
+    parameters: θ as it was set. settings: of the actuators, in their own units. drive,
     noise, network, simulation: see docs/recordings.md. Each is a table {name: array, number or
     text}.
 

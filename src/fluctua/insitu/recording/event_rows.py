@@ -302,7 +302,8 @@ class EventReader:
         assert d.events is not None
         columns = {name: np.asarray(group[name][part]) for name in KINDS if name in group}
         if "change" not in columns:
-            known = d.events.changes[np.clip(columns["channel"], 0, len(d.events.names) - 1)]  # type: ignore[index]
+            channel = np.clip(columns["channel"], 0, len(d.events.names) - 1)
+            known = d.events.changes[channel]  # type: ignore[index]
             columns["change"] = known.astype(float)
         rows = Rows(**columns)
         if not self._checked[j]:

@@ -215,7 +215,8 @@ class _Extreme:
     def __init__(self, size: int):
         self.value = np.full(size, -np.inf)
         self.times = np.zeros(size, int)
-        self.second, self.second_times = np.full(size, -np.inf), np.zeros(size, int)
+        self.second = np.full(size, -np.inf)
+        self.second_times = np.zeros(size, int)
 
     def add(self, x: np.ndarray) -> None:
         x = np.where(np.isnan(x), -np.inf, x)
@@ -235,7 +236,8 @@ class _Extreme:
 
         self.value = first
         self.times = count(first)
-        self.second, self.second_times = next_one, count(next_one)
+        self.second = next_one
+        self.second_times = count(next_one)
 
 
 def _nanmean(x: np.ndarray) -> np.ndarray:
@@ -434,7 +436,7 @@ def _slow(x: np.ndarray, d: Description) -> list[RecordingFinding]:
         text = (
             f"{d.components[search.slowest]} is correlated over {time:.3g}, a "
             f"{len(x) / search.memory:.0f}th of the "
-            "record: a drift could not be told from its own fluctuations."
+            "record: a drift looks like its own fluctuations."
         )
         return [RecordingFinding("slow", False, text)]
     return []

@@ -271,9 +271,7 @@ def _merge_recorded(recording: RecordingFile, theta: Params, source: Path) -> Pa
 
 
 def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
-    """A parameter that the model looks up and nobody gave is named here, not where the drift is
-    differentiated.
-    """
+    """Name a parameter that the model looks up and that is missing, before any gradient."""
     context = recording.trajectories(0, 1, load=True).context
     one = None if context is None else {name: leaf[0] for name, leaf in context.items()}
     state = jax.ShapeDtypeStruct((len(recording.description.components),), np.float32)

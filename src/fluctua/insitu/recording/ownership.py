@@ -33,7 +33,7 @@ SINGLE_WRITER = 4
 
 
 def mark(path: Path) -> int:
-    """0: nobody writes the file. Otherwise somebody does, or was killed while he did."""
+    """The mark of a writer: 0 for none. Another value is that of a writer, running or killed."""
     head = _head(path)
     return 0 if head is None else head[11]
 
@@ -201,9 +201,10 @@ def lookup3(data: bytes) -> int:
         b = (b + y) & mask
         c = (c + z) & mask
         for turn in (4, 6, 8, 16, 19, 4):  # the three words take turns in the same three operations
-            a = ((a - c) & mask) ^ rotated(c, turn)
-            c = (c + b) & mask
-            a, b, c = b, c, a
+            mixed = ((a - c) & mask) ^ rotated(c, turn)
+            a = b
+            b = (c + b) & mask
+            c = mixed
         data = data[12:]
     if not data:
         return c
@@ -212,6 +213,8 @@ def lookup3(data: bytes) -> int:
     b = (b + y) & mask
     c = (c + z) & mask
     for turn in (14, 11, 25, 16, 4, 14, 24):
-        c = ((c ^ b) - rotated(b, turn)) & mask
-        a, b, c = b, c, a
+        mixed = ((c ^ b) - rotated(b, turn)) & mask
+        c = a
+        a = b
+        b = mixed
     return b

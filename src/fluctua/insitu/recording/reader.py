@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -86,6 +86,22 @@ def _bounded(key: Any, size: int) -> Any:
     return int(key) % size
 
 
+class FileCondition(NamedTuple):
+    """Whether a file is as its writer left it.
+
+    incomplete: trajectories that were begun and not finished.
+    interrupted: whether its writer was killed, or is writing now.
+    damage: what is not as it was written, in words.
+    """
+
+    incomplete: int = 0
+    interrupted: bool = False
+    damage: tuple[str, ...] = ()
+
+
+SOUND = FileCondition()
+
+
 class RecordingFile:
     """An open recording. Made by `open_recording`; use it in a `with`.
 
@@ -110,9 +126,7 @@ class RecordingFile:
         count: int,
         context: Mapping[str, Any] | None,
         *,
-        incomplete: int = 0,
-        interrupted: bool = False,
-        damage: tuple[str, ...] = (),
+        condition: FileCondition = SOUND,
         checksums: np.ndarray | None = None,
         rails: np.ndarray | None = None,
         file: Any = None,
@@ -121,9 +135,10 @@ class RecordingFile:
         self.kind = kind
         self.description = description
         self.count = count
-        self.incomplete = incomplete
-        self.interrupted = interrupted
-        self.damage = damage
+        self.condition = condition
+        self.incomplete = condition.incomplete
+        self.interrupted = condition.interrupted
+        self.damage = condition.damage
         self.rails = rails
         self._checksums = checksums
         self.x = RecordedStates(data, count)
@@ -212,8 +227,7 @@ class RecordingFile:
             None
             if rows is None
             else {name: np.repeat(values, each, axis=0) for name, values in rows.items()},
-            interrupted=self.interrupted,
-            damage=self.damage,
+            condition=self.condition._replace(incomplete=0),
             rails=self.rails,
         )
 
@@ -318,9 +332,7 @@ def open_recording(
             CheckedStates(file["x"], checksums, path, numbers=context is None),
             count,
             context,
-            incomplete=begun - count,
-            interrupted=marked,
-            damage=damage,
+            condition=FileCondition(begun - count, marked, damage),
             checksums=checksums,
             file=file,
         )

@@ -1,7 +1,7 @@
 """Writing a recording while it is measured: after a kill, every trajectory that `append` returned
 from is there.
 
-What HDF5 promises. Without care a killed writer leaves a file that nobody can open: the index of
+What HDF5 promises. Without care a killed writer leaves a file that cannot be opened: the index of
 the data is in the memory of the process. In single-writer mode (SWMR) metadata reach the file in an
 order that keeps it readable at every moment, and `flush` hands everything to the operating system,
 which outlives the process. So a trajectory is written and flushed first, and only then its number,
@@ -30,18 +30,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluctua.insitu.recording import event_rows, layout, ownership, texts
+from fluctua.insitu.recording import disk, event_rows, layout, ownership, texts
 from fluctua.insitu.recording.description import GROUPS, Description, table_value
-from fluctua.insitu.recording.disk import (
-    HEAD,
-    check_limit,
-    check_room,
-    expected_bytes,
-    make_folder,
-    reserve,
-    sync,
-    trajectory_bytes,
-)
 from fluctua.insitu.recording.ownership import Claim
 from fluctua.insitu.recording.reader import open_hdf5, open_recording
 
@@ -79,8 +69,8 @@ class Writer:
         self._claim = claim
         self._synced = time.monotonic()
         self._reserved = 0
-        # held: HDF5 writes what is left of a data set when the last handle goes, and nobody would
-        # hear that it failed
+        # held: HDF5 writes what is left of a data set when the last handle goes, and a failure
+        # there would not be reported
         self._data = {name: file[name] for name in ("x", "trajectory", "checksum") if name in file}
         self._data |= {
             f"context/{name}": file["context"][name] for name in description.context or {}
@@ -101,7 +91,7 @@ class Writer:
         )
         if durable:
             self._sync()
-            sync(path.parent)
+            disk.sync(path.parent)
 
     def append(self, x: Any, context: Mapping[str, Any] | None = None, events: Any = None) -> int:
         """One trajectory x (T+1, C), with its context; returns its number. It is safe when this
@@ -164,7 +154,7 @@ class Writer:
                     "trajectories are in it."
                 ) from None
             if self.durable:
-                sync(self.path)
+                disk.sync(self.path)
         self._claim.release()
 
     def _reserve(self, more: int) -> None:
@@ -176,15 +166,15 @@ class Writer:
         """
         end = self._file.id.get_filesize()
         each = (
-            trajectory_bytes(self.description, aligned=bool(self.durable))
+            disk.trajectory_bytes(self.description, aligned=bool(self.durable))
             + more
             + GROWTH
             + end // 128
         )
         if end + each > self._reserved:
             try:
-                check_limit(self.path, end + each)
-                reserve(self._file.id.get_vfd_handle(), end, each)
+                disk.check_limit(self.path, end + each)
+                disk.reserve(self._file.id.get_vfd_handle(), end, each)
             except OSError as error:
                 raise ValueError(
                     f"{self.path} cannot grow: {_reason(error)}. Its {self.count} trajectories are "
@@ -257,13 +247,13 @@ def create(
         )
     if trajectories is not None:
         freed = path.stat().st_size if path.exists() else 0
-        check_room(
+        disk.check_room(
             path,
-            expected_bytes(description, trajectories, aligned=bool(durable)),
+            disk.expected_bytes(description, trajectories, aligned=bool(durable)),
             FEWER,
             freed=freed,
         )
-    make_folder(path)
+    disk.make_folder(path)
     claim = _claimed(path)
     try:
         _begin(path, description, [], {}, durable=durable)
@@ -296,7 +286,7 @@ def save(
     path = Path(path)
     if path.exists():
         raise ValueError(f"{path} exists; choose another name, or remove it.")
-    check_room(path, expected_bytes(description, len(x)), FEWER)
+    disk.check_room(path, disk.expected_bytes(description, len(x)), FEWER)
     known = [
         _context(description, {name: leaf[j] for name, leaf in (context or {}).items()})
         for j in range(len(x))
@@ -305,7 +295,7 @@ def save(
         name: np.array([one[name] for one in known])
         for name in (description.context or {} if known else {})
     }
-    make_folder(path)
+    disk.make_folder(path)
     states = [_states(description, one) for one in x]
     each = [
         None if events is None else [np.asarray(leaf)[j] for leaf in events] for j in range(len(x))
@@ -333,9 +323,10 @@ def _begin(
         ({name: leaf[j] for name, leaf in context.items()}, one) for j, one in enumerate(states)
     ]
     try:
-        check_limit(
+        disk.check_limit(
             path,
-            expected_bytes(description, len(states)) + sum(map(event_rows.count_bytes, happened)),
+            disk.expected_bytes(description, len(states))
+            + sum(map(event_rows.count_bytes, happened)),
         )
         with h5py.File(draft, "w", **_options(durable)) as file:
             layout.write_head(file, description)
@@ -381,8 +372,10 @@ def append_to(
     try:
         description, count = _trimmed(path)
         more = max(0, (trajectories or 0) - count)
-        check_room(
-            path, expected_bytes(description, more, aligned=bool(durable)) if more else 0, FEWER
+        disk.check_room(
+            path,
+            disk.expected_bytes(description, more, aligned=bool(durable)) if more else 0,
+            FEWER,
         )
         return _growing(path, description, durable, claim)
     except BaseException:
@@ -577,19 +570,21 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
     draft = _draft(path)
     try:
         size = path.stat().st_size
-        check_room(
+        disk.check_room(
             path, size, "A table is written in a copy of the file; make room, or copy it elsewhere."
         )
-        check_limit(path, size + HEAD + 2 * sum(np.asarray(v).nbytes for v in values.values()))
+        disk.check_limit(
+            path, size + disk.HEAD + 2 * sum(np.asarray(v).nbytes for v in values.values())
+        )
         shutil.copy2(path, draft)
         _trimmed(draft)
         with h5py.File(draft, "r+", **layout.WRITING) as file:
             if name in file:
                 del file[name]
             layout.write_table(file.create_group(name), values)
-        sync(draft)
+        disk.sync(draft)
         os.replace(draft, path)
-        sync(path.parent)
+        disk.sync(path.parent)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {_reason(error)}. It is as it was.") from None
     finally:
