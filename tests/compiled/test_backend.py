@@ -91,6 +91,7 @@ def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkey
         estimator(backend="cpu").samples(jax.random.key(0), THETA, 8)
 
 
+@pytest.mark.long
 def test_what_kernels_do_not_do_is_done_by_jax(small, caplog):
     sorting = fl.Process(lambda theta, x: relaxing(theta, jnp.sort(x)), PROCESS.noise)
     estimator(sorting).samples(jax.random.key(0), THETA, 8)

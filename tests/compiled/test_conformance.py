@@ -129,6 +129,7 @@ def test_jumps_with_diffusion_in_double_precision():
         assert_equal(both(*case, context=context, baseline="optimal"), 1e-9)
 
 
+@pytest.mark.long
 def test_jumps_in_single_precision():
     with jax.enable_x64(False):
         *case, _ = events.ring_of_genes()

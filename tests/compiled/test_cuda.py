@@ -70,6 +70,7 @@ def of_the_benchmark(name, baseline, relative, **options):
         assert_alike(case, relative, **options)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kernels_of_device")
 def test_arrays_of_an_ensemble_that_jax_begins(monkeypatch):  # all kinds of rewards; a random start
     monkeypatch.setattr(cuda, "HELPERS", 0)

@@ -60,6 +60,7 @@ def test_each_half_of_a_recording_takes_the_table_of_the_other():
     np.testing.assert_allclose(flat(ours.gradient), sum(each) / 31, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_chunks_and_small_blocks_are_the_whole():
     whole = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA)
     chunks = [part(0, 5), part(5, 20), part(20, 31)]
@@ -105,6 +106,7 @@ def test_the_halves_go_with_an_initial_baseline_that_looks_across():
     np.testing.assert_allclose(flat(mixed.gradient), np.concatenate(each).mean(axis=0), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_kernels_serve_optimal_and_carried():
     reference = SMALL.estimator("jax", baseline="optimal")(KEY, COUPLED, 40)
     ours = SMALL.estimator("cpu", baseline="optimal", dtype="float64")(KEY, COUPLED, 40)

@@ -286,6 +286,7 @@ def test_yardsticks_need_a_simulator():
         fl.reference.spsa(OBJECTIVE, fl.simulator(PROCESS, jnp.zeros(2), T), step=0.0)
 
 
+@pytest.mark.long
 def test_comparison_needs_two_samples_of_each():
     run = fl.simulator(PROCESS, jnp.zeros(2), T)
     with pytest.raises(

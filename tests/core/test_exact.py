@@ -93,6 +93,7 @@ def test_recorded(key, make, kind):
         assert (np.abs(flat(the.exact_gradient)) / flat(estimate.stderr)).min() > 8
 
 
+@pytest.mark.long
 def test_drift_score_recorded(key):
     the = without_noise_parameters(multiplicative, "fixed")
     assert_agrees(recorded(key, the, score=fluctua.scores.drift_score), the)
@@ -127,6 +128,7 @@ def test_noise_as_products_and_diffusion_as_products_are_the_noise_matrix():
         np.testing.assert_allclose(flat(score), flat(scores[0]), rtol=1e-10)
 
 
+@pytest.mark.long
 def test_a_prepared_start_that_depends_on_theta_but_not_on_chance(key):
     # X₀ = mean: the limit spread → 0 of the Gaussian start, which has no density.
     whole = problem(ornstein_uhlenbeck, "fade part")

@@ -194,6 +194,7 @@ def test_a_step_at_other_parameters():
     assert step_at("heun", None) == "heun"
 
 
+@pytest.mark.long
 def test_a_twin_takes_the_step_of_what_it_explains():
     plain = CASES["heun"]._replace(integrator="euler")
     run = fl.simulator(plain, START, T, integrator="heun")
@@ -239,6 +240,7 @@ def test_estimates_against_exact_gradients(name, baseline):
     assert np.abs(z).max() < tolerance(z.size), z
 
 
+@pytest.mark.long
 def test_recorded_trajectories_have_the_score_of_their_step():
     process = CASES["heun"]
     paths = fl.simulator(process, START, T)(jax.random.key(4), SPIRAL, 4000)

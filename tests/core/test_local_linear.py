@@ -52,6 +52,7 @@ def test_score_is_that_of_euler_for_short_steps():
     np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.long
 def test_nonlinear_mean_has_its_second_order():
     """E[X_Δ] of dX = −X³dt + σdW: the generator gives x + Lx Δ + L²x Δ²/2, L = μ∂ + Q∂²; Euler
     stops at Δ.

@@ -119,7 +119,6 @@ def test_unchanged_it_is_the_estimator_of_the_library():
     np.testing.assert_allclose(flat(estimate.second_moment), (each**2).mean(axis=0), rtol=1e-9)
 
 
-@pytest.mark.long
 def test_unchanged_it_is_accepted():
     assert accepted(z_of(parts(), fluctua.baselines.none()))
     assert accepted(z_of(parts(), fluctua.baselines.optimal()))

@@ -88,6 +88,7 @@ def test_noise_wrong_by_ten_gave_a_confident_wrong_gradient():
     assert ratio == pytest.approx(100, rel=0.01)
 
 
+@pytest.mark.long
 def test_numbers_beyond_single_precision_are_wrong():
     """v = 1e20 and more: squares of squares overflow float32, and an infinite error excused
     every unit.
@@ -159,6 +160,7 @@ def test_a_record_that_begins_late_is_seen_by_its_start():
     assert examine_batch(COUPLED, THETA, whole, start=STARTS).residuals.cause == ""
 
 
+@pytest.mark.long
 def test_noise_that_is_not_known_is_that_of_the_trajectories():
     batch = examine_batch(noise(1.5), THETA, DATA, known_noise=False)
     assert batch.residuals.cause == ""

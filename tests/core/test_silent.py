@@ -159,6 +159,7 @@ def test_what_has_no_score_is_refused_by_name(key):
         fl.ppgt(fl.simulator(DIAGONAL, moving, T), ENERGY)(key, THETA, 10)
 
 
+@pytest.mark.long
 def test_local_linearisation_of_a_bent_drift_with_a_parameter_of_the_noise():
     """The score of one kick against differences of ln p; a root of its Q has no derivative."""
 

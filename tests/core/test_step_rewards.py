@@ -32,6 +32,7 @@ def test_streamed(key, baseline):
     assert_exact(the.estimator(baseline=baseline)(key, the.theta, E), the)
 
 
+@pytest.mark.long
 def test_reparameterised_starts(key):
     the = problem(driven_rotor, "fade part")  # displaced at first and then no longer
     assert_exact(the.estimator(baseline="twin")(key, the.theta, E), the)
@@ -69,6 +70,7 @@ def test_recorded_is_streamed(key, name):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_recorded_halves(key):
     """The default for recordings, each half with the mean return-to-go of the other."""
     the = problem(driven_rotor)
@@ -124,6 +126,7 @@ def test_pathwise_reference(key):
     assert_exact(fl.reference.pathwise(the.objective, the.simulator)(key, the.theta, E), the)
 
 
+@pytest.mark.long
 def test_evaluate(key):
     the = problem(driven_rotor)
     for system in (the.simulator, lambda key, theta, count: the.simulator(key, theta, count)):

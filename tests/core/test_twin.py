@@ -91,6 +91,7 @@ def test_unbiased_on_recordings(key):
     assert np.abs(z).max() < tolerance(z.size), z
 
 
+@pytest.mark.long
 def test_unbiased_with_another_process_for_a_twin(key):
     # A twin that knows of no force and no feed, and has the wrong noise: not much of a twin.
     the = problem(non_normal)
@@ -100,6 +101,7 @@ def test_unbiased_with_another_process_for_a_twin(key):
     assert np.abs(z).max() < tolerance(z.size), z
 
 
+@pytest.mark.long
 def test_drift_score(key):
     the = without_noise_parameters(multiplicative, "fixed")
     twin = fl.Twin(off(0.05), order=2, batch=2000)

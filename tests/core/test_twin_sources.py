@@ -37,6 +37,7 @@ def test_streamed_equals_recorded_equals_chunked(name):
     same(recorded, chunked)
 
 
+@pytest.mark.long
 def test_a_substrate_that_is_not_a_simulator():
     box = lambda key, theta, count: RUN(key, theta, count)
     twin = TWINS["first order"]
@@ -95,6 +96,7 @@ def test_a_noiseless_simulation_has_nothing_to_correct():
     assert np.abs(parts.mean_lambda).max() < 1e-13
 
 
+@pytest.mark.long
 def test_a_large_state_without_a_terminal_reward_in_single_precision():
     # S_T = 0 is then known to the compiler, and a product with it once came out as what happened to
     # be in memory.

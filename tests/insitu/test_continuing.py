@@ -214,6 +214,7 @@ def test_errors_of_network_traces_cover(tmp_path):
     assert np.mean(z**2) > 0.3
 
 
+@pytest.mark.long
 def test_hidden_channels_leave_the_others_as_they_are(tmp_path):
     answers = {}
     for name, observe in (("all", None), ("some", [1, 2])):
@@ -332,6 +333,7 @@ def test_commands_take_a_single_trace(trace, model):
     assert numbers["stretches"]["effective"] > 500
 
 
+@pytest.mark.long
 def test_a_trace_that_drifts_is_named(tmp_path, trace, model):
     ramp = np.linspace(0, 1, 40_001)[:, None]
     refused = run(

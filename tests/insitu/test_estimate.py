@@ -221,6 +221,7 @@ def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
     ).max() > 5  # and not lost in its error
 
 
+@pytest.mark.long
 def test_stretches_that_do_not_begin_empty_have_no_filter(tmp_path):
     theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, train=("omega", "kappa"))
     head = insitu.files.describe(TASK, theta, observe=[1, 2, 3, 4], seed=4, dtype="complex128")

@@ -142,6 +142,7 @@ def test_what_is_forgotten_counts_for_less():
     assert np.abs(away).max() < 0.02
 
 
+@pytest.mark.long
 def test_trajectories_are_kept_until_a_gaussian_describes_them(monkeypatch):
     few = calibrate("drift", measure("drift", 1.0, 0, 1, 4))
     assert "kept_0_0" in few.state

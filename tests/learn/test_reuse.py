@@ -318,6 +318,7 @@ def geared_trap():
     )
 
 
+@pytest.mark.long
 def test_parameters_of_the_noise_are_refused_by_name():
     old = {"k": jnp.array(1.0), "sigma": jnp.array(0.5)}
     process = geared_trap()

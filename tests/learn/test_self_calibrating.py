@@ -469,6 +469,7 @@ def best_of(phi, k):
     return slope / bend, bend
 
 
+@pytest.mark.long
 def test_training_recovers_from_a_jump(tmp_path):
     """Regret after the jump is what the new calibration's error allows: ½ (∂²J/∂b∂φ · δφ)²/A,
     δφ of its posterior.
@@ -505,6 +506,7 @@ def test_training_recovers_from_a_jump(tmp_path):
     assert lost > 20 * tolerance(1) ** 2 * allowed
 
 
+@pytest.mark.long
 def test_another_task_keeps_what_is_known(tmp_path):
     """The model of a schedule is asked from its call on, also after a kill; the calibration
     goes on.

@@ -278,6 +278,7 @@ def test_state_goes_on_where_it_was():
         np.testing.assert_array_equal(flat(a), flat(b))
 
 
+@pytest.mark.long
 def test_the_carried_table_is_used():
     seen = []
 

@@ -221,6 +221,7 @@ def test_bad_input_is_named(key):
         bin_events(T, [[0.1, 5.0]], [[0, 0]], [[1.0], [-1.0]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "death", [lambda x: 4 - x, lambda x: 1 / jnp.abs(4 - x)], ids=["negative", "infinite"]
 )
@@ -244,6 +245,7 @@ def test_a_process_that_explodes_ends(key, monkeypatch, backend):
         )
 
 
+@pytest.mark.long
 def test_states_in_single_precision_on_a_grid_in_double(key):
     """The float32 next to 0.7 lies below it: a step that waits for 0.7 itself would never end."""
     with jax.enable_x64(True):

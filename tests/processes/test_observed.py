@@ -279,6 +279,7 @@ def test_everything_observed_exactly_is_the_process_itself(key):
         np.testing.assert_allclose(seen.gradient[name], plain.gradient[name], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.long
 def test_parameters_whose_components_are_all_observed_have_the_score_of_full_observation(key):
     """Component 2 is hidden; a[0] acts on component 0, whose drift sees 0 and 1 alone."""
     start = jnp.array([0.5, 0.0, -0.2])

@@ -172,6 +172,7 @@ def cascade(key, steps):
     return steady_record(CASCADE, PUSH, DT, 2, key, steps)
 
 
+@pytest.mark.long
 def test_a_slow_mode_with_a_small_share_of_the_reward_sizes_the_window(key):
     """The reward forgets within 0.7, and the mode that the parameter excites within 2/0.2 (1 +
     2Σρ of a decay).

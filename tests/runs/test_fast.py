@@ -49,6 +49,7 @@ def test_the_quadratic_term_is_refused_with_modulation():
         build(apply_changes(CONFIG, {"baseline.rank": 8, "task.sigma_kappa": 0.2}))
 
 
+@pytest.mark.long
 def test_backends_train_with_the_same_twin():
     """JAX and the CPU kernel see the same noise and the same twin; their λ̄ differ, so the
     direct parts are compared.

@@ -215,6 +215,7 @@ def escalated(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_escalation_rewinds_and_goes_on(escalated):
     rows = history.read(escalated / "history.csv")
     events = [row for row in rows if row.event]
@@ -399,6 +400,7 @@ def test_a_branch_goes_on_from_where_another_run_stands(finished, tmp_path):
     assert [row.J for row, _ in runs.resume(tmp_path / "branch")] == [row.J for row in expected]
 
 
+@pytest.mark.long
 def test_a_branch_with_another_ensemble_by_command(finished, tmp_path):
     done = invoke(
         "train",

@@ -27,6 +27,7 @@ def silent():
     )
 
 
+@pytest.mark.long
 def test_the_dark_run_takes_away_exactly_the_noise():
     value, gradient = silent()
     guarded, slopes = exact.value_and_gradient(

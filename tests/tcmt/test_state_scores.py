@@ -55,6 +55,7 @@ def estimator_of(task, **options):
     return fl.SelfCalibrating(model, Device(task, hidden), effective, START, spread, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sigma_kappa", [0.0, 0.2])
 def test_a_device_is_the_simulator_at_its_true_parameters(sigma_kappa):
     task = task_of(sigma_kappa)
@@ -224,6 +225,7 @@ def test_noise_of_the_readout_is_taken_off(sample_every):
     assert worst[0.0] > 6
 
 
+@pytest.mark.long
 def test_losses_take_the_general_path():
     task = task_of()
     of = lambda theta, phi: {**hidden(theta), "gamma": jnp.full(SITES, 0.02) * phi}

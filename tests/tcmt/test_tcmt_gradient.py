@@ -355,6 +355,7 @@ def test_stability_is_the_spectrum_of_the_propagator():
         ) is stable
 
 
+@pytest.mark.long
 def test_stability_sees_the_lab_frame():
     rotating, lab = (
         stability(transmission(paper(), frame=frame), {}) for frame in ("rotating", "lab")

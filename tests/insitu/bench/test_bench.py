@@ -382,6 +382,7 @@ def test_connections_are_limited_and_come_free_again(port):
         pytest.fail("closed connections still count")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", [b"\n", b"*CLS\n"])
 def test_a_flood_does_not_keep_others_out(port, message, monkeypatch):
     """A megabyte on each of all connections: commands would take minutes to carry out."""

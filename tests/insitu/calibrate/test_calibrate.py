@@ -324,6 +324,7 @@ def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     assert np.abs(z).max() < tolerance(len(z))
 
 
+@pytest.mark.long
 def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
     """Site 1 is driven by site 0, which nobody sees: its residual is drift, and tells nothing
     of noise.

@@ -127,6 +127,7 @@ def test_a_reward_of_both_ends_of_a_step_is_corrected():
     assert corrected.running is None
 
 
+@pytest.mark.long
 def test_a_reward_that_bends_within_the_noise_is_named(noisy):
     """P(X_T > 0) has no second derivative to correct with; of 10x⁴ the fourth leaves 30s⁴."""
     steep = fl.Objective(terminal=lambda th, x: jnp.where(x[0] > 0, 1.0, 0.0) + 0 * th["k"])

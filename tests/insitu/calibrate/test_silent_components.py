@@ -67,6 +67,7 @@ def z_of(fit, theta=THETA):
 FAR_OFF = {"k": jnp.array(1.0), "friction": jnp.array(0.0)}
 
 
+@pytest.mark.long
 def test_drift_and_noise_of_the_noisy_row_from_euler_steps(key):
     """The position's residual is zero to rounding: nothing divides by it."""
     data = euler_steps(0.02, 200, 150, key)

@@ -267,6 +267,7 @@ def zero_blocks_of_heap(path):
     return lines
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [1, 2])
 def test_no_zeroed_block_of_a_heap_hangs(tmp_path, version):
     """Free space of length 0 is stepped over for ever by HDF5."""

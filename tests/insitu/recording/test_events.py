@@ -112,6 +112,7 @@ def test_a_killed_writer_loses_one_trajectory_at_most(tmp_path, data):
         assert channel.shape[2] == np.max(np.sum(np.asarray(data.events.channel)[:8] >= 0, axis=2))
 
 
+@pytest.mark.long
 def test_random_sizes_between_which_the_state_moves(tmp_path, key):
     size = RandomJump(
         sample=lambda key, th, x, t, c, i: th["m"] + jax.random.normal(key, (1,)),

@@ -192,6 +192,7 @@ def test_of_two_that_append_one_is_told(path):
         assert r.count == 20 + done
 
 
+@pytest.mark.long
 def test_a_file_open_elsewhere_is_named(path):
     with h5py.File(path):
         child = python(HOLDS, path)
@@ -302,6 +303,7 @@ for limit in range(60_000, 700_000, 79_000):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["foreseen", "unforeseen"])
 def test_what_is_limited_says_so_and_loses_nothing(tmp_path, how):
     """`ulimit -f`, seen before a write; and as on file systems where only the write itself
@@ -421,6 +423,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.long
 def test_a_torn_page_of_a_dead_writer_is_named_at_once(tmp_path):
     """In single-writer mode HDF5 would read the page again for minutes, as if its writer were
     about to mend it.
