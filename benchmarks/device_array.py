@@ -2,7 +2,7 @@
 --devices 4` measured.
 
 for seed in 3 13 23; do
-    fluctua insitu demo --devices 4 --seed $seed --iterations 60 --trajectories 120 --out
+    fluctua insitu demo --set devices=4 --seed $seed --iterations 60 --trajectories 120 --out
     runs/array-$seed cp runs/array-$seed/array.csv results/array/seed-$seed.csv
 done
 python benchmarks/device_array.py

@@ -5,7 +5,7 @@ measured trajectories.
     as RUNS/bench_0/J.csv python benchmarks/insitu_unknown.py --table RUNS/bench_*                 #
     results/insitu/unknown.csv, .txt and .png
 
-A training is `fluctua virtual-bench` and `fluctua insitu train --calibration training` with the
+A training is `fluctua virtual-bench` and `fluctua insitu --calibration training` with the
 options below. J of the settings is simulated with the hidden parameters at the age of the bench,
 with trajectories that are not counted."""
 

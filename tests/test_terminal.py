@@ -14,8 +14,10 @@ from fluctua.core.words import escape_controls
 
 MODEL = """
 import jax.numpy as jnp, fluctua as fl
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(lambda th, x: -x, noise=lambda th, x: jnp.array([1.0, 1.0]))
 objective = fl.Objective(running=lambda th, x: x[0] ** 2)
+model = RecordingModel(process, objective)
 """
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
@@ -46,8 +48,8 @@ def test_names_do_not_steer_the_terminal(tmp_path, monkeypatch):
     (tmp_path / f"run{ESCAPE}").mkdir()
     for words in (
         ("inspect", name),
-        ("estimate", name, "--model", f"model{ESCAPE}.py"),
-        ("estimate", name, "--model", f"model{ESCAPE}.py", "--params", f"none{ESCAPE}"),
+        ("estimate", name, "--model", f"model{ESCAPE}.py:model"),
+        ("estimate", name, "--model", f"model{ESCAPE}.py:model", "--params", f"none{ESCAPE}"),
         ("convert", name, f"out{ESCAPE}.nc"),
         ("plot", f"run{ESCAPE}"),
         ("evaluate", f"run{ESCAPE}"),

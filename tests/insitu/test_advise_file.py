@@ -21,8 +21,10 @@ THETA = {"a": jnp.array([0.3, -0.2])}
 T = np.linspace(0, 1, 51)
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(lambda th, x: th['a'] - x, lambda th, x: 0.5 * jnp.ones(2))
 objective = fl.Objective(terminal=lambda th, x: jnp.sum(x))
+model = RecordingModel(process, objective)
 """
 
 
@@ -188,7 +190,7 @@ def recording(tmp_path_factory):
 
 def invoke(folder, *options):
     return CliRunner().invoke(
-        app, ["advise", str(folder / "r.nc"), "--model", str(folder / "model.py"), *options]
+        app, ["advise", str(folder / "r.nc"), "--model", f"{folder / 'model.py'}:model", *options]
     )
 
 
@@ -220,7 +222,7 @@ def test_the_command_in_words(recording):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sigma-w", "0.1"], "a recording has the noise that it has"),
+        (["--set", "sigma_w=0.1"], "a recording has the noise that it has"),
         (["--score", "exact"], "one of auto, euler, local-linear"),
     ],
 )

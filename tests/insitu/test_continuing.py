@@ -29,11 +29,13 @@ OBJECTIVE = fl.Objective(running=SQUARE)
 MODEL = insitu.files.RecordingModel(PROCESS, OBJECTIVE, THETA)
 SOURCE = """
 import fluctua as fl, jax.numpy as jnp
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(
     lambda th, x: jnp.stack([-th["k"] * x[0] + th["c"] * x[1], -th["c"] * x[0] - x[1] + 0.4]),
     lambda th, x: jnp.array([0.5, 0.7]),
 )
 objective = fl.Objective(running=lambda th, x: x[0] ** 2 + x[0])
+model = RecordingModel(process, objective)
 """
 
 
@@ -61,7 +63,7 @@ def trace(tmp_path_factory):
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "model.py"
     path.write_text(SOURCE)
-    return path
+    return f"{path}:model"
 
 
 def run(*arguments):
@@ -296,7 +298,9 @@ def test_commands_take_a_single_trace(trace, model):
     assert alone.exit_code == 2
     assert "1 complete trajectories" in alone.stderr
     assert "--continuing" in alone.stderr
-    done = run("estimate", trace.path, "--model", model, "--continuing", "--window", "4", "--json")
+    done = run(
+        "estimate", trace.path, "--model", model, "--continuing", "--set", "window=4", "--json"
+    )
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     z = [(answer["gradient"][n] - float(exact()[n])) / answer["stderr"][n] for n in THETA]
@@ -307,8 +311,8 @@ def test_commands_take_a_single_trace(trace, model):
     assert "independent samples" in shown.stdout
     assert "batches)" in shown.stdout
     for wrong, fact in (
-        (("--window", "4"), "--continuing"),
-        (("--continuing", "--window", "soon"), "soon"),
+        (("--set", "window=4"), "--continuing"),
+        (("--continuing", "--set", "window=soon"), "soon"),
     ):
         refused = run("estimate", trace.path, "--model", model, *wrong)
         assert refused.exit_code == 2
@@ -318,7 +322,9 @@ def test_commands_take_a_single_trace(trace, model):
     assert calibrated.exit_code == 0, calibrated.output
     numbers = json.loads(calibrated.stdout)["files"][0]
     assert numbers["stretches"]["count"] * numbers["stretches"]["length"] <= 2000
-    text = run("calibrate", trace.path, "--model", model, "--no-bias", "--continuing").stdout
+    text = run(
+        "calibrate", trace.path, "--model", model, "--set", "bias=false", "--continuing"
+    ).stdout
     assert "RECORD" in text
     assert "stretches" in text
 
@@ -343,12 +349,12 @@ def test_a_trace_that_drifts_is_named(tmp_path, trace, model):
     assert "Record for longer" in refused.stderr
     assert "component" in refused.stderr.split("not in a steady state")[1]
     path = save(tmp_path / "drift.nc", trace.x[:] + 0.2 * ramp)
-    done = run("estimate", path, "--model", model, "--continuing", "--window", "4")
+    done = run("estimate", path, "--model", model, "--continuing", "--set", "window=4")
     assert done.exit_code == 0, done.output
     assert "not in a steady state" in done.stderr
     assert (
         run(
-            "estimate", path, "--model", model, "--continuing", "--window", "4", "--strict"
+            "estimate", path, "--model", model, "--continuing", "--set", "window=4", "--strict"
         ).exit_code
         == 1
     )
@@ -358,16 +364,18 @@ def test_a_trace_that_drifts_is_named(tmp_path, trace, model):
 def test_record_settles_on_the_command_line(tmp_path):
     path = tmp_path / "trace.nc"
     options = [
-        "--lattice",
-        "1x2",
-        "--horizon",
-        "600",
-        "--dt",
-        "0.05",
+        "--set",
+        "lattice.rows=1",
+        "--set",
+        "lattice.columns=2",
+        "--set",
+        "task.horizon=600",
+        "--set",
+        "task.dt=0.05",
         "--settle",
         "20",
-        "--chi-std",
-        "0",
+        "--set",
+        "start.chi_std=0",
     ]
     made = run("record", path, *options, "--trajectories", "1")
     assert made.exit_code == 0, made.output

@@ -204,7 +204,7 @@ def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
         task, theta, observe=[1, 4], seed=4, dtype="complex128", observation_noise=0.2
     )
     assert list(insitu.files.record(path, task, head, 3000))[-1] == 3000
-    done = CliRunner().invoke(app, ["estimate", str(path), "--observation-noise", "0.2", "--json"])
+    done = CliRunner().invoke(app, ["estimate", str(path), "--set", "readout_noise=0.2", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["score"] == "filter"
@@ -320,16 +320,18 @@ def test_record_inspect_estimate_from_the_command_line(tmp_path):
     options = [
         "record",
         path,
-        "--lattice",
-        "1x3",
-        "--horizon",
-        "1",
-        "--dt",
-        "0.01",
+        "--set",
+        "lattice.rows=1",
+        "--set",
+        "lattice.columns=3",
+        "--set",
+        "task.horizon=1",
+        "--set",
+        "task.dt=0.01",
         "--every",
         "2",
-        "--sigma-kappa",
-        "0.1",
+        "--set",
+        "task.sigma_kappa=0.1",
     ]
     first = run.invoke(app, [*options, "--trajectories", "3"])
     assert first.exit_code == 0, first.output
@@ -337,7 +339,9 @@ def test_record_inspect_estimate_from_the_command_line(tmp_path):
     assert again.exit_code == 2
     assert "exists. Append" in again.output
     assert run.invoke(app, [*options, "--trajectories", "8", "--append"]).exit_code == 0
-    other = run.invoke(app, [*options, "--trajectories", "9", "--append", "--sigma-w", "0.4"])
+    other = run.invoke(
+        app, [*options, "--trajectories", "9", "--append", "--set", "task.sigma_w=0.4"]
+    )
     assert "recorded with another network" in other.output
     whole = str(tmp_path / "w.nc")
     assert (
@@ -367,15 +371,17 @@ def test_estimate_with_a_model_file(tmp_path, recording):
         "import fluctua as fl, jax.numpy as jnp\n"
         "process = fl.Process(lambda th, x: -th['k'] * x, lambda th, x: 0.5 * jnp.ones(2))\n"
         "objective = fl.Objective(terminal=lambda th, x: x[0])\n"
+        "from fluctua.insitu.files import RecordingModel\n"
+        "model = RecordingModel(process, objective)\n"
     )
     done = CliRunner().invoke(
-        app, ["estimate", str(recording.path), "--model", str(model), "--json"]
+        app, ["estimate", str(recording.path), "--model", f"{model}:model", "--json"]
     )
     assert done.exit_code == 0, done.output
     assert set(json.loads(done.stdout)["gradient"]) == {"k", "c"}
     bare = CliRunner().invoke(app, ["estimate", str(recording.path)])
-    assert "--model FILE.py" in bare.output
-    first, again = (insitu.files.load_model(recording, model).process for _ in range(2))
+    assert "--model FILE.py:NAME" in bare.output
+    first, again = (insitu.files.load_model(recording, f"{model}:model").process for _ in range(2))
     assert first is again  # what was compiled for one recording serves the next
     model.write_text(model.read_text().replace("0.5", "0.25"))
-    assert insitu.files.load_model(recording, model).process is not first
+    assert insitu.files.load_model(recording, f"{model}:model").process is not first

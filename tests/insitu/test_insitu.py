@@ -468,7 +468,7 @@ def test_going_on_after_a_kill(tmp_path):
     environment = environment_to_die_in(tmp_path, JAX_ENABLE_X64="0")
 
     def command(*words):
-        return [sys.executable, "-m", "fluctua", "insitu", "train", *map(str, words)]
+        return [sys.executable, "-m", "fluctua", "insitu", *map(str, words)]
 
     with server.background(bench) as port:
         words = (
@@ -479,10 +479,10 @@ def test_going_on_after_a_kill(tmp_path):
             1000,
             "--trajectories",
             20,
-            "--probes",
-            2,
-            "--points",
-            21,
+            "--set",
+            "probes=2",
+            "--set",
+            "points=21",
         )
         process = subprocess.Popen(command(*words), env=environment, stdout=subprocess.DEVNULL)
         rows = folder / "history.csv"

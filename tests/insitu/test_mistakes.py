@@ -14,8 +14,10 @@ from fluctua.cli.app import app
 
 MODEL = """
 import jax.numpy as jnp, fluctua as fl
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(lambda th, x: -th["k"] * x, noise=lambda th, x: jnp.array([1.0, 1.0]))
 objective = fl.Objective(running=lambda th, x: x[0] ** 2)
+model = RecordingModel(process, objective)
 """
 
 
@@ -45,30 +47,30 @@ def message_of(*arguments):
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        (("--params", "k.npz", "--parameter", "k[3]"), "there is no 'k[3]'; parameters are k"),
+        (("--params", "k.npz", "--set", "parameter=k[3]"), "there is no 'k[3]'; parameters are k"),
         (
-            ("--params", "k.npz", "--observation-noise", "-1"),
+            ("--params", "k.npz", "--set", "readout_noise=-1"),
             "standard deviation, 0 or more; got -1",
         ),
         (("--params", "other.npz"), "looks for 'k'; there is foo"),
         (("--params", "note.txt"), "is not an .npz"),
         (("--params", "none.npz"), "there is no file"),
         (
-            ("--params", "k.npz", "--noise", "bogus"),
+            ("--params", "k.npz", "--set", "noise=bogus"),
             "`noise` must be one of auto, file, nominal; got 'bogus'",
         ),
     ],
 )
 def test_estimate_names_what_is_wrong(folder, monkeypatch, options, answer):
     monkeypatch.chdir(folder)
-    assert answer in message_of("estimate", "r.npz", "--model", "model.py", *options)
+    assert answer in message_of("estimate", "r.npz", "--model", "model.py:model", *options)
 
 
 def test_a_model_that_does_not_run_is_named_with_the_line(folder):
     estimate = ("estimate", folder / "r.npz", "--params", folder / "k.npz", "--model")
-    assert "SyntaxError, line 5" in message_of(*estimate, folder / "typo.py")
-    assert "ZeroDivisionError, line 5: division by zero" in message_of(
-        *estimate, folder / "fails.py"
+    assert "SyntaxError, line 7" in message_of(*estimate, f"{folder}/typo.py:model")
+    assert "ZeroDivisionError, line 7: division by zero" in message_of(
+        *estimate, f"{folder}/fails.py:model"
     )
 
 
@@ -79,7 +81,7 @@ def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
         "--params",
         folder / "k.npz",
         "--model",
-        folder / "model.py",
+        f"{folder}/model.py:model",
         "--out",
     ]
     done = CliRunner().invoke(app, [*map(str, estimate), str(tmp_path / "g")])
@@ -91,9 +93,9 @@ def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        (("--bits", "40"), "`bits` of a bench must be 4 to 16; got 40"),
-        (("--readout", "-1"), "`readout` of a bench must be 0 or more; got -1.0"),
-        (("--lattice", "1x1"), "2 to 400 resonators; 1 x 1 was asked for"),
+        (("--set", "bits=40"), "`bits` of a bench must be 4 to 16; got 40"),
+        (("--set", "readout_noise=-1"), "`readout` of a bench must be 0 or more; got -1.0"),
+        (("--set", "rows=1", "--set", "columns=1"), "2 to 400 resonators; 1 x 1 was asked for"),
     ],
 )
 def test_a_bench_that_cannot_be_says_why(options, answer):
@@ -110,23 +112,23 @@ def test_a_bench_that_is_off_is_asked_about_on_every_kind_of_line(folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert "switched on?" in message_of(
-        "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new"
+        "insitu", f"tcp://127.0.0.1:{port}", "--out", folder / "new"
     )
     assert "positive number of seconds" in message_of(
-        "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--timeout", "-1"
+        "insitu", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--set", "timeout=-1"
     )
     pytest.importorskip("pyvisa_py")
     assert "switched on?" in message_of(
-        "insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new"
+        "insitu", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new"
     )
 
 
 def test_resuming_refuses_options_it_would_not_follow(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({}))
     answer = message_of(
-        "insitu", "train", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal"
+        "insitu", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal"
     )
-    assert "--trajectories, --baseline cannot be changed with --resume" in answer
+    assert "--trajectories, --baseline: cannot be changed with --resume" in answer
 
 
 def test_folders_that_cannot_take_a_run(folder):
@@ -175,7 +177,7 @@ def test_what_cannot_be_calibrated_is_named(folder, command, name, states, sente
         command,
         folder / f"{name}.npz",
         "--model",
-        folder / "model.py",
+        f"{folder}/model.py:model",
         "--params",
         folder / "k.npz",
     )
@@ -190,9 +192,9 @@ READERS = {
     "convert": ("convert", "{}", "out.nc"),
     "evaluate": ("evaluate", "{}"),
     "train": ("train", "{}"),
-    "params": ("gradient", "--params", "{}"),
-    "params of a recording": ("estimate", "r.npz", "--model", "model.py", "--params", "{}"),
-    "model": ("estimate", "r.npz", "--params", "k.npz", "--model", "{}"),
+    "params": ("estimate", "demo", "--params", "{}"),
+    "params of a recording": ("estimate", "r.npz", "--model", "model.py:model", "--params", "{}"),
+    "model": ("estimate", "r.npz", "--params", "k.npz", "--model", "{}:model"),
     "record": ("record", "out.nc", "--params", "{}"),
 }
 
@@ -208,11 +210,14 @@ def test_what_never_ends_is_not_read(folder, tmp_path, monkeypatch, command, kin
     if kind == "pipe":
         path = tmp_path / "pipe"
         os.mkfifo(path)
-    words = [str(path) if word == "{}" else word for word in READERS[command]]
+    if command == "model":
+        (tmp_path / "link.py").symlink_to(path)
+        path = tmp_path / "link.py"
+    words = [word.replace("{}", str(path)) for word in READERS[command]]
     assert f"{path} is a {kind}" in message_of(*words).replace("\n", "")
 
 
 def test_a_run_that_is_a_pipe_is_no_folder(tmp_path):
     os.mkfifo(tmp_path / "run")
-    for words in (("plot",), ("watch",), ("train", "--resume"), ("insitu", "train", "--resume")):
+    for words in (("plot",), ("watch",), ("train", "--resume"), ("insitu", "--resume")):
         assert "there is no" in message_of(*words, tmp_path / "run")

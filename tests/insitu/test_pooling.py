@@ -93,8 +93,10 @@ def test_the_command_pools(files, tmp_path):
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
 objective = fl.Objective(terminal=lambda th, x: x[0])
+model = RecordingModel(process, objective)
 """
 
 
@@ -120,7 +122,7 @@ def traps(tmp_path_factory):
         folder / "bare_60.nc", insitu.files.Description(t, ("x",), settings={"laser": 60.0}), x
     )
     (folder / "none.py").write_text(MODEL)
-    (folder / "k1.py").write_text(MODEL + 'theta = {"k": jnp.array(1.0)}\n')
+    (folder / "k1.py").write_text(MODEL + 'model = model._replace(theta={"k": jnp.array(1.0)})\n')
     np.savez(folder / "k1.npz", k=1.0)
     return folder
 
@@ -131,7 +133,7 @@ def invoke(folder, command, names, *options):
 
 @pytest.mark.parametrize("command", ["estimate", "calibrate", "advise"])
 def test_a_model_does_not_override_the_parameters_of_a_recording(traps, command):
-    done = invoke(traps, command, ["2.nc"], "--model", str(traps / "k1.py"))
+    done = invoke(traps, command, ["2.nc"], "--model", f"{traps / 'k1.py'}:model")
     assert done.exit_code == 2
     words = " ".join(done.output.split())
     assert "`k` is 2.0 in" in words
@@ -144,17 +146,19 @@ def test_a_model_that_agrees_with_its_recording_is_read(traps):
     """
     answers = [
         json.loads(
-            invoke(traps, "estimate", ["1.nc"], "--model", str(traps / model), "--json").stdout
+            invoke(
+                traps, "estimate", ["1.nc"], "--model", f"{traps / model}:model", "--json"
+            ).stdout
         )
         for model in ("k1.py", "none.py")
     ]
     assert answers[0]["gradient"] == answers[1]["gradient"]
     with insitu.files.open(traps / "bare.nc") as recording:
-        assert insitu.files.load_model(recording, traps / "k1.py").theta == {"k": 1.0}
+        assert insitu.files.load_model(recording, f"{traps / 'k1.py'}:model").theta == {"k": 1.0}
 
 
 @pytest.mark.parametrize(
-    "options", [["--model", "k1.py"], ["--model", "none.py", "--params", "k1.npz"]]
+    "options", [["--model", "k1.py:model"], ["--model", "none.py:model", "--params", "k1.npz"]]
 )
 def test_four_settings_are_not_pooled(traps, options):
     options = [str(traps / option) if "." in option else option for option in options]
@@ -173,10 +177,10 @@ def test_other_actuators_are_not_pooled(traps):
     with pytest.raises(
         ValueError, match=r"`laser` is 50\.0 in .*bare_50\.nc and 60\.0 in .*bare_60\.nc"
     ):
-        estimate_files(files, EstimateOptions(model=traps / "k1.py"))
+        estimate_files(files, EstimateOptions(model=f"{traps / 'k1.py'}:model"))
     assert (
         estimate_files(
-            [files[0], traps / "bare.nc"], EstimateOptions(model=traps / "k1.py")
+            [files[0], traps / "bare.nc"], EstimateOptions(model=f"{traps / 'k1.py'}:model")
         ).result.estimate.count
         == 80
     )

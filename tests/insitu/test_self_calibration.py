@@ -145,15 +145,15 @@ def test_the_command_line_takes_it(tmp_path):
     with server.background(Bench(SHEET)) as port:
         words = [
             "insitu",
-            "train",
             f"tcp://127.0.0.1:{port}",
             "--out",
             str(tmp_path / "run"),
-            "--points",
-            "101",
+            "--set",
+            "points=101",
         ]
         done = CliRunner().invoke(
-            app, [*words, "--calibration", "training", "--iterations", "2", "--memory", "20"]
+            app,
+            [*words, "--calibration", "training", "--iterations", "2", "--set", "forget_after=20"],
         )
     assert done.exit_code == 0, done.output
     assert "4 trajectories" in done.output

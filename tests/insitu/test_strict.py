@@ -14,8 +14,10 @@ from fluctua.cli.app import app
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: {noise} * jnp.ones(2))
 objective = fl.Objective(terminal=lambda th, x: jnp.sum(x**2))
+model = RecordingModel(process, objective)
 """
 THETA = {"k": jnp.array(0.8)}
 T = np.linspace(0, 1, 51)
@@ -40,7 +42,7 @@ def folder(tmp_path_factory):
 
 def run(folder, command, file, model, *options):
     return CliRunner().invoke(
-        app, [command, str(folder / file), "--model", str(folder / model), *options]
+        app, [command, str(folder / file), "--model", f"{folder / model}:model", *options]
     )
 
 
@@ -66,7 +68,7 @@ def test_a_file_of_another_model_is_noticed(folder, command, file, model):
 def test_the_numbers_are_in_the_json(folder):
     done = CliRunner().invoke(
         app,
-        ["estimate", str(folder / "r.nc"), "--model", str(folder / "loud.py"), "--json"],
+        ["estimate", str(folder / "r.nc"), "--model", f"{folder / 'loud.py'}:model", "--json"],
         catch_exceptions=False,
     )
     residuals = json.loads(done.stdout)["residuals"]

@@ -105,7 +105,16 @@ def test_fig1_needs_runs_or_tables(tmp_path):
 def test_the_command_draws_what_there_is_and_says_what_is_missing(folder, tmp_path):
     done = CliRunner().invoke(
         app,
-        ["reproduce", "fig1", "--runs", str(folder), "--out", str(tmp_path), "--trajectories", "2"],
+        [
+            "reproduce",
+            "fig1",
+            "--runs",
+            str(folder),
+            "--out",
+            str(tmp_path),
+            "--set",
+            "trajectories=2",
+        ],
     )
     assert done.exit_code == 0, done.output
     assert str(tmp_path / "fig1.pdf") in done.output

@@ -140,7 +140,7 @@ def test_the_middle_of_a_training_is_where_half_of_its_gain_is(tmp_path):
 def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("fig2")
     done = CliRunner().invoke(
-        app, ["reproduce", "fig2", "--quick", "--out", str(out), "--backend", "cpu"]
+        app, ["reproduce", "fig2", "--quick", "--out", str(out), "--set", "backend=cpu"]
     )
     assert done.exit_code == 0, done.output
     return out, done.output
@@ -175,14 +175,14 @@ def test_a_panel_that_is_there_is_not_measured_again(measured):
     assert (out / "summary.txt").read_text() in text
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("panel_*.csv.gz")}
     (out / "panel_d.csv.gz").unlink()
-    quick = ["reproduce", "fig2", "--quick", "--out", str(out), "--backend", "cpu"]
+    quick = ["reproduce", "fig2", "--quick", "--out", str(out), "--set", "backend=cpu"]
     done = CliRunner().invoke(app, quick)
     assert done.exit_code == 0
     assert "panel d: 21,000 trajectories" in done.output
     assert "panel a: 10" not in done.output
     after = {path.name: path.stat().st_mtime_ns for path in out.glob("panel_*.csv.gz")}
     assert [name for name in before if before[name] != after[name]] == ["panel_d.csv.gz"]
-    done = CliRunner().invoke(app, [*quick, "--seed", "1"])
+    done = CliRunner().invoke(app, [*quick, "--set", "seed=1"])
     assert done.exit_code == 2
     assert "was measured with seed = 0, not 1" in done.output
 
@@ -213,9 +213,9 @@ def test_the_figure_is_drawn_from_its_tables(measured, tmp_path):
     ("arguments", "message"),
     [
         ([], "--runs is missing"),
-        (["--quick", "--trajectories", "2500"], "multiple of 2,000"),
-        (["--quick", "--backend", "tpu"], '"auto", "cpu" or "cuda"'),
-        (["--quick", "--site", "12"], "one of 0 … 11"),
+        (["--quick", "--set", "trajectories=2500"], "multiple of 2,000"),
+        (["--quick", "--set", "backend=tpu"], '"auto", "cpu" or "cuda"'),
+        (["--quick", "--set", "site=12"], "one of 0 … 11"),
         (["--runs", "nowhere"], "no runs in nowhere"),
     ],
 )

@@ -107,6 +107,9 @@ def test_as_many_trajectories_as_advised_give_the_error_asked_for(advice):
     assert np.mean(got) == pytest.approx(0.2**2, rel=0.7)
 
 
+PILOT = ("--set", "pilot=600", "--set", "backend=cpu")
+
+
 def invoke(*arguments):
     return CliRunner().invoke(app, ["advise", *map(str, arguments)])
 
@@ -117,17 +120,17 @@ def small(tmp_path):
         'preset = "demo"\n[lattice]\nrows = 2\ncolumns = 3\n[task]\nhorizon = 4.0\ndt = 1e-2\n'
     )
     np.savez(tmp_path / "theta.npz", **{n: np.asarray(v) for n, v in THETA.items()})
-    return tmp_path / "theta.npz"
+    return [tmp_path / "config.toml", "--params", tmp_path / "theta.npz"]
 
 
 @pytest.mark.long
 def test_the_command_for_people_and_programs(small):
-    done = invoke(small, "--pilot", 600, "--rate", 1000, "--error", 0.3, "--backend", "cpu")
+    done = invoke(*small, *PILOT, "--rate", 1000, "--error", 0.3)
     assert done.exit_code == 0, done.output
     for words in ("recommended", "as it is", "at 1000 Hz", "not measured here"):
         assert words in done.output
     assert "…" not in done.output  # nothing is cut off
-    done = invoke(small, "--pilot", 600, "--trajectories", 500, "--json", "--backend", "cpu")
+    done = invoke(*small, *PILOT, "--trajectories", 500, "--json")
     report = json.loads(done.output)
     assert report["recommended"]["trajectories"] == 500
     assert (
@@ -143,12 +146,12 @@ def test_the_command_for_people_and_programs(small):
     [
         (["--error", 0.1, "--trajectories", 10], "give one of them"),
         (["--error", 0], "--error must be positive"),
-        (["--backend", "tpu"], '"auto", "cpu" or "cuda"'),
-        (["--sigma-w", 0.5], "two amplitudes"),
+        (["--set", "backend=tpu"], '"auto", "cpu" or "cuda"'),
+        (["--set", "sigma_w=0.5"], "two amplitudes"),
     ],
 )
 def test_what_is_wrong_is_said(arguments, message, small):
-    done = invoke(small, *arguments)
+    done = invoke(*small, *arguments)
     assert done.exit_code == 2
     assert message in done.output
 

@@ -71,7 +71,7 @@ def test_an_edited_configuration_is_noticed_by_every_command_that_computes_with_
     path.write_text(path.read_text().replace(*edit, 1))
     for arguments in (
         ("evaluate", run_copy),
-        ("evaluate", run_copy / "final.npz"),
+        ("estimate", run_copy),
         ("train", "--resume", run_copy),
         ("train", "--from", run_copy, "--out", tmp_path / "branch"),
     ):
@@ -350,7 +350,18 @@ def test_parameters_from_files_that_do_not_hold_them(finished, tmp_path):
     np.save(tmp_path / "one.npy", np.ones(6))
     np.savez(tmp_path / "complex.npz", omega=np.ones(6) + 1j)
     (tmp_path / "cut.npz").write_bytes((finished / "final.npz").read_bytes()[:100])
-    lattice = ["--lattice", "2x3", "--horizon", 0.5, "--dt", 0.005, "--trajectories", 8]
+    lattice = [
+        "--set",
+        "lattice.rows=2",
+        "--set",
+        "lattice.columns=3",
+        "--set",
+        "task.horizon=0.5",
+        "--set",
+        "task.dt=0.005",
+        "--trajectories",
+        8,
+    ]
     for name, fact in (
         ("one.npy", "one array without a name"),
         ("complex.npz", "complex128"),
@@ -358,8 +369,8 @@ def test_parameters_from_files_that_do_not_hold_them(finished, tmp_path):
     ):
         shutil.copy(finished / "config.toml", tmp_path / "config.toml")
         for words in (
-            ["gradient", *lattice, "--params", tmp_path / name],
-            ["evaluate", tmp_path / name],
+            ["estimate", "paper", *lattice, "--params", tmp_path / name],
+            ["evaluate", tmp_path / "config.toml", "--params", tmp_path / name],
         ):
             done = invoke(*words)
             assert done.exit_code == 2, done.output

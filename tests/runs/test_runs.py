@@ -305,7 +305,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert f"Go on with: fluctua train --resume {folder}" in " ".join(output.split())
+    assert f"Continue with: fluctua train --resume {folder}" in " ".join(output.split())
     done = len(history.read(folder / "history.csv"))
     assert (
         int(checkpoint.read(checkpoint.list_checkpoints(folder / "checkpoints")[-1])["row"]) == done
@@ -330,7 +330,7 @@ def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
-    assert f"Go on with: fluctua train --resume {folder}" in " ".join(printed.split())
+    assert f"Continue with: fluctua train --resume {folder}" in " ".join(printed.split())
     assert len(history.read(folder / "history.csv")) == 3
     assert (folder / "final.npz").exists()
 
@@ -427,8 +427,8 @@ def test_a_branch_with_another_ensemble_by_command(finished, tmp_path):
         "train",
         "--from",
         finished,
-        "--optimiser",
-        "paper",
+        "--set",
+        "optimiser.rule=paper",
         "--iterations",
         14,
         "--out",
@@ -525,15 +525,17 @@ def test_evaluate_command(finished):
     assert [m["dt"] for m in measurements] == [5e-3, 2.5e-3]
     quiet = invoke(
         "evaluate",
+        finished,
+        "--params",
         finished / "final.npz",
         "--trajectories",
         8,
-        "--sigma-w",
-        0,
-        "--sigma-kappa",
-        0.1,
-        "--dt",
-        0.01,
+        "--set",
+        "task.sigma_w=0",
+        "--set",
+        "task.sigma_kappa=0.1",
+        "--set",
+        "task.dt=0.01",
         "--json",
     )
     (only,) = json.loads(quiet.output)
@@ -543,7 +545,7 @@ def test_evaluate_command(finished):
 
 def test_evaluate_command_says_what_is_wrong(finished, tmp_path):
     shutil.copy(finished / "final.npz", tmp_path / "lonely.npz")
-    done = invoke("evaluate", tmp_path / "lonely.npz")
+    done = invoke("evaluate", "paper", "--params", tmp_path / "lonely.npz")
     assert done.exit_code == 2
     assert "`omega` must have shape (143,) for this lattice; got (6,)" in done.output
     assert "no final.npz" in invoke("evaluate", tmp_path).output
@@ -554,19 +556,22 @@ def test_plot_command_and_help(run_copy):
     assert done.exit_code == 0, done.output
     assert (run_copy / "figures" / "learning.pdf").exists()
     assert "not the folder of a run" in invoke("plot", run_copy / "checkpoints").output
-    shown = invoke("train", "paper", "--sigma-kappa", "0.2", "--show").output
+    shown = invoke("train", "paper", "--set", "task.sigma_kappa=0.2", "--show").output
     assert "sigma_kappa = 0.2" in shown
 
 
-def test_gradient_command_reads_the_final_parameters(finished):
+def test_estimate_command_reads_the_final_parameters(finished):
     done = invoke(
-        "gradient",
-        "--lattice",
-        "2x3",
-        "--horizon",
-        0.5,
-        "--dt",
-        0.005,
+        "estimate",
+        "paper",
+        "--set",
+        "lattice.rows=2",
+        "--set",
+        "lattice.columns=3",
+        "--set",
+        "task.horizon=0.5",
+        "--set",
+        "task.dt=0.005",
         "--trajectories",
         8,
         "--params",
@@ -574,17 +579,25 @@ def test_gradient_command_reads_the_final_parameters(finished):
     )
     assert done.exit_code == 0, done.output
     longer = invoke(
-        "gradient",
-        "--lattice",
-        "2x3",
-        "--horizon",
-        0.5,
-        "--dt",
-        0.05,
-        "--step",
-        "heun",
+        "estimate",
+        "paper",
+        "--set",
+        "lattice.rows=2",
+        "--set",
+        "lattice.columns=3",
+        "--set",
+        "task.horizon=0.5",
+        "--set",
+        "task.dt=0.05",
+        "--set",
+        "task.integrator=heun",
         "--trajectories",
         8,
     )
     assert "Δt = 0.05 (heun)" in longer.output
-    assert "binned baseline" in invoke("gradient", "--step", "heun", "--baseline", "binned").output
+    assert (
+        "binned baseline"
+        in invoke(
+            "estimate", "paper", "--set", "task.integrator=heun", "--baseline", "binned"
+        ).output
+    )

@@ -215,17 +215,31 @@ def test_unstable_steps_are_warned_about_before_the_run():
 def invoke(*arguments):
     return CliRunner().invoke(
         app,
-        ["gradient", "--lattice", "2x3", "--horizon", "0.2", "--trajectories", "40", *arguments],
+        [
+            "estimate",
+            "paper",
+            "--set",
+            "lattice.rows=2",
+            "--set",
+            "lattice.columns=3",
+            "--set",
+            "task.horizon=0.2",
+            "--trajectories",
+            "40",
+            *arguments,
+        ],
     )
 
 
-def test_gradient_command_as_json(tmp_path):
+def test_estimate_of_a_network_as_json(tmp_path):
     network = tcmt.rectangular(2, 3)
     theta = {"omega": np.full(6, 0.1), "kappa": np.linspace(0.5, 1.5, 7), "chi": np.zeros(6)}
     np.savez(tmp_path / "theta.npz", **theta)
     outputs = {}
     for backend in ("cpu", "jax"):
-        done = invoke("--params", str(tmp_path / "theta.npz"), "--backend", backend, "--json")
+        done = invoke(
+            "--params", str(tmp_path / "theta.npz"), "--set", f"backend={backend}", "--json"
+        )
         assert done.exit_code == 0, done.output
         outputs[backend] = json.loads(done.output)
     report = outputs["cpu"]
@@ -234,7 +248,15 @@ def test_gradient_command_as_json(tmp_path):
         == network.bonds.tolist()
         == [[0, 1], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [4, 5]]
     )
-    assert set(report) == {"J", "J_stderr", "bonds", "gradient", "stderr", "seconds"}
+    assert set(report) == {
+        "J",
+        "J_stderr",
+        "trajectories",
+        "bonds",
+        "gradient",
+        "stderr",
+        "seconds",
+    }
     for part in ("gradient", "stderr"):
         for name, size in (("omega", 6), ("kappa", 7), ("chi", 6)):
             assert len(report[part][name]) == size
@@ -244,7 +266,7 @@ def test_gradient_command_as_json(tmp_path):
             )
 
 
-def test_gradient_command_for_people():
+def test_estimate_of_a_network_for_people():
     done = invoke()
     assert done.exit_code == 0
     assert "2x3 lattice: 6 resonators, 7 bonds" in done.output
@@ -255,22 +277,22 @@ def test_gradient_command_for_people():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lattice", "4"], "rows x columns, such as 11x13; got '4'"),
-        (["--backend", "tpu"], '"jax", "cpu" or "cuda"; got \'tpu\''),
+        (["--set", "lattice.rows=0"], "lattice.rows"),
+        (["--score", "euler"], "--score: for recordings"),
         (["--baseline", "median"], "no baseline 'median'"),
-        (["--dt", "0.03"], "whole number of steps"),
+        (["--set", "task.dt=0.03"], "whole number of steps"),
         (["--trajectories", "1"], "at least 2; got 1"),
-        (["--sigma-w", "0"], "singular"),
+        (["--set", "task.sigma_w=0"], "task.sigma_w"),
         (["--params", "nowhere.npz"], "cannot be read"),
     ],
 )
-def test_gradient_command_says_what_is_wrong(arguments, message):
+def test_estimate_of_a_network_says_what_is_wrong(arguments, message):
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert message in done.output
 
 
-def test_gradient_command_refuses_parameters_of_another_lattice(tmp_path):
+def test_estimate_of_a_network_refuses_parameters_of_another_lattice(tmp_path):
     np.savez(tmp_path / "theta.npz", kappa=np.ones(5))
     done = invoke("--params", str(tmp_path / "theta.npz"))
     assert done.exit_code == 2

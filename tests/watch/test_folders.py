@@ -9,7 +9,7 @@ import pytest
 from fluctua.store import course, history
 from fluctua.store.history import Row
 from fluctua.watch import folders
-from fluctua.watch.folders import Library, Unreadable, thinned
+from fluctua.watch.folders import RunLibrary, UnreadableRun, thinned
 from watched import Growing
 
 
@@ -22,7 +22,7 @@ def only(library):
     not os.path.exists("/proc/locks"), reason="who holds a lock is read from /proc/locks, Linux's"
 )
 def test_states(tmp_path):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.begin()
     run.grow(3)
     assert (only(library)["state"], only(library)["iteration"]) == ("running", 2)
@@ -35,7 +35,7 @@ def test_states(tmp_path):
 
 
 def test_looking_leaves_everything_as_it_is(tmp_path):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(12)
     run.incident("dropped", "line went")
     seen = lambda: {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
@@ -48,7 +48,7 @@ def test_looking_leaves_everything_as_it_is(tmp_path):
 
 
 def test_a_history_that_is_cut_back_is_read_again(tmp_path):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(30)
     number = only(library)["number"]
     assert library.history(number)["columns"]["iteration"][-1] == 29
@@ -61,7 +61,7 @@ def test_a_history_that_is_cut_back_is_read_again(tmp_path):
 
 
 def test_signal_of_each_family(tmp_path):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(4)
     columns = library.history(only(library)["number"])["columns"]
     sites = run.network.sites
@@ -81,7 +81,7 @@ def test_thinning_keeps_ends_and_peaks():
 
 def test_long_histories_leave_thin_and_few_are_held(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "HELD", 2)
-    library = Library([tmp_path])
+    library = RunLibrary([tmp_path])
     for name in "abc":
         run = Growing(tmp_path / name)
         with open(run.place.history, "a") as file:
@@ -107,41 +107,41 @@ def test_nothing_outside_is_read(tmp_path):
     (run.place.path / "summary.txt").symlink_to(outside.place.settings)
     run.place.parameters.unlink()
     run.place.parameters.symlink_to(outside.place.parameters)
-    library = Library([inside])
+    library = RunLibrary([inside])
     assert [line["name"] for line in library.overview()] == ["a"]
     number = only(library)["number"]
     assert "summary.txt" not in library.details(number)["texts"]
-    with pytest.raises(Unreadable, match="parameters.h5"):
+    with pytest.raises(UnreadableRun, match="parameters.h5"):
         library.parameters(number)
 
 
 def test_links_within_hdf5_are_not_followed(tmp_path):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(6)
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["data"] = np.zeros(3)
     with h5py.File(run.place.parameters, "a") as file:
         file["foreign"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "data")
-    with pytest.raises(Unreadable, match="foreign"):
+    with pytest.raises(UnreadableRun, match="foreign"):
         library.parameters(only(library)["number"])
 
 
 @pytest.mark.parametrize("damage", [b"", b"no table\n", b"row,iteration\n1,2\n", bytes(range(256))])
 def test_damaged_files_are_named(tmp_path, damage):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(3)
     number = only(library)["number"]
     run.place.history.write_bytes(damage)
     run.place.parameters.write_bytes(damage)
     library.overview()
-    with pytest.raises(Unreadable, match="history.csv"):
+    with pytest.raises(UnreadableRun, match="history.csv"):
         library.history(number)
-    with pytest.raises(Unreadable, match="parameters.h5"):
+    with pytest.raises(UnreadableRun, match="parameters.h5"):
         library.parameters(number)
 
 
 def test_own_processes_have_courses(tmp_path):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(3)
     theta = {"k": np.array(1.0), "w": np.zeros((2, 2))}
     course.create(run.place.parameters, theta, "aa")
@@ -157,11 +157,11 @@ def test_own_processes_have_courses(tmp_path):
 
 def test_a_folder_that_is_not_there():
     with pytest.raises(ValueError, match="no folder nowhere"):
-        Library([__import__("pathlib").Path("nowhere")])
+        RunLibrary([__import__("pathlib").Path("nowhere")])
 
 
 def test_instruments_are_read_from_their_table(tmp_path):
-    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(12)
     number = only(library)["number"]
     assert library.devices(number) == {"iterations": [], "devices": []}
@@ -184,5 +184,5 @@ def test_instruments_are_read_from_their_table(tmp_path):
     assert long["iterations"][-1] == run.count - 1
     assert len(long["devices"]) == folders.DEVICES
     (run.place.path / "devices.csv").write_text("row,1 J\n0,zero\n")
-    with pytest.raises(Unreadable, match="devices.csv"):
+    with pytest.raises(UnreadableRun, match="devices.csv"):
         library.devices(number)

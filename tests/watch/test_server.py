@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fluctua.cli.app import app as commands
 from fluctua.watch import server
-from fluctua.watch.folders import Library, Unreadable
+from fluctua.watch.folders import RunLibrary, UnreadableRun
 from watched import Growing
 
 pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
@@ -125,16 +125,16 @@ def test_what_a_file_declares_is_not_read_blindly(run, name, shape, chunks):
     else:
         declare(run.place.parameters, name, shape, chunks)
     assert run.place.parameters.stat().st_size < 2**22
-    library = Library([run.place.path.parent])
+    library = RunLibrary([run.place.path.parent])
     number = library.overview()[0]["number"]
-    with pytest.raises(Unreadable, match=f"{name}.*too large"):
+    with pytest.raises(UnreadableRun, match=f"{name}.*too large"):
         library.parameters(number)
 
 
 def test_many_arrays_are_too_large_together(run, monkeypatch):
     monkeypatch.setattr("fluctua.watch.folders.MOST_NUMBERS", 20)  # omega 12, chi 12, kappa 17
-    library = Library([run.place.path.parent])
-    with pytest.raises(Unreadable, match="more than 20 parameters"):
+    library = RunLibrary([run.place.path.parent])
+    with pytest.raises(UnreadableRun, match="more than 20 parameters"):
         library.parameters(library.overview()[0]["number"])
 
 

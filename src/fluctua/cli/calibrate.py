@@ -1,4 +1,4 @@
-"""`fluctua calibrate`."""
+"""`fluctua calibrate`: drift, noise and gains from recordings."""
 
 from __future__ import annotations
 
@@ -6,60 +6,58 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from fluctua.cli.common import (
     EXPECTED,
+    FILE_KEYS,
     AsJson,
-    Interval,
+    Continuing,
     Map,
-    ModelFile,
+    ModelCode,
     ParamsFile,
-    Rate,
-    Scale,
     Strict,
+    complete_npz,
     fail,
-    npz_file,
-    opened,
-    parameters,
-    plain,
-    precision,
-    refuse_if,
+    open_file,
+    read_params,
     say,
+    set_precision,
+    to_json,
+    warn_of_residuals,
 )
+from fluctua.cli.settings import Key, Keys, Settings, read_settings
+
+CALIBRATE_KEYS: Keys = {
+    **FILE_KEYS,
+    "bias": Key(bool, "examine the residuals and their effect on the gradient (true)"),
+}
 
 
 def calibrate(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="recordings; several, at other settings, give gains"),
+        typer.Argument(metavar="FILE", help="Recordings; several, at other settings, give gains"),
     ],
-    model: ModelFile = None,
+    model: ModelCode = None,
     params: ParamsFile = None,
-    transition: Annotated[
-        str, typer.Option(help="euler, or local-linear for samples far apart")
-    ] = "euler",
-    continuing: Annotated[
-        bool,
+    score: Annotated[
+        str,
         typer.Option(
-            "--continuing", help="one long record of a steady state, or a few: cut into stretches"
+            help="Score whose transition is fitted: euler, or local-linear for samples far apart"
         ),
-    ] = False,
-    bias: Annotated[
-        bool, typer.Option(help="examine the residuals and what they do to the gradient")
-    ] = True,
-    map_: Map = None,
-    dt: Interval = None,
-    rate: Rate = None,
-    scale: Scale = None,
+    ] = "euler",
+    continuing: Continuing = False,
+    places: Map = None,
+    settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(help="write the measured parameters to this .npz, for --params")
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Write the measured parameters to this file"),
     ] = None,
     write: Annotated[
         bool,
         typer.Option(
-            "--write", help="keep noise and drift in FILE itself, where estimate finds them"
+            "--write", help="Keep noise and drift in FILE itself, where estimate finds them"
         ),
     ] = False,
     strict: Strict = False,
@@ -67,7 +65,8 @@ def calibrate(
 ) -> None:
     """Measure drift, noise and actuator gains from recordings.
 
-    Says whether the model can be trusted with a gradient: what its errors would add to one.
+    Also examines what the errors of the model would add to a gradient, and so whether it can be
+    trusted with one.
     """
     from rich.console import Console
 
@@ -79,28 +78,28 @@ def calibrate(
     status = Console(stderr=True).status("opening")
     report: dict[str, Any] = {"files": []}
     fits: list[Any] = []
-    settings: list[Any] = []
+    actuators: list[Any] = []
     guards: list[Any] = []
     try:
-        if out is not None:
-            out = npz_file(out)
+        keys = read_settings(settings, CALIBRATE_KEYS)
+        out = complete_npz(out)
         with status:
             for file in files:
-                with opened(file, map_, dt, rate, scale) as recording:
-                    precision(recording.description.dtype)
-                    m = load_model(recording, model, parameters(params))
+                with open_file(file, places, keys) as recording:
+                    set_precision(recording.description.dtype)
+                    m = load_model(recording, model, read_params(params))
                     calibration = run(
                         recording,
                         m,
-                        transition=transition,
-                        bias=bias and len(files) == 1,
+                        transition=score,
+                        bias=keys.get("bias", True) and len(files) == 1,
                         continuing=continuing,
                         progress=lambda text: status.update(f"{file}: {text}"),  # noqa: B023
                     )
                     components = recording.description.components
                     kind = recording.kind
                     count = recording.count
-                    settings.append(dict(recording.description.settings))
+                    actuators.append(dict(recording.description.settings))
                 fits.append(calibration.fit)
                 guards.append(calibration.guard)
                 report["files"].append(
@@ -113,26 +112,26 @@ def calibrate(
                 if write:
                     _write(file, kind, calibration, count)
             gains: Any = None
-            knobs = len(files) > 1 and are_knobs(settings, fits)
-            if len(files) > 1 and any(settings):
-                gains = knob_gains(settings, fits) if knobs else actuator_gains(settings, fits)
+            knobs = len(files) > 1 and are_knobs(actuators, fits)
+            if len(files) > 1 and any(actuators):
+                gains = knob_gains(actuators, fits) if knobs else actuator_gains(actuators, fits)
         if out is not None:
             _save(out, calibration.fit, m.theta)
     except EXPECTED as error:
         fail(str(error))
     if as_json:
-        say(json.dumps(plain({**report, "gains": gains})))
-        refuse_if(strict, *guards)
+        say(json.dumps(to_json({**report, "gains": gains})))
+        warn_of_residuals(strict, *guards)
         return
     if write:
-        say(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--noise, --theta).")
+        say(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--set noise, theta).")
     if gains is not None:
         say(describe_knobs(gains) if knobs else describe_gains(gains))
     elif len(files) > 1:
-        say("no gains: the files do not say what the actuators were set to (`settings`).")
+        say("no gains: the files do not hold the settings of the actuators (`settings`).")
     if out is not None:
         say(f"measured parameters: {out}. Next: fluctua estimate {files[-1]} --params {out}")
-    refuse_if(strict, *guards)
+    warn_of_residuals(strict, *guards)
 
 
 def _numbers(calibration: Any) -> dict[str, Any]:
@@ -169,7 +168,9 @@ def _numbers(calibration: Any) -> dict[str, Any]:
 
 
 def _save(out: Path, fit: Any, theta: Any) -> None:
-    """Of what was fitted, the parameters that the model has, where the data determine them."""
+    """Write the fitted parameters of the model, where the data determine them."""
+    import numpy as np
+
     values: dict[str, Any] = {}
     for name, value in theta.items():
         if name in fit.theta:

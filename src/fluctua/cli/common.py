@@ -1,36 +1,67 @@
-"""What the commands share, and those on recordings."""
+"""What the commands share: messages, options with one name each, progress bars, JSON."""
 
 from __future__ import annotations
 
 import inspect
-import re
+import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
-import numpy as np
 import typer
 
+from fluctua.cli.settings import Key, Keys, describe_keys
 from fluctua.core.words import escape_controls
 from fluctua.store.files import require_file
 
 if TYPE_CHECKING:
     from fluctua.core.likelihood.guard import Residuals
     from fluctua.insitu.recording.reader import RecordingFile
+    from fluctua.runs.config import Config
     from fluctua.tcmt import Task
 
 EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
-"""Errors that say by themselves what is wrong and what to do; anything else is a bug and shows its
-trace.
-"""
-
+"""Errors that explain themselves; any other is a bug and shows its trace."""
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+PRESET = "demo, fast, unknown, isolation, paper, paper-quick"
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else")]
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers")]
+Trajectories = Annotated[int, typer.Option(min=1, help="Number of trajectories")]
+ParamsFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.npz", help="Parameters that take the place of the source's own"),
+]
+ModelCode = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:NAME",
+        help="Model of a system that is no network: an object with `process` and `objective`",
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with status 1 if the recording contradicts the model")
+]
+Map = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="NAME=PLACE",
+        help="Where another program's file keeps a quantity, such as x=Data/psi; may be repeated",
+    ),
+]
+Continuing = Annotated[
+    bool, typer.Option("--continuing", help="The file is one long record of a steady state")
+]
+FILE_KEYS: Keys = {
+    "dt": Key(float, "interval between samples, for a file without times"),
+    "scale": Key(str, "units per count for integer samples, 0.01, or one per channel, 0.01,0.02"),
+}
 
 
 def say(text: object, **style: Any) -> None:
@@ -42,153 +73,122 @@ def say(text: object, **style: Any) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """What is wrong, on stderr, and exit status 2."""
+    """Print what is wrong on stderr and exit with status 2."""
     say(f"fluctua: {message}", err=True, fg=typer.colors.RED)
     raise typer.Exit(2)
 
 
-def paragraphs(command: Callable[..., Any] | None) -> str:
-    """The docstring of a command with one line a paragraph, which a terminal of any width
-    breaks where it has to.
-    """
+def note(message: object) -> None:
+    """Print a remark on stderr."""
+    say(f"note: {message}", err=True, fg=typer.colors.YELLOW)
+
+
+def help_text(command: Callable[..., Any], keys: Keys | None = None) -> str:
+    """The docstring of a command, one line per paragraph, and the keys of its `--set`."""
     text = inspect.getdoc(command) or ""
-    return "\n\n".join(" ".join(part.split("\n")) for part in text.split("\n\n"))
+    parts = [" ".join(part.split("\n")) for part in text.split("\n\n")]
+    if keys:
+        parts.append(describe_keys(keys))
+    return "\n\n".join(parts)
 
 
-# ------------------------------------------------------------------------- commands on a lattice
+def refuse_options(context: typer.Context, allowed: Collection[str], reason: str) -> None:
+    """Raise `ValueError` for options on the command line that would be ignored.
+
+    allowed: names of parameters that are heeded. reason: why the others are not.
+    """
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.param_type_name == "option"
+        and parameter.name is not None
+        and parameter.name not in allowed
+        and getattr(context.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise ValueError(f"{', '.join(given)}: {reason}")
 
 
-Size = Annotated[str, typer.Option(help="rows x columns, leads on opposite corners")]
-Horizon = Annotated[float, typer.Option(help="T, in units of 1 / coupling")]
-TimeStep = Annotated[float, typer.Option(help="time step")]
-SigmaW = Annotated[float, typer.Option(help="noise amplitude of every open channel")]
-SigmaKappa = Annotated[float, typer.Option(help="amplitude of the antagonistic modulation")]
-ChiSpread = Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")]
-Seed = Annotated[
-    int, typer.Option(help="of the noise, the modulation and the initial Kerr coefficients")
-]
-
-
-def lattice_start(
-    lattice: str,
-    horizon: float,
-    dt: float,
-    sigma_w: float,
-    sigma_kappa: float,
-    chi_std: float,
-    seed: int,
-    step: str = "euler",
-) -> tuple[Task, dict[str, Any], Any]:
-    """The task of the options, its initial parameters, and the key of the noise."""
-    import jax
-
-    from fluctua import tcmt
-
-    network = tcmt.rectangular(*lattice_size(lattice), sigma_w=sigma_w)
-    task = tcmt.transmission(
-        network, horizon=horizon, dt=dt, sigma_kappa=sigma_kappa, integrator=step
-    )
-    k_start, k_run = jax.random.split(jax.random.key(seed))
-    return task, tcmt.initial_parameters(k_start, network, chi_std=chi_std), k_run
-
-
-def lattice_size(text: str) -> tuple[int, int]:
-    """`11x13` as (11, 13)."""
-    match = re.fullmatch(r"\s*(\d+)\s*[xX×]\s*(\d+)\s*", text)
-    if not match:
-        raise ValueError(f"--lattice is rows x columns, such as 11x13; got {text!r}.")
-    return int(match[1]), int(match[2])
-
-
-def free_folder(name: str) -> Path:
-    """runs/NAME-1, or the first that does not exist."""
+def find_free_folder(name: str) -> Path:
+    """Return runs/NAME-1, or the first that does not exist."""
     number = 1
     while (folder := Path("runs") / f"{name}-{number}").exists():
         number += 1
     return folder
 
 
-# ------------------------------------------------------------------------- commands on recordings
+# ------------------------------------------------------------------------------ simulated networks
 
 
-ParamsFile = Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")]
-ModelFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="a Python file with `process` and `objective`, for other systems than networks"
-    ),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")]
-FOREIGN = "Files of other programs"
-Map = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--map", help="NAME=PLACE in a foreign file; may be repeated", rich_help_panel=FOREIGN
-    ),
-]
-Interval = Annotated[
-    float | None,
-    typer.Option(
-        "--dt", help="interval of the samples, if the file has no times", rich_help_panel=FOREIGN
-    ),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        "--rate", help="in place of --dt: samples a unit of time", rich_help_panel=FOREIGN
-    ),
-]
-Scale = Annotated[
-    str | None,
-    typer.Option(
-        "--scale",
-        help="units a count, for integer samples; or one a channel",
-        rich_help_panel=FOREIGN,
-    ),
-]
+def is_simulated(source: str) -> bool:
+    """Whether a source is a preset, a TOML file or the folder of a run."""
+    from fluctua.runs.config import PRESETS
+
+    return source in PRESETS or source.endswith(".toml") or Path(source).is_dir()
 
 
-def opened(
-    file: Path,
-    map_: list[str] | None = None,
-    dt: float | None = None,
-    rate: float | None = None,
-    scale: str | None = None,
-    *,
-    damaged: bool = False,
+def configure(source: str, settings: dict[str, Any]) -> Config:
+    """The configuration of a preset, a TOML file or a run's folder, with changed settings."""
+    from fluctua.runs.config import apply_changes, find_config, load_unedited
+
+    folder = Path(source)
+    if folder.suffix == ".npz" and folder.is_file():
+        raise ValueError(
+            f"{source} holds parameters and no settings: give it with --params, and as the source "
+            "a preset, a TOML file or the folder of a run."
+        )
+    if not folder.is_dir():
+        return apply_changes(find_config(source), settings)
+    if not (folder / "final.npz").exists():
+        raise ValueError(
+            f"{folder} has no final.npz: it is not a run folder, or its training never stopped."
+        )
+    return apply_changes(load_unedited(folder / "config.toml"), settings)
+
+
+def initial_theta(task: Task, config: Config, seed: int) -> dict[str, Any]:
+    """Parameters at which the training of a configuration starts."""
+    import jax
+
+    from fluctua import tcmt
+
+    start, _ = jax.random.split(jax.random.key(seed))
+    return tcmt.initial_parameters(start, task.network, chi_std=config.start.chi_std)
+
+
+# -------------------------------------------------------------------------------------- recordings
+
+
+def open_file(
+    file: Path, places: list[str] | None, settings: dict[str, Any], *, damaged: bool = False
 ) -> RecordingFile:
-    """The file as the options say."""
+    """Open a recording or another program's file, as `--map` and `--set` describe it."""
     from fluctua.insitu.recording.reader import open_recording
 
     return open_recording(
-        file, mapping(map_), dt=interval(dt, rate), scale=factors(scale), damaged=damaged
+        file,
+        parse_places(places),
+        dt=settings.get("dt"),
+        scale=parse_scale(settings.get("scale")),
+        damaged=damaged,
     )
 
 
-def interval(dt: float | None, rate: float | None) -> float | None:
-    """The time between two samples from `--dt` or `--rate`."""
-    if dt is not None and rate is not None:
-        raise ValueError("--dt and --rate are two ways to say one thing: give one of them.")
-    if rate is None:
-        return dt
-    if not rate > 0:
-        raise ValueError(f"--rate must be positive; got {rate:g}.")
-    return 1 / rate
-
-
-def factors(scale: str | None) -> float | list[float] | None:
-    """`--scale 0.01` as a number, `--scale 0.01,0.02` as one for each channel."""
+def parse_scale(scale: str | None) -> float | list[float] | None:
+    """Read `0.01` as a number, `0.01,0.02` as one for each channel."""
+    if scale is None:
+        return None
     try:
-        each = None if scale is None else [float(word) for word in scale.split(",")]
+        each = [float(word) for word in scale.strip("[]").split(",")]
     except ValueError:
         raise ValueError(
-            f"--scale is a number, or one for each channel, 0.01,0.02; got {scale!r}."
+            f"--set scale takes a number, or one per channel, 0.01,0.02; got {scale!r}."
         ) from None
-    return each[0] if each and len(each) == 1 else each
+    return each[0] if len(each) == 1 else each
 
 
-def mapping(texts: list[str] | None) -> dict[str, str]:
-    """`--map x=Data/psi` as {"x": "Data/psi"}."""
+def parse_places(texts: list[str] | None) -> dict[str, str]:
+    """Read `--map x=Data/psi` as {"x": "Data/psi"}."""
     places = {}
     for text in texts or []:
         name, equals, where = text.partition("=")
@@ -200,8 +200,10 @@ def mapping(texts: list[str] | None) -> dict[str, str]:
     return places
 
 
-def parameters(path: Path | None) -> dict[str, np.ndarray] | None:
-    """θ from an .npz."""
+def read_params(path: Path | None) -> dict[str, Any] | None:
+    """θ from an .npz file."""
+    import numpy as np
+
     if path is None:
         return None
     wanted = (
@@ -220,8 +222,8 @@ def parameters(path: Path | None) -> dict[str, np.ndarray] | None:
         raise ValueError(f"--params: {path} cannot be read ({error}); {wanted}.") from None
 
 
-def refuse_if(strict: bool, *residuals: Residuals | None) -> None:
-    """Say on stderr that residuals are not the noise of the model; with `strict` exit 1."""
+def warn_of_residuals(strict: bool, *residuals: Residuals | None) -> None:
+    """Print on stderr that residuals are not the noise of the model; with `strict` exit 1."""
     wrong = [one for one in residuals if one is not None and one.cause]
     for one in wrong:
         say(f"→ the file is not of this model: {one!r}", err=True, fg=typer.colors.YELLOW)
@@ -229,26 +231,37 @@ def refuse_if(strict: bool, *residuals: Residuals | None) -> None:
         raise typer.Exit(1)
 
 
-def npz_file(path: Path) -> Path:
-    """Where --out goes: numpy adds .npz to a name that has none, so the name that is told must
-    have it too.
-    """
+def complete_npz(path: Path | None) -> Path | None:
+    """The path of --out with the suffix .npz, which NumPy adds where it is missing."""
+    if path is None:
+        return None
     path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
     if path.is_dir():
         raise ValueError(f"--out names an .npz file; {path} is a folder.")
     return path
 
 
-def precision(dtype: str) -> None:
-    """A recording in double precision is worked on in double precision."""
+def set_precision(dtype: str) -> None:
+    """Compute in double precision if a recording is."""
     if dtype in ("float64", "complex128"):
         import jax
 
         jax.config.update("jax_enable_x64", True)
 
 
+# ------------------------------------------------------------------------------------------ output
+
+
+class Output(NamedTuple):
+    """What a command does with its result."""
+
+    out: Path | None
+    strict: bool
+    as_json: bool
+
+
 @contextmanager
-def bar(label: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
+def show_progress(label: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, (done, total) -> None; nothing where there is no terminal."""
     from rich.console import Console
     from rich.progress import (
@@ -275,16 +288,16 @@ def bar(label: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Arrays and records as JSON has them; NaN, which JSON has not, as null."""
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json(v) for k, v in value.items()}
     if hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return to_json(value._asdict())
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [to_json(v) for v in value]
     if hasattr(value, "tolist"):
-        return plain(np.asarray(value).tolist())
+        return to_json(value.tolist())
     if isinstance(value, float):
-        return value if np.isfinite(value) else None
+        return value if math.isfinite(value) else None
     return value

@@ -1,11 +1,11 @@
-"""What a training shows while it runs: a bar or a small panel at a terminal, plain lines
-elsewhere.
-"""
+"""Progress of a training: a bar or a small panel at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.live import Live
@@ -33,14 +33,33 @@ PLAIN_SECONDS = 10.0
 def watch(
     records: Iterable[Record], iterations: int, *, console: Console | None = None
 ) -> Iterator[Record]:
-    """Pass records on while showing iteration, J with its error, trajectories spent and the time
-    left.
+    """Pass records on while showing iteration, J with its error, trajectories and time left.
 
     Used as `for record in watch(train(...), iterations)`.
     """
+    with show_records(iterations, console=console) as show:
+        for record in records:
+            show(record)
+            yield record
+
+
+@contextmanager
+def show_rows(
+    iterations: int, *, console: Console | None = None
+) -> Iterator[Callable[[Row, Record], None]]:
+    """A function that shows each row of a run as it is written, for `fluctua.run(on_row=)`."""
+    with show_records(iterations, console=console) as show:
+        yield lambda row, record: show(record)
+
+
+@contextmanager
+def show_records(
+    iterations: int, *, console: Console | None = None
+) -> Iterator[Callable[[Record], None]]:
+    """A function that shows each record: in a bar at a terminal, in plain lines elsewhere."""
     console = console or Console()
     if not console.is_terminal:
-        yield from _plain_records(records, iterations, console)
+        yield partial(_print_record, console, iterations)
         return
     columns = (
         TextColumn("training"),
@@ -54,27 +73,27 @@ def watch(
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("training", total=iterations, value="…", spent="0")
-        for record in records:
-            value = with_error(float(record.estimate.value), float(record.estimate.value_stderr))
-            bar.update(
-                task, completed=record.iteration + 1, value=value, spent=f"{record.trajectories:,}"
-            )
-            yield record
+        yield lambda record: bar.update(
+            task,
+            completed=record.iteration + 1,
+            value=_format_value(record),
+            spent=f"{record.trajectories:,}",
+        )
 
 
-def _plain_records(
-    records: Iterable[Record], iterations: int, console: Console
-) -> Iterator[Record]:
+def _format_value(record: Record) -> str:
+    return with_error(float(record.estimate.value), float(record.estimate.value_stderr))
+
+
+def _print_record(console: Console, iterations: int, record: Record) -> None:
+    """Print about ten of all records."""
     every = max(1, iterations // 10)
-    for record in records:
-        if record.iteration % every == 0 or record.iteration == iterations - 1:
-            value = with_error(float(record.estimate.value), float(record.estimate.value_stderr))
-            console.print(
-                f"iteration {record.iteration + 1:>5} of {iterations}   J = {value}   "
-                f"{record.trajectories:,} trajectories",
-                highlight=False,
-            )
-        yield record
+    if record.iteration % every == 0 or record.iteration == iterations - 1:
+        console.print(
+            f"iteration {record.iteration + 1:>5} of {iterations}   J = {_format_value(record)}   "
+            f"{record.trajectories:,} trajectories",
+            highlight=False,
+        )
 
 
 def watch_run(
@@ -84,9 +103,7 @@ def watch_run(
     earlier: list[Row] | None = None,
     console: Console | None = None,
 ) -> Iterator[tuple[Row, Record]]:
-    """Pass the rows of a run folder on while showing them. earlier: those of a run that is
-    resumed.
-    """
+    """Pass the rows of a run on while showing them. earlier: rows before a --resume."""
     console = console or Console()
     seen = list(earlier or [])
     if not console.is_terminal:
@@ -123,7 +140,7 @@ def _plain_rows(
             console.print(
                 f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = "
                 f"{with_error(row.J, row.J_stderr)}   "
-                f"{row.ensemble:,} an iteration, {row.trajectories:,} in all   {duration(left)} "
+                f"{row.ensemble:,} per iteration, {row.trajectories:,} in all   {duration(left)} "
                 "left",
                 highlight=False,
                 soft_wrap=True,
@@ -146,10 +163,11 @@ def panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
         "J", f"[bold]{with_error(last.J, last.J_stderr)}[/]   gain {last.J - kept[0].J:+.3f}"
     )
     grid.add_row("", f"[cyan]{sparkline([row.J for row in kept], width)}[/]")
-    grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} an iteration)")
+    grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} per iteration)")
     grid.add_row(
         "time",
-        f"{sum(recent) / len(recent):.2f} s an iteration, {duration(time_left(rows, config))} left",
+        f"{sum(recent) / len(recent):.2f} s per iteration, "
+        f"{duration(time_left(rows, config))} left",
     )
     return Panel(
         grid,

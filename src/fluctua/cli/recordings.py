@@ -1,6 +1,4 @@
-"""`fluctua record`, `inspect` and `convert`: recordings made, looked through and brought into one
-form.
-"""
+"""`fluctua record`, `inspect` and `convert`: recordings written, examined and converted."""
 
 from __future__ import annotations
 
@@ -9,118 +7,125 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from fluctua.cli.common import (
     EXPECTED,
+    FILE_KEYS,
+    PRESET,
     STOPPED,
     AsJson,
-    ChiSpread,
-    Horizon,
-    Interval,
     Map,
-    Rate,
-    Scale,
+    ParamsFile,
     Seed,
-    SigmaKappa,
-    SigmaW,
-    Size,
-    TimeStep,
-    bar,
+    configure,
     fail,
-    lattice_start,
-    opened,
-    parameters,
-    plain,
+    initial_theta,
+    open_file,
+    read_params,
     say,
+    show_progress,
+    to_json,
 )
+from fluctua.cli.settings import Settings, parse_settings, read_settings
 
 if TYPE_CHECKING:
     from fluctua.insitu.recording.inspection import Inspection
+    from fluctua.runs.config import Config
 
 SERIOUS = 1
 """Exit status where a gradient from this file would be wrong."""
 
+INSPECT_KEYS = FILE_KEYS
+CONVERT_KEYS = FILE_KEYS
+SMALL = {"lattice.rows": 3, "lattice.columns": 4, "task.horizon": 10.0, "task.dt": 0.01}
+"""Settings of `fluctua record` without a source: a lattice that a laptop records in a second."""
+
 
 def record(
-    out: Annotated[Path, typer.Argument(metavar="FILE.nc", help="the recording to write")],
-    preset: Annotated[
+    out: Annotated[Path, typer.Argument(metavar="FILE.nc", help="Recording to write")],
+    source: Annotated[
         str | None,
-        typer.Option(help="demo, paper, paper-quick or a .toml, in place of the lattice options"),
+        typer.Argument(
+            metavar="PRESET|FILE.toml|RUN",
+            help=f"Network to simulate: a preset ({PRESET}), a file of settings or a run's folder",
+            show_default="a 3x4 lattice",
+        ),
     ] = None,
-    lattice: Size = "3x4",
-    horizon: Horizon = 10.0,
-    dt: TimeStep = 1e-2,
-    sigma_w: SigmaW = 0.5,
-    sigma_kappa: SigmaKappa = 0.0,
-    chi_std: ChiSpread = 1e-4,
-    params: Annotated[Path | None, typer.Option(help=".npz with some of omega, kappa, chi")] = None,
+    params: ParamsFile = None,
     trajectories: Annotated[
-        int, typer.Option(min=1, help="how many the file is to have in the end")
+        int, typer.Option(min=1, help="Number of trajectories of the file in the end")
     ] = 200,
     settle: Annotated[
         float,
-        typer.Option(
-            help="time before the first sample, for a record that begins in the steady state"
-        ),
+        typer.Option(help="Time before the first sample, to start in the steady state"),
     ] = 0.0,
     every: Annotated[
         int | None,
-        typer.Option(help="keep one step of so many", show_default="1; with --preset 10"),
+        typer.Option(min=1, help="Steps between two samples", show_default="1; with a source 10"),
     ] = None,
     observe: Annotated[
-        str | None, typer.Option(help="resonators with a detector, such as 0,1,4-7; default all")
+        str | None,
+        typer.Option(help="Resonators with a detector, such as 0,1,4-7", show_default="all"),
     ] = None,
-    observation_noise: Annotated[
-        float, typer.Option(help="standard deviation of the detectors, each quadrature")
+    readout_noise: Annotated[
+        float, typer.Option(help="Standard deviation of the readout of each quadrature")
     ] = 0.0,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=NUMBER of an actuator, kept with the file; may be repeated"),
-    ] = None,
-    note: Annotated[str, typer.Option(help="free text, kept with the file")] = "",
     append: Annotated[
-        bool, typer.Option("--append", help="go on with FILE.nc until it has --trajectories")
+        bool, typer.Option("--append", help="Continue FILE.nc until it has --trajectories")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="overwrite FILE.nc")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE.nc")] = False,
     seed: Seed = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any key of the configuration, such as task.dt=0.001; note=TEXT and "
+            "settings.NAME=NUMBER (of an actuator) are kept with the file; may be repeated",
+        ),
+    ] = None,
 ) -> None:
     """Write a recording from the simulator, to try everything without hardware.
 
-    Ctrl-C leaves a usable file; the same command with --append goes on exactly where it stopped.
+    Ctrl-C leaves a usable file; the same command with --append continues exactly where it stopped.
     """
     from fluctua.insitu.recording.description import counted
     from fluctua.insitu.recording.simulate import describe
     from fluctua.insitu.recording.simulate import record as run
+    from fluctua.runs.build import make_task
 
     done = 0
     try:
-        if preset is None:
-            task, theta, _ = lattice_start(
-                lattice, horizon, dt, sigma_w, sigma_kappa, chi_std, seed
-            )
-        else:
-            task, theta = _of_preset(preset, seed)
-        theta = _with(theta, parameters(params))
+        keys = parse_settings(settings)
+        text = str(keys.pop("note", ""))
+        actuators = _take_actuators(keys)
+        config = _configure(source, keys)
+        task = make_task(config)
+        theta = initial_theta(task, config, seed)
+        if source is not None and Path(source).is_dir():
+            from fluctua.runs.reading import read_run
+
+            theta = read_run(Path(source)).trained
+        theta = _change_theta(theta, read_params(params))
         head = describe(
             task,
             theta,
-            every=every or (1 if preset is None else 10),
-            observe=_sites(observe),
-            observation_noise=observation_noise,
+            every=every or (1 if source is None else 10),
+            observe=_parse_sites(observe),
+            observation_noise=readout_noise,
             seed=seed,
-            provenance=note,
-            settings=_settings(setting),
+            provenance=text,
+            settings=actuators,
             settle=settle,
         )
-        with bar("recording") as progress:
+        with show_progress("recording") as progress:
             for done in run(out, task, head, trajectories, append=append, replace=replace):
                 progress(done, trajectories)
     except KeyboardInterrupt:
         again = " ".join(["fluctua", *sys.argv[1:], *([] if append else ["--append"])])
         say(
-            f"\nstopped with {done:,} of {trajectories:,} trajectories in {out}. Go on with: "
+            f"\nstopped with {done:,} of {trajectories:,} trajectories in {out}. Continue with: "
             f"{again}"
         )
         raise typer.Exit(STOPPED) from None
@@ -138,20 +143,15 @@ def record(
     )
 
 
-def _of_preset(preset: str, seed: int) -> tuple[Any, dict[str, Any]]:
-    import jax
-
-    from fluctua import tcmt
-    from fluctua.runs.build import make_task
-    from fluctua.runs.config import find_config
-
-    config = find_config(preset)
-    task = make_task(config)
-    start = jax.random.split(jax.random.key(seed))[0]  # as in `lattice_start`
-    return task, tcmt.initial_parameters(start, task.network, chi_std=config.start.chi_std)
+def _configure(source: str | None, settings: dict[str, Any]) -> Config:
+    """The configuration of a source, or of the small lattice."""
+    if source is not None:
+        return configure(source, settings)
+    return configure("paper", {**SMALL, **settings})
 
 
-def _with(theta: dict[str, Any], changes: dict[str, np.ndarray] | None) -> dict[str, Any]:
+def _change_theta(theta: dict[str, Any], changes: dict[str, Any] | None) -> dict[str, Any]:
+    """Parameters of which some come from --params."""
     for name, value in (changes or {}).items():
         if name not in theta or value.shape != theta[name].shape:
             shapes = ", ".join(f"{k} {v.shape}" for k, v in theta.items())
@@ -159,7 +159,7 @@ def _with(theta: dict[str, Any], changes: dict[str, np.ndarray] | None) -> dict[
     return {**theta, **(changes or {})}
 
 
-def _sites(text: str | None) -> list[int] | None:
+def _parse_sites(text: str | None) -> list[int] | None:
     """`0,1,4-7` as [0, 1, 4, 5, 6, 7]."""
     if text is None:
         return None
@@ -172,38 +172,38 @@ def _sites(text: str | None) -> list[int] | None:
     return sites
 
 
-def _settings(texts: list[str] | None) -> dict[str, float]:
-    settings = {}
-    for text in texts or []:
-        name, _, number = text.partition("=")
-        try:
-            settings[name] = float(number)
-        except ValueError:
+def _take_actuators(settings: dict[str, Any]) -> dict[str, float]:
+    """Remove `settings.NAME` from the keys of --set. Returns the numbers by NAME."""
+    actuators = {}
+    for key in [key for key in settings if key.startswith("settings.")]:
+        value = settings.pop(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(
-                f"--setting is NAME=NUMBER, such as heater=1.5; got {text!r}."
-            ) from None
-    return settings
+                f"--set {key} takes a number, such as settings.heater=1.5; got {value!r}."
+            )
+        actuators[key.removeprefix("settings.")] = float(value)
+    return actuators
 
 
 def inspect(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="a recording, .npz, .npy, .csv or MATLAB v7.3 file"),
+        typer.Argument(metavar="FILE", help="A recording, .npz, .npy, .csv or MATLAB v7.3 file"),
     ],
-    map_: Map = None,
-    dt: Interval = None,
-    rate: Rate = None,
-    scale: Scale = None,
+    places: Map = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Summarise a recording and say what is wrong with it.
+    """Summarise a recording and list what is wrong with it.
 
-    Exit status 1 if something serious is.
+    The exit status is 1 if a fault is serious.
     """
     from fluctua.insitu.recording.inspection import inspect as look
 
     try:
-        with opened(file, map_, dt, rate, scale, damaged=True) as recording:
+        with open_file(
+            file, places, read_settings(settings, INSPECT_KEYS), damaged=True
+        ) as recording:
             inspection = look(recording)
             components = recording.description.components
     except EXPECTED as error:
@@ -218,7 +218,7 @@ def inspect(
             **statistics,
             "findings": inspection.findings,
         }
-        say(json.dumps(plain({**report, "serious": inspection.serious})))
+        say(json.dumps(to_json({**report, "serious": inspection.serious})))
     else:
         _print(inspection, components)
     if inspection.serious:
@@ -245,7 +245,7 @@ def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
     if s["events"]:
         kinds = s["events"]["kinds"]
         each = ", ".join(f"{name} {number:,}" for name, number in list(kinds.items())[:8])
-        often = f" ({sum(kinds.values()) / max(1, s['trajectories']):.3g} a trajectory)"
+        often = f" ({sum(kinds.values()) / max(1, s['trajectories']):.3g} per trajectory)"
         say(f"  events: {each}{', …' if len(kinds) > 8 else ''}{often}")
     made = [text for text in (s["created"], s["software"]) if text not in ("unknown", s["kind"])]
     origin = ", ".join(made) + (": " if made and s["provenance"] else "") + s["provenance"]
@@ -281,38 +281,42 @@ def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
 def convert(
     file: Annotated[
         Path,
-        typer.Argument(metavar="IN", help=".npz, .npy, .csv, MATLAB v7.3, HDF5 or a recording"),
+        typer.Argument(
+            metavar="IN",
+            help="File of another program (.npz, .npy, .csv, MATLAB v7.3, HDF5), or a recording",
+        ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.nc", help="the recording to write")],
-    map_: Map = None,
-    dt: Interval = None,
-    rate: Rate = None,
-    scale: Scale = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT.nc", help="Recording to write")],
+    places: Map = None,
+    settings: Settings = None,
     drop: Annotated[
-        bool, typer.Option("--drop", help="leave out trajectories that are not finite")
+        bool, typer.Option("--drop", help="Leave out trajectories that are not finite")
     ] = False,
     params: Annotated[
-        Path | None, typer.Option(help=".npz of the parameters that were set, kept in OUT.nc")
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Parameters that were set, kept in the recording"),
     ] = None,
     detrend: Annotated[
         float | None,
         typer.Option(
-            metavar="TIME", help="subtract what varies more slowly: the drift of a detector"
+            metavar="TIME", help="Subtract variations slower than this, the drift of a detector"
         ),
     ] = None,
 ) -> None:
-    """Make a recording of another program's file, or of a damaged one.
+    """Convert another program's file, or a damaged one, into a recording.
 
-    What was counted gets its units, what has no times gets them, and what cannot be read or is not
-    finite stays out.
+    Counts get units (--set scale), files without times get them (--set dt); damaged trajectories
+    are left out.
     """
     from fluctua.insitu.recording.conversion import convert as copy
     from fluctua.insitu.recording.description import counted
 
     try:
         with (
-            opened(file, map_, dt, rate, scale, damaged=True) as recording,
-            bar("copying") as progress,
+            open_file(
+                file, places, read_settings(settings, CONVERT_KEYS), damaged=True
+            ) as recording,
+            show_progress("copying") as progress,
         ):
             for text in recording.damage:
                 say(f"damaged: {text}", err=True)
@@ -320,7 +324,7 @@ def convert(
                 recording,
                 out,
                 drop=drop,
-                parameters=parameters(params),
+                parameters=read_params(params),
                 detrend=detrend,
                 progress=progress,
             )

@@ -1,214 +1,207 @@
-"""`fluctua reproduce`: the paper's figures from run folders, or from the tables that were kept of
-them.
-"""
+"""`fluctua reproduce`: the paper's figures from run folders, or from the tables kept of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import say
+from fluctua.cli.common import EXPECTED, fail, note, refuse_options, say
+from fluctua.cli.settings import Key, Keys, Settings, read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from fluctua.paper.panels import Panel, PanelSettings
+    from fluctua.paper.training import TrainedLattice
 
-    from fluctua.paper.panels import Panel, Settings
+FIG1_KEYS: Keys = {
+    "inset": Key(str, "fig1: folder of the continuations from one breakpoint (RUNS/inset)"),
+    "sigma_kappa": Key(float, "fig1: amplitude of the run whose parameters are drawn (0.2)"),
+    "trajectories": Key(
+        int, "trajectories behind the opacities of fig1 c-e (32), and of fig2 a and b (200000)"
+    ),
+}
+FIG2_KEYS: Keys = {
+    "trajectories": FIG1_KEYS["trajectories"],
+    "returns": Key(int, "fig2: trajectories of each point of d (10000)"),
+    "every": Key(int, "fig2: steps between two sortings into bins; 1 is the paper's"),
+    "iteration": Key(int, "fig2: iteration of the runs (where half of the gain is reached)"),
+    "site": Key(int, "fig2: resonator whose frequency a and b show (the one resolved best)"),
+    "seed": Key(int, "fig2: seed of all random numbers (0)"),
+    "backend": Key(str, "fig2: auto, cpu or cuda"),
+    "config": Key(str, "fig2: preset or file with the lattice of PARAMS.npz (paper)"),
+}
+REPRODUCE_KEYS: Keys = {**FIG1_KEYS, **FIG2_KEYS}
 
-app = typer.Typer(
-    name="reproduce", no_args_is_help=True, help="Draw the paper's figures from run folders."
-)
 
-
-@app.callback()
-def _main() -> None:
-    pass
-
-
-@app.command()
-def fig1(
+def reproduce(
+    context: typer.Context,
+    figure: Annotated[str, typer.Argument(metavar="FIGURE", help="fig1 or fig2")],
     runs: Annotated[
-        Path | None, typer.Option(help="folder of run folders, one for each σ_κ")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="folder for the tables, fig1.pdf and fig1.png")
-    ] = Path(),
-    inset: Annotated[
         Path | None,
         typer.Option(
-            help="folder of the continuations from one breakpoint", show_default="RUNS/inset"
+            metavar="RUNS|PARAMS.npz",
+            help="Folder of run folders, one per σ_κ; for fig2 also parameters of a lattice",
         ),
     ] = None,
-    sigma_kappa: Annotated[
-        float, typer.Option(help="the run whose parameters and network are drawn")
-    ] = 0.2,
-    trajectories: Annotated[int, typer.Option(help="average behind the opacities of c-e")] = 32,
-    from_tables: Annotated[
-        bool, typer.Option("--from-tables", help="read no runs, draw the tables in --out")
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for tables and figures")
+    ] = Path(),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small ensembles; without --runs a small lattice too")
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Measure again what --out holds already")
+    ] = False,
+    from_tables: Annotated[
+        bool, typer.Option("--from-tables", help="Measure nothing, draw the tables in --out")
+    ] = False,
+    settings: Settings = None,
 ) -> None:
-    """Training at several modulation amplitudes (a, b), the course of the parameters (c-e), the
-    network (f).
+    """Draw a figure of the paper from run folders.
 
-    What the figure shows is left in --out as curves.csv.gz and trained.npz, from which
-    --from-tables draws it again.
+    fig1: training at several modulation amplitudes (a, b), the course of the parameters (c-e),
+    the network (f). Kept in --out as curves.csv.gz and trained.npz.
+
+    fig2: convergence (a, b) and variance (c) of the estimate, bias and spread of the return (d),
+    in mid-training. Each panel is measured once and kept as a table in --out; after an
+    interruption only the rest is measured.
+
+    --from-tables draws either again.
     """
-    from fluctua.cli.common import fail
+    try:
+        if figure == "fig1":
+            refuse_options(
+                context, ("runs", "out", "from_tables", "settings"), "only fig2 is measured."
+            )
+            _reproduce_fig1(runs, out, from_tables, read_settings(settings, FIG1_KEYS))
+        elif figure == "fig2":
+            if from_tables:
+                refuse_options(context, ("out", "from_tables"), "--from-tables measures nothing.")
+            else:
+                _measure(runs, out, quick, replace, read_settings(settings, FIG2_KEYS))
+            _draw_fig2(out)
+        else:
+            raise ValueError(f"figures are fig1 and fig2; got {figure!r}.")
+    except (*EXPECTED, OSError) as error:
+        fail(str(error))
+
+
+def _reproduce_fig1(
+    runs: Path | None, out: Path, from_tables: bool, settings: dict[str, Any]
+) -> None:
     from fluctua.paper import training
     from fluctua.paper.fig1 import draw
     from fluctua.plot.style import save
 
-    try:
-        if runs is None and not from_tables:
-            raise ValueError(
-                "--runs is missing: a folder of run folders; or --from-tables for the tables in "
-                "--out."
-            )
-        if runs is None or from_tables:
-            results = training.read(out)
-            written = []
-        else:
-            results = training.gather(
-                runs, inset=inset, sigma_kappa=sigma_kappa, count=trajectories
-            )
-            written = training.write(results, out)
-        written += save(draw(results), out / "fig1")
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
+    if runs is None and not from_tables:
+        raise ValueError(
+            "--runs is missing: a folder of run folders; or --from-tables for the tables in --out."
+        )
+    if runs is None or from_tables:
+        if settings:
+            raise ValueError(f"--set {', '.join(settings)}: --from-tables draws what is there.")
+        results = training.read(out)
+        written = []
+    else:
+        inset = settings.get("inset")
+        results = training.gather(
+            runs,
+            inset=None if inset is None else Path(inset),
+            sigma_kappa=settings.get("sigma_kappa", 0.2),
+            count=settings.get("trajectories", 32),
+        )
+        written = training.write(results, out)
+    written += save(draw(results), out / "fig1")
     for run in results.runs:
         say(
             f"σ_κ = {run.sigma_kappa:<5g} J = {run.J[-1]:.4f} ± {run.J_stderr:.4f} at iteration "
             f"{run.iteration[-1] + 1:,}, {run.trajectories:,} trajectories ({run.name})"
         )
-    for note in results.notes:
-        say(f"note: {note}", err=True, fg=typer.colors.YELLOW)
+    for text in results.notes:
+        note(text)
     for path in written:
         say(path)
 
 
-@app.command()
-def fig2(
-    runs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUNS|PARAMS.npz", help="folder of run folders, or parameters of a lattice"
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="folder for the tables, fig2.pdf, fig2.png and summary.txt")
-    ] = Path(),
-    backend: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="small ensembles; without --runs a small lattice too")
-    ] = False,
-    iteration: Annotated[
-        int | None,
-        typer.Option(help="of the runs", show_default="where half of the gain is reached"),
-    ] = None,
-    site: Annotated[
-        int | None,
-        typer.Option(help="whose frequency a and b show", show_default="the one resolved best"),
-    ] = None,
-    trajectories: Annotated[
-        int | None, typer.Option(help="of a and b", show_default="200000")
-    ] = None,
-    returns: Annotated[
-        int | None, typer.Option(help="trajectories of each point of d", show_default="10000")
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option(help="steps between two sortings into bins; 1 is the paper's")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
-    config: Annotated[
-        str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")
-    ] = "paper",
-    replace: Annotated[bool, typer.Option("--replace", help="measure again what is there")] = False,
-    from_tables: Annotated[
-        bool, typer.Option("--from-tables", help="measure nothing, draw the tables in --out")
-    ] = False,
-) -> None:
-    """Convergence (a, b) and variance (c) of the estimate, bias and spread of the return (d), in
-    mid-training.
-
-    Each panel is measured once and left as a table in --out; going on after an interruption
-    measures only the rest.
-    """
-    from fluctua.cli.common import EXPECTED, fail
-    from fluctua.paper import fig2 as figure
-    from fluctua.paper import properties
+def _draw_fig2(out: Path) -> None:
+    from fluctua.paper import fig2, properties
     from fluctua.plot.style import save
 
-    try:
-        if not from_tables:
-            settings = _settings(
-                quick, site=site, running=trajectories, bias=returns, every=every, seed=seed
-            )
-            _measure(out, runs, settings, quick, iteration, config, backend, replace)
-        measured = properties.read(out)
-        written = save(figure.draw(measured), out / "fig2")
-        text = properties.summary(measured)
-        (out / "summary.txt").write_text(text, encoding="utf-8")
-    except (*EXPECTED, OSError) as error:
-        fail(str(error))
+    measured = properties.read(out)
+    written = save(fig2.draw(measured), out / "fig2")
+    text = properties.summary(measured)
+    (out / "summary.txt").write_text(text, encoding="utf-8")
     say(text)
     for path in (*written, out / "summary.txt"):
         say(path)
 
 
-def _settings(quick: bool, **options: Any) -> Settings:
-    from fluctua.paper.panels import QUICK, Settings
-
-    settings = QUICK if quick else Settings()
-    settings = settings._replace(
-        **{name: value for name, value in options.items() if value is not None}
-    )
-    if settings.running < settings.group or settings.running % settings.group:
-        raise ValueError(
-            f"--trajectories must be a multiple of {settings.group:,}; got {settings.running:,}."
-        )
-    return settings
-
-
 def _measure(
-    out: Path,
-    runs: Path | None,
-    settings: Settings,
-    quick: bool,
-    iteration: int | None,
-    config: str,
-    backend: str,
-    replace: bool,
+    runs: Path | None, out: Path, quick: bool, replace: bool, settings: dict[str, Any]
 ) -> None:
-    from fluctua.paper import panels, training
+    """Measure the panels of figure 2 that `out` does not hold."""
+    from fluctua.paper import panels
     from fluctua.runs.build import resolve_backend
 
+    backend = settings.get("backend", "auto")
     if backend not in ("auto", "cpu", "cuda"):
-        raise ValueError(f'--backend must be "auto", "cpu" or "cuda"; got {backend!r}.')
+        raise ValueError(f'backend must be "auto", "cpu" or "cuda"; got {backend!r}.')
+    chosen = _choose_panels(quick, settings)
+    lattices = _find_lattices(runs, quick, settings)
+    sites = lattices[0].task.network.sites
+    if not -1 <= chosen.site < sites:
+        raise ValueError(f"site must be one of 0 … {sites - 1}; got {chosen.site}.")
+    every = panels.plan(out, lattices, chosen, resolve_backend(backend))
+    with _show_panels() as show:
+        for panel, measure in panels.measure(every, replace=replace):
+            show(panel, measure)
+
+
+def _choose_panels(quick: bool, settings: dict[str, Any]) -> PanelSettings:
+    """How the panels are measured, of the keys of `--set`."""
+    from fluctua.paper.panels import QUICK, PanelSettings
+
+    names = {
+        "site": "site",
+        "trajectories": "running",
+        "returns": "bias",
+        "every": "every",
+        "seed": "seed",
+    }
+    chosen = QUICK if quick else PanelSettings()
+    chosen = chosen._replace(
+        **{name: settings[key] for key, name in names.items() if key in settings}
+    )
+    if chosen.running < chosen.group or chosen.running % chosen.group:
+        raise ValueError(
+            f"trajectories must be a multiple of {chosen.group:,}; got {chosen.running:,}."
+        )
+    return chosen
+
+
+def _find_lattices(
+    runs: Path | None, quick: bool, settings: dict[str, Any]
+) -> list[TrainedLattice]:
+    """The trained lattices to measure."""
+    from fluctua.paper import training
+
     if runs is None and not quick:
         raise ValueError(
             "--runs is missing: a folder of run folders, or --quick for a small lattice."
         )
     if runs is None:
-        measured_on = [training.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
-    elif runs.suffix == ".npz":
-        measured_on = training.from_file(runs, config)
-    else:
-        measured_on = training.from_runs(runs, iteration)
-    sites = measured_on[0].task.network.sites
-    if not -1 <= settings.site < sites:
-        raise ValueError(f"--site must be one of 0 … {sites - 1}; got {settings.site}.")
-    every = panels.plan(out, measured_on, settings, resolve_backend(backend))
-    with _bar() as bar:
-        for panel, go in panels.measure(every, replace=replace):
-            bar(panel, go)
+        return [training.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
+    if runs.suffix == ".npz":
+        return training.from_file(runs, settings.get("config", "paper"))
+    return training.from_runs(runs, settings.get("iteration"))
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Panel, Callable[..., None]], None]]:
-    """A progress bar for each panel at a terminal, one line for each elsewhere."""
+def _show_panels() -> Iterator[Callable[[Panel, Callable[..., None]], None]]:
+    """A progress bar per panel at a terminal, one line per panel elsewhere."""
     import time
 
     from rich.console import Console
@@ -221,23 +214,22 @@ def _bar() -> Iterator[Callable[[Panel, Callable[..., None]], None]]:
     )
 
     console = Console()
-    text = "panel {task.fields[name]}", "{task.completed:,.0f} of {task.total:,.0f} trajectories"
     columns = (
-        TextColumn(text[0]),
+        TextColumn("panel {task.fields[name]}"),
         BarColumn(),
-        TextColumn(text[1]),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} trajectories"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
-        def run(panel: Panel, go: Callable[..., None]) -> None:
+        def show(panel: Panel, measure: Callable[..., None]) -> None:
             task = progress.add_task("", total=panel.work, name=panel.name)
             begun = time.perf_counter()
-            go(lambda count: progress.advance(task, count))
+            measure(lambda count: progress.advance(task, count))
             if not console.is_terminal:
                 seconds = time.perf_counter() - begun
                 say(f"panel {panel.name}: {panel.work:,} trajectories, {seconds:.1f} s")
 
-        yield run
+        yield show

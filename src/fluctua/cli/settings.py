@@ -15,7 +15,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any other setting; may be repeated. The keys are listed below",
+        help="Any other setting, by the keys listed above; may be repeated",
     ),
 ]
 
@@ -80,9 +80,10 @@ def read_settings(texts: Sequence[str] | None, keys: Keys) -> dict[str, Any]:
 
 
 def describe_keys(keys: Keys) -> str:
-    """List the keys of `--set`, one paragraph each, for the help of a command."""
-    lines = [f"{name}: {key.help}" for name, key in keys.items()]
-    return "Keys of --set:\n\n" + "\n\n".join(lines)
+    """List the keys of `--set`, one line each, for the help of a command."""
+    width = max(map(len, keys))
+    lines = [f"{name:<{width}}  {key.help}" for name, key in keys.items()]
+    return "\n".join(["\b", "Keys of --set:", *lines])  # \b: keep the lines as they are
 
 
 def _put(settings: dict[str, Any], key: str, value: Any) -> None:

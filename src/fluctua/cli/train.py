@@ -1,120 +1,139 @@
-"""`fluctua train`."""
+"""`fluctua train`: a preset, a file of settings, or a training of one's own."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import subprocess
 import sys
-import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder, say
+from fluctua.cli.common import (
+    EXPECTED,
+    PRESET,
+    STOPPED,
+    fail,
+    find_free_folder,
+    refuse_options,
+    say,
+)
+from fluctua.cli.settings import parse_settings
 from fluctua.core.words import escape_controls
+from fluctua.store.code import is_code
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fluctua.learn.training import Training
     from fluctua.runs.config import Config
+
+CODE_OPTIONS = ("out", "resume", "replace", "iterations", "watch")
+"""Options that a training of one's own heeds; its file holds the rest."""
 
 
 def train(
+    context: typer.Context,
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET|FILE.toml",
-            help="demo (the default), fast, unknown, isolation, paper, paper-quick, or a file",
+            metavar="PRESET|FILE.toml|FILE.py:NAME",
+            help=f"A preset ({PRESET}), a file of settings, or a fluctua.Training of your own "
+            "in a Python file; demo if not given",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of the run", show_default="runs/PRESET-1, -2, …"
+        ),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Continue the run in this folder")
+    ] = None,
     branch: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="begin where the run in this folder stands, in a folder of its own"
+            "--from",
+            metavar="FOLDER",
+            help="Start from the last parameters of another run, in a new folder",
         ),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="remove an earlier run in --out")
+        bool, typer.Option("--replace", help="Remove an earlier run in --out")
     ] = False,
-    backend: Annotated[str | None, typer.Option(help="auto, cpu, cuda or jax")] = None,
     iterations: Annotated[
-        int | None, typer.Option(help="how many, those before a --resume included")
+        int | None,
+        typer.Option(help="Number of iterations, including those before a --resume"),
     ] = None,
     trajectories: Annotated[
-        int | None, typer.Option(help="of every iteration; ends any schedule")
+        int | None, typer.Option(help="Trajectories per iteration; ends any schedule")
     ] = None,
-    sigma_kappa: Annotated[
-        float | None, typer.Option(help="amplitude of the antagonistic modulation")
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Where to compute: auto, cpu, cuda or jax")
     ] = None,
-    sigma_w: Annotated[
-        float | None, typer.Option(help="noise amplitude of every open channel")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="of everything random")] = None,
-    optimiser: Annotated[
-        str | None, typer.Option(help="paper, or any of optax: adam, sgd, lion, …")
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="of the optimiser")] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="none, time, carried, optimal, binned or twin; jax: mean")
+        str | None,
+        typer.Option(help="Baseline: none, time, carried, optimal, binned, twin; on jax also mean"),
     ] = None,
-    max_trajectories: Annotated[
-        int | None, typer.Option(help="stop before more than this are used")
-    ] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="stop after this long")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="any key of the file: --set task.horizon=5; may be repeated"),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any key of the configuration, as --show lists them, such as "
+            "task.sigma_kappa=0.2 or optimiser.rule=adam; may be repeated",
+        ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="print the resolved configuration and stop")
+        bool, typer.Option("--show", help="Print the configuration with every key and exit")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="follow it on a page in the browser")
+        bool, typer.Option("--watch", help="Follow the training on a page in the browser")
     ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="compute on a Ray cluster: HOST:PORT, auto for the one that runs here, or local"
+            metavar="ADDRESS",
+            help="Compute on a Ray cluster: HOST:PORT, auto for one that runs here, or local",
         ),
     ] = None,
 ) -> None:
-    """Train a resonator network and leave a folder that explains itself.
+    """Train a resonator network, or a process of your own, into a folder.
 
     Without arguments: a small lattice, in less than a minute. The folder holds the configuration,
-    the history, the parameters over time, figures and checkpoints. Ctrl-C saves; --resume goes on
-    exactly where it stopped.
+    the history, the parameters over time, figures and checkpoints. Ctrl-C saves; --resume
+    continues exactly where the run stopped.
+
+    FILE.py:NAME is a fluctua.Training, or a function without arguments that returns one. The
+    same name continues it: fluctua train FILE.py:NAME --resume FOLDER.
     """
     options: dict[str, Any] = {
         "backend": backend,
         "iterations": iterations,
         "ensemble.trajectories": trajectories,
         "ensemble.schedule": None if trajectories is None else "fixed",
-        "task.sigma_kappa": sigma_kappa,
-        "task.sigma_w": sigma_w,
         "seed": seed,
-        "optimiser.rule": optimiser,
-        "optimiser.learning_rate": learning_rate,
-        "optimiser.options": None if optimiser is None else {},
         "baseline.kind": baseline,
-        "stop.max_trajectories": max_trajectories,
-        "stop.max_minutes": max_minutes,
     }
+    place = Target(out, replace, watch, cluster)
     try:
-        changes = {key: value for key, value in options.items() if value is not None}
-        for key, value in map(_setting, settings or []):
-            if changes.setdefault(key, value) != value:
-                raise ValueError(
-                    f"`{key}` was given twice, as {changes[key]!r} and as {value!r}. Give one."
-                )
+        if source is not None and is_code(source):
+            refuse_options(
+                context,
+                CODE_OPTIONS,
+                f"a training of your own heeds {', '.join(f'--{name}' for name in CODE_OPTIONS)}; "
+                "everything else is in its file.",
+            )
+            raise typer.Exit(_train_code(source, resume, iterations, place))
+        changes = _merge_changes(options, parse_settings(settings))
         if show and (resume or branch):
             raise ValueError(
                 "--show prints the configuration of a new training: leave out --resume and --from."
@@ -129,29 +148,45 @@ def train(
                 raise ValueError(
                     "--resume takes everything from its folder: leave out all but the budgets."
                 )
-            status = _go_on(resume, changes, watch, cluster)
+            status = _resume(resume, changes, place)
         elif branch is not None:
             if source:
                 raise ValueError(
                     f"--from takes the configuration of its run: leave out {source!r}."
                 )
-            status = _branch(branch, out, changes, replace, watch, cluster)
+            status = _branch(branch, changes, place)
         else:
-            status = _begin(source or "demo", out, changes, replace, show, watch, cluster)
+            status = _begin(source or "demo", changes, place, show)
+    except typer.Exit:
+        raise
     except EXPECTED as error:
         fail(str(error))
-    raise typer.Exit(status)  # here: it is a RuntimeError
+    raise typer.Exit(status)
 
 
-def _begin(
-    source: str,
-    out: Path | None,
-    changes: dict[str, Any],
-    replace: bool,
-    show: bool,
-    watch: bool,
-    cluster: str | None,
-) -> int:
+class Target(NamedTuple):
+    """Where a training goes: its folder, the page, the cluster."""
+
+    out: Path | None
+    replace: bool
+    watch: bool
+    cluster: str | None
+
+
+def _merge_changes(options: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Changes by flags and by --set. Another optimiser does not keep the options of the former."""
+    changes = {key: value for key, value in options.items() if value is not None}
+    for key, value in settings.items():
+        if changes.setdefault(key, value) != value:
+            raise ValueError(
+                f"`{key}` was given twice, as {changes[key]!r} and as {value!r}. Give one."
+            )
+    if "optimiser.rule" in changes:
+        changes = {"optimiser.options": {}} | changes
+    return changes
+
+
+def _begin(source: str, changes: dict[str, Any], place: Target, show: bool) -> int:
     from rich.console import Console
 
     from fluctua.runs import lattice as runs
@@ -159,22 +194,21 @@ def _begin(
     from fluctua.runs.config import PRESETS, apply_changes, dump, find_config
     from fluctua.runs.heeded import refuse_ignored
 
-    config = _sharded(apply_changes(find_config(source), changes), cluster)
+    config = _add_shards(apply_changes(find_config(source), changes), place.cluster)
     refuse_ignored(config, PRESETS[config.preset])
     if show:
         say(dump(config), nl=False)
         return 0
-    folder = free_folder(config.preset) if out is None else out
+    folder = find_free_folder(config.preset) if place.out is None else place.out
     console = Console()
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
-    with _page(folder, watch, console):
-        return _drive(
-            runs.run(config, folder, replace=replace, cluster=cluster), config, folder, console, []
-        )
+    with _page(folder, place.watch, console):
+        rows = runs.run(config, folder, replace=place.replace, cluster=place.cluster)
+        return _drive(rows, config, folder, console, [])
 
 
-def _sharded(config: Config, cluster: str | None) -> Config:
-    """With shards for a cluster, if it has none."""
+def _add_shards(config: Config, cluster: str | None) -> Config:
+    """The configuration with shards for a cluster, if it has none."""
     from fluctua.scale.distributed import SHARDS
 
     if cluster is None or config.ensemble.shards:
@@ -182,26 +216,21 @@ def _sharded(config: Config, cluster: str | None) -> Config:
     return dataclasses.replace(config, ensemble=dataclasses.replace(config.ensemble, shards=SHARDS))
 
 
-def _branch(
-    source: Path,
-    out: Path | None,
-    changes: dict[str, Any],
-    replace: bool,
-    watch: bool,
-    cluster: str | None,
-) -> int:
+def _branch(source: Path, changes: dict[str, Any], place: Target) -> int:
     from rich.console import Console
 
     from fluctua.runs import lattice as runs
     from fluctua.runs.config import load
     from fluctua.scale.distributed import SHARDS
 
-    folder = free_folder(f"{source.name}-branch") if out is None else out
-    if cluster is not None and not load(source / "config.toml").ensemble.shards:
+    folder = find_free_folder(f"{source.name}-branch") if place.out is None else place.out
+    if place.cluster is not None and not load(source / "config.toml").ensemble.shards:
         changes = {"ensemble.shards": SHARDS} | changes
-    rows = runs.branch(source, folder, changes, replace=replace, report=_warn, cluster=cluster)
+    rows = runs.branch(
+        source, folder, changes, replace=place.replace, report=_warn, cluster=place.cluster
+    )
     console = Console()
-    with _page(folder, watch, console):
+    with _page(folder, place.watch, console):
         return _drive(rows, load(folder / "config.toml"), folder, console, [])
 
 
@@ -209,26 +238,85 @@ def _warn(text: str) -> None:
     say(f"fluctua: {text}", err=True)
 
 
-def _go_on(folder: Path, changes: dict[str, Any], watch: bool, cluster: str | None) -> int:
+def _resume(folder: Path, changes: dict[str, Any], place: Target) -> int:
     from rich.console import Console
 
     from fluctua.runs import lattice as runs
     from fluctua.runs.config import load
     from fluctua.store import history
 
+    if (folder / "run.json").exists() and not (folder / "config.toml").exists():
+        raise ValueError(
+            f"{folder} holds a training of your own, whose code is not in the folder: fluctua "
+            f"train FILE.py:NAME --resume {folder}."
+        )
     console = Console()
-    rows = runs.resume(folder, changes, report=_warn, cluster=cluster)
+    rows = runs.resume(folder, changes, report=_warn, cluster=place.cluster)
     earlier = history.read(folder / "history.csv")
-    console.print(f"going on from row {len(earlier):,}", highlight=False)
-    with _page(folder, watch, console):
+    console.print(f"continuing after row {len(earlier):,}", highlight=False)
+    with _page(folder, place.watch, console):
         return _drive(rows, load(folder / "config.toml"), folder, console, earlier)
+
+
+# ------------------------------------------------------------------------- trainings of one's own
+
+
+ITERATIONS = 100
+"""Iterations of a training of one's own, if their number is not given."""
+
+
+def _train_code(source: str, resume: Path | None, iterations: int | None, place: Target) -> int:
+    """Train what `FILE.py:NAME` is, into a folder. Returns the exit status."""
+    from rich.console import Console
+
+    from fluctua.cli.progress import show_rows
+    from fluctua.store.runner import run
+
+    if resume is not None and (place.out is not None or place.replace):
+        raise ValueError("--resume continues the run in its folder: leave out --out and --replace.")
+    training = _load_training(source)
+    folder = resume or place.out or find_free_folder(Path(source.rpartition(":")[0]).stem)
+    known = folder / "run.json"
+    if resume is not None and not known.exists():
+        raise ValueError(f"--resume: {folder} holds no training of your own (no run.json).")
+    if resume is None and known.exists() and not place.replace:
+        raise ValueError(
+            f"{folder} holds a run already: continue it with --resume {folder}, or --replace it."
+        )
+    if iterations is None:
+        iterations = json.loads(known.read_text())["iterations"] if resume else ITERATIONS
+    console = Console()
+    again = f"fluctua train {source} --resume {folder}"
+    try:
+        with _page(folder, place.watch, console), show_rows(iterations, console=console) as on_row:
+            result = run(
+                training, iterations, folder, on_row=on_row, replace=place.replace, report=_warn
+            )
+    except KeyboardInterrupt:
+        say(f"\nStopped. Continue with: {again}")
+        return STOPPED
+    say((result.folder / "summary.txt").read_text(), nl=False)
+    say(f"run        {folder}   continue: {again} --iterations {2 * iterations}")
+    return 0
+
+
+def _load_training(source: str) -> Training:
+    """The `fluctua.Training` that `FILE.py:NAME` is, or returns."""
+    from fluctua.learn.training import Training
+    from fluctua.store.code import load_code
+
+    expected = "a fluctua.Training, or a function without arguments that returns one"
+    training = load_code(source, expected)
+    if callable(training) and not isinstance(training, type):
+        training = training()
+    if not isinstance(training, Training):
+        raise TypeError(f"{source} must be {expected}; got {type(training).__name__}.")
+    return training
 
 
 @contextmanager
 def _page(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
-    """The page of a run in a process of its own, which cannot disturb the training, for as long
-    as that lasts.
-    """
+    """Serve the page of a run by a process of its own, which cannot disturb the training."""
     if not wanted:
         yield
         return
@@ -249,7 +337,7 @@ def _page(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
 
 
 def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: list[Any]) -> int:
-    """Train to the end, or until asked to stop. Returns the exit status."""
+    """Train to the end, or until a signal stops it. Returns the exit status."""
     from fluctua.cli.progress import watch_run
     from fluctua.plot.training import draw_folder
     from fluctua.store.folder import find_run
@@ -261,12 +349,10 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
                 if asked:
                     rows.close()  # writes a checkpoint
                     break
-        except (
-            KeyboardInterrupt
-        ):  # asked twice: the iteration is given up, what came before it is saved
-            rows.close()
+        except KeyboardInterrupt:
+            rows.close()  # asked twice: the iteration is given up, what came before it is saved
     if asked:
-        say(f"Saved. Go on with: fluctua train --resume {folder}")
+        say(f"Saved. Continue with: fluctua train --resume {folder}")
         return STOPPED
     say((folder / "summary.txt").read_text(), nl=False)
     for path in draw_folder(find_run(folder)):
@@ -274,9 +360,8 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
             say(f"figure     {path}")
     more = 2 * config.iterations
     say(
-        f"run        {folder}   try: fluctua evaluate {folder}, or go on: fluctua train --resume "
-        f"{folder} "
-        f"--iterations {more}"
+        f"run        {folder}   try: fluctua evaluate {folder}, or continue: fluctua train "
+        f"--resume {folder} --iterations {more}"
     )
     return 0
 
@@ -292,27 +377,15 @@ def _opening(config: Config, folder: Path) -> str:
     )
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """`task.horizon=5` as a key and a TOML value; a bare word is a string."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set takes key=value, such as task.horizon=5; got {text!r}.")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-
-
 @contextmanager
 def _asked_to_stop(console: Console) -> Iterator[list[int]]:
-    """A list that fills when Ctrl-C or a polite kill arrives: the iteration at hand is finished
-    first.
+    """A list that fills when Ctrl-C or SIGTERM arrives; the iteration is finished first.
 
-    A second one does not wait.
+    A second signal does not wait.
     """
     asked: list[int] = []
 
-    def note(number: int, frame: Any) -> None:
+    def note_signal(number: int, frame: Any) -> None:
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
@@ -321,7 +394,7 @@ def _asked_to_stop(console: Console) -> Iterator[list[int]]:
             highlight=False,
         )
 
-    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, note_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked
     finally:

@@ -1,4 +1,4 @@
-"""`fluctua virtual-bench`."""
+"""`fluctua virtual-bench`: a simulated instrument on a socket."""
 
 from __future__ import annotations
 
@@ -14,55 +14,57 @@ from typing import Annotated, Any
 
 import typer
 
-from fluctua.cli.common import EXPECTED, fail, lattice_size, say
+from fluctua.cli.common import EXPECTED, fail, say
+from fluctua.cli.settings import Key, Keys, Settings, read_settings
+
+VIRTUAL_BENCH_KEYS: Keys = {
+    "rows": Key(int, "rows of the lattice (3)"),
+    "columns": Key(int, "columns of the lattice (4)"),
+    "interval": Key(float, "time between two samples (0.01)"),
+    "oversample": Key(int, "simulation steps per sampling interval (10)"),
+    "disorder": Key(float, "standard deviation of the hidden resonance frequencies (0.4)"),
+    "kappa_disorder": Key(float, "standard deviation of the hidden couplings (0.2)"),
+    "gain_error": Key(float, "relative standard deviation of the actuators' gains (0.2)"),
+    "ageing": Key(float, "amplitude of the slow change of the frequencies (0.05)"),
+    "ageing_shots": Key(float, "trajectories in a period of that change (20000)"),
+    "readout_noise": Key(float, "standard deviation of each quadrature's readout (0.001)"),
+    "adc_range": Key(float, "full scale of the converter (16)"),
+    "bits": Key(int, "bits of the converter, 4 to 16 (16)"),
+    "fault_rate": Key(float, "probability of a random fault at an acquisition (0)"),
+}
 
 
 def virtual_bench(
-    port: Annotated[int, typer.Option(help="0 lets the system choose one")] = 5025,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one")] = 5025,
     host: Annotated[
-        str, typer.Option(help="where to listen; other machines can reach it only if this says so")
-    ] = ("127.0.0.1"),
-    lattice: Annotated[str, typer.Option(help="rows x columns")] = "3x4",
-    seed: Annotated[int, typer.Option(help="of the box: its hidden disorder, and its noise")] = 0,
+        str,
+        typer.Option(
+            help="Address to listen on; any but 127.0.0.1 can be reached from other machines"
+        ),
+    ] = "127.0.0.1",
+    seed: Annotated[
+        int, typer.Option(help="Seed of all random numbers: hidden disorder and noise")
+    ] = 0,
     devices: Annotated[
         int,
         typer.Option(
             min=1,
             max=64,
-            help="boxes, each with its own disorder (seed, seed + 1, …), on ports in a row",
+            help="Number of boxes, each with its own disorder (seed, seed + 1, …) and port",
         ),
     ] = 1,
-    interval: Annotated[float, typer.Option(help="between two samples")] = 0.01,
-    oversample: Annotated[int, typer.Option(help="simulation steps in a sampling interval")] = 10,
-    disorder: Annotated[
-        float, typer.Option(help="of the resonance frequencies, standard deviation")
-    ] = 0.4,
-    kappa_disorder: Annotated[float, typer.Option(help="of the couplings")] = 0.2,
-    gain_error: Annotated[float, typer.Option(help="of the actuators, relative")] = 0.2,
-    ageing: Annotated[
-        float, typer.Option(help="amplitude of the slow change of the frequencies")
-    ] = 0.05,
-    ageing_shots: Annotated[
-        float, typer.Option(help="trajectories in a period of that change")
-    ] = 20_000.0,
-    readout: Annotated[float, typer.Option(help="readout noise of each quadrature")] = 1e-3,
-    adc_range: Annotated[float, typer.Option(help="full scale of the converter")] = 16.0,
-    bits: Annotated[int, typer.Option(help="of the converter, 4 to 16")] = 16,
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="KIND@ACQUISITION, such as drop@3, or 2:drop@3 of the second box alone; may be "
-            "repeated. drop, stall, "
-            "short, nan, clip, reboot, brownout, dead, frozen, random"
+            metavar="KIND@ACQUISITION",
+            help="A fault, such as drop@3, or 2:drop@3 of the second box alone; may be repeated. "
+            "Kinds: drop, stall, short, nan, clip, reboot, brownout, dead, frozen, random",
         ),
     ] = None,
-    fault_rate: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="probability of a random fault at an acquisition"),
-    ] = 0.0,
     attached: Annotated[
-        bool, typer.Option("--attached", help="stop when standard input closes")
+        bool, typer.Option("--attached", help="Stop when standard input closes")
     ] = False,
+    settings: Settings = None,
 ) -> None:
     """Serve an imperfect resonator network as a laboratory instrument: SCPI over TCP.
 
@@ -74,23 +76,16 @@ def virtual_bench(
     from fluctua.insitu.bench.server import Server, serve
 
     try:
-        rows, columns = lattice_size(lattice)
-        sheet = Sheet(
-            rows=rows,
-            columns=columns,
-            seed=seed,
-            interval=interval,
-            oversample=oversample,
-            disorder=disorder,
-            kappa_disorder=kappa_disorder,
-            gain_error=gain_error,
-            ageing=ageing,
-            ageing_shots=ageing_shots,
-            readout=readout,
-            adc_range=adc_range,
-            bits=bits,
-        )
-        faults = [(_device(text, devices), parse(text.rpartition(":")[2])) for text in fault or []]
+        keys = read_settings(settings, VIRTUAL_BENCH_KEYS)
+        fault_rate = keys.pop("fault_rate", 0.0)
+        if not 0 <= fault_rate <= 1:
+            raise ValueError(f"--set fault_rate takes 0 to 1; got {fault_rate:g}.")
+        if "readout_noise" in keys:
+            keys["readout"] = keys.pop("readout_noise")
+        sheet = Sheet(seed=seed, **keys)
+        faults = [
+            (_find_device(text, devices), parse(text.rpartition(":")[2])) for text in fault or []
+        ]
         benches = [
             Bench(
                 replace(sheet, seed=seed + k),
@@ -114,10 +109,10 @@ def virtual_bench(
             return
         for _, at in sorted(numbers.items()):
             say(f"listening on TCPIP::{host}::{at}::SOCKET   (tcp://{host}:{at})")
-        of = "" if devices == 1 else f"{devices} boxes, each a "
+        boxes = "" if devices == 1 else f"{devices} boxes, each a "
         say(
-            f"{of}{lattice} lattice, {sheet.nominal.sites} + {len(sheet.nominal.bonds)} knobs. "
-            "Ctrl-C stops it."
+            f"{boxes}{sheet.rows}x{sheet.columns} lattice, {sheet.nominal.sites} + "
+            f"{len(sheet.nominal.bonds)} knobs. Ctrl-C stops it."
         )
         if host not in ("127.0.0.1", "localhost", "::1"):
             say("It can be reached from other machines, and has no password.")
@@ -133,7 +128,7 @@ def virtual_bench(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         if attached:
-            threading.Thread(target=_until_closed, args=(loop, task), daemon=True).start()
+            threading.Thread(target=_stop_when_closed, args=(loop, task), daemon=True).start()
         try:
             await task
         except asyncio.CancelledError:
@@ -142,11 +137,11 @@ def virtual_bench(
     try:
         asyncio.run(main())
     except OSError as error:
-        fail(_why_not(error, host, port))
+        fail(_explain(error, host, port))
 
 
-def _device(text: str, devices: int) -> int | None:
-    """Which box a fault is of; None for all."""
+def _find_device(text: str, devices: int) -> int | None:
+    """Index of the box that has a fault; None for all."""
     which, colon, _ = text.rpartition(":")
     if not colon:
         return None
@@ -157,7 +152,7 @@ def _device(text: str, devices: int) -> int | None:
     return int(which) - 1
 
 
-def _why_not(error: OSError, host: str, port: int) -> str:
+def _explain(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} of {host} is in use, perhaps by another bench. Stop that one, or choose "
@@ -167,13 +162,13 @@ def _why_not(error: OSError, host: str, port: int) -> str:
     what = (
         "--host must be an address of this machine"
         if isinstance(error, socket.gaierror)
-        else ("try another --host or --port")
+        else "try another --host or --port"
     )
     return f"cannot listen on {host}:{port}: {error.strerror or error}; {what}."
 
 
-def _until_closed(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
-    """Whoever started the bench holds its standard input; when that closes, they are gone."""
+def _stop_when_closed(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
+    """Stop the bench when the process that started it, and holds its standard input, ends."""
     while sys.stdin.read(4096):
         pass
     loop.call_soon_threadsafe(task.cancel)

@@ -73,7 +73,7 @@ class EstimateOptions(NamedTuple):
     Options are those of `fluctua estimate`.
     """
 
-    model: Path | None = None
+    model: str | None = None
     params: Mapping[str, np.ndarray] | None = None
     score: str = AUTO
     baseline: str = "time"

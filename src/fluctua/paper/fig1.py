@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fluctua.paper.training import Curve, Results, Trained, breakpoint_of
+from fluctua.paper.training import Results, Trained, TrainingCurve, breakpoint_of
 from fluctua.plot.network import draw_panel
 from fluctua.plot.style import FAMILY, LOOK, WIDTH, letter, sigma_colour
 from fluctua.runs.reading import rolling_mean
@@ -83,7 +83,7 @@ def draw(results: Results) -> Figure:
         return figure
 
 
-def _draw_returns(axes: Axes, runs: list[Curve]) -> None:
+def _draw_returns(axes: Axes, runs: list[TrainingCurve]) -> None:
     labelled: set[float] = set()
     for run in runs:
         label = None if run.sigma_kappa in labelled else f"{run.sigma_kappa:g}"
@@ -96,7 +96,7 @@ def _draw_returns(axes: Axes, runs: list[Curve]) -> None:
     )
 
 
-def _draw_budgets(axes: Axes, runs: list[Curve]) -> None:
+def _draw_budgets(axes: Axes, runs: list[TrainingCurve]) -> None:
     for k, run in enumerate(runs):  # they coincide for long: the later ones on top, and thinner
         axes.plot(
             run.iteration + 1,
@@ -162,7 +162,7 @@ def _draw_family(
 # -------------------------------------------------------------------------------------------- inset
 
 
-def draw_inset(axes: Axes, runs: Sequence[Curve], parent: Curve | None) -> Axes:
+def draw_inset(axes: Axes, runs: Sequence[TrainingCurve], parent: TrainingCurve | None) -> Axes:
     """The inset, in a corner of its panel that is empty or made so. parent: what happened
     before the breakpoint.
     """
@@ -201,7 +201,7 @@ def draw_inset(axes: Axes, runs: Sequence[Curve], parent: Curve | None) -> Axes:
 
 
 def _draw_stretch(
-    axes: Axes, run: Curve, first: float, last: float, colour: str, label: str | None
+    axes: Axes, run: TrainingCurve, first: float, last: float, colour: str, label: str | None
 ) -> None:
     """J between two iterations: faded as measured, and its rolling mean."""
     here = (run.iteration >= first) & (run.iteration <= last)

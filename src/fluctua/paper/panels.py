@@ -17,7 +17,7 @@ import numpy as np
 from fluctua.core.arrays import Array, Params
 from fluctua.core.draws import silent
 from fluctua.learn.reference import pathwise
-from fluctua.paper.training import Lattice, nearest
+from fluctua.paper.training import TrainedLattice, nearest
 from fluctua.runs import noise
 from fluctua.runs.noise import Done, difference, ignore
 from fluctua.store import tables
@@ -32,7 +32,7 @@ DIGITS = 6
 """Of the numbers in the tables: a thousandth of the least standard error of a batch, or better."""
 
 
-class Settings(NamedTuple):
+class PanelSettings(NamedTuple):
     """How much is measured. The defaults are the paper's ensembles; some 80 s of H200 kernels, by
     results/bench.
 
@@ -58,7 +58,7 @@ class Settings(NamedTuple):
     seed: int = 0
 
 
-QUICK = Settings(
+QUICK = PanelSettings(
     running=8000,
     difference=1000,
     variance=300,
@@ -88,7 +88,9 @@ def panel_file(name: str) -> str:
     return f"panel_{name}.csv.gz"
 
 
-def plan(folder: Path, lattices: list[Lattice], settings: Settings, backend: str) -> list[Panel]:
+def plan(
+    folder: Path, lattices: list[TrainedLattice], settings: PanelSettings, backend: str
+) -> list[Panel]:
     """The panels a–d on lattices in the middle of their training; each σ_κ on the one trained
     closest to it.
     """
@@ -178,7 +180,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
-def _header(lattices: list[Lattice], settings: Settings, *names: str) -> dict[str, Any]:
+def _header(lattices: list[TrainedLattice], settings: PanelSettings, *names: str) -> dict[str, Any]:
     """What a table says of itself."""
     first = lattices[0].task
     return {
@@ -290,7 +292,7 @@ def finite_difference(
     return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
 
 
-def _convergence(key: Any, lattice: Lattice, s: Settings, backend: str) -> Any:
+def _convergence(key: Any, lattice: TrainedLattice, s: PanelSettings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         k_pilot, k_run, k_difference = jax.random.split(key, 3)
         task = lattice.task
@@ -331,7 +333,7 @@ def _convergence(key: Any, lattice: Lattice, s: Settings, backend: str) -> Any:
     return make
 
 
-def _variances(key: Any, lattices: list[Lattice], s: Settings, backend: str) -> Any:
+def _variances(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = []
         for lattice, sigma in zip(lattices, s.sigma_kappa, strict=True):
@@ -365,7 +367,7 @@ def _variances(key: Any, lattices: list[Lattice], s: Settings, backend: str) -> 
     return make
 
 
-def _returns(key: Any, lattices: list[Lattice], s: Settings, backend: str) -> Any:
+def _returns(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = []
         silent = []

@@ -39,7 +39,7 @@ RECORDS = 500
 """Times at which the field is looked at, evenly spread over the horizon."""
 
 
-class Curve(NamedTuple):
+class TrainingCurve(NamedTuple):
     """One run. iteration, J, ensemble: (I,), rewound rows left out.
 
     J_stderr, trajectories: at the end.
@@ -117,8 +117,8 @@ class Results(NamedTuple):
     bring it.
     """
 
-    runs: list[Curve]
-    inset: list[Curve]
+    runs: list[TrainingCurve]
+    inset: list[TrainingCurve]
     trained: Trained | None
     notes: list[str]
 
@@ -166,7 +166,7 @@ def gather(
     return Results([_curve(run) for run in runs], continued, trained, notes)
 
 
-def breakpoint_of(curves: Sequence[Curve]) -> int | None:
+def breakpoint_of(curves: Sequence[TrainingCurve]) -> int | None:
     """The first iteration at which continuations differ in their ensembles; None if they never
     do.
     """
@@ -231,7 +231,7 @@ def read(folder: Path) -> Results:
         curves.append(
             (
                 run["inset"],
-                Curve(
+                TrainingCurve(
                     run["name"],
                     run["sigma_kappa"],
                     iteration,
@@ -280,9 +280,9 @@ def _readable(folders: list[Path], notes: list[str]) -> list[SavedRun]:
     return runs
 
 
-def _curve(run: SavedRun) -> Curve:
+def _curve(run: SavedRun) -> TrainingCurve:
     h = run.history
-    return Curve(
+    return TrainingCurve(
         run.folder.name,
         run.sigma_kappa,
         h.iteration,
@@ -304,7 +304,7 @@ def _trained(run: SavedRun, count: int) -> Trained:
 # ------------------------------------------------------------------------- lattices in mid-training
 
 
-class Lattice(NamedTuple):
+class TrainedLattice(NamedTuple):
     """θ on the way. task: what it was trained for. iteration: where it is from, −1 if that is
     not known.
     """
@@ -316,7 +316,7 @@ class Lattice(NamedTuple):
     source: str
 
 
-def midway(run: SavedRun, iteration: int | None = None) -> Lattice:
+def midway(run: SavedRun, iteration: int | None = None) -> TrainedLattice:
     """The first record at or after `iteration`; if not given, after half of the run's gain in J is
     reached.
 
@@ -334,7 +334,7 @@ def midway(run: SavedRun, iteration: int | None = None) -> Lattice:
             "earlier one."
         )
     at = int(records[0])
-    return Lattice(
+    return TrainedLattice(
         run.task,
         run.course.theta(at),
         run.sigma_kappa,
@@ -343,7 +343,7 @@ def midway(run: SavedRun, iteration: int | None = None) -> Lattice:
     )
 
 
-def from_runs(folder: Path, iteration: int | None = None) -> list[Lattice]:
+def from_runs(folder: Path, iteration: int | None = None) -> list[TrainedLattice]:
     """One lattice of every run folder in a folder, by σ_κ."""
     folders = find_runs(folder)
     if not folders:
@@ -358,17 +358,17 @@ def from_runs(folder: Path, iteration: int | None = None) -> list[Lattice]:
     )
 
 
-def from_file(path: Path, config: str = "paper") -> list[Lattice]:
+def from_file(path: Path, config: str = "paper") -> list[TrainedLattice]:
     """The parameters of an .npz on the lattice of a preset or configuration file; the run's own
     if it lies in one.
     """
     beside = path.parent / "config.toml"
     settings = load_unedited(beside) if beside.exists() else find_config(config)
     theta = load_parameters(path, make_network(settings))
-    return [Lattice(make_task(settings), theta, settings.task.sigma_kappa, -1, path.name)]
+    return [TrainedLattice(make_task(settings), theta, settings.task.sigma_kappa, -1, path.name)]
 
 
-def trained_here(seed: int, sigma_kappa: float) -> Lattice:
+def trained_here(seed: int, sigma_kappa: float) -> TrainedLattice:
     """A small lattice, trained for a second: for a quick look without any run. 3 × 4, T = 8,
     steps of 0.005.
     """
@@ -386,10 +386,10 @@ def trained_here(seed: int, sigma_kappa: float) -> Lattice:
     high = {"omega": 5.0, "kappa": 2.0, "chi": 0.05}
     training = Training(task.estimator("cpu"), theta, rule, trajectories=256, bounds=(low, high))
     *_, last = ascend(training, k_run, training.start, Length(10))
-    return Lattice(task, last.next_theta, sigma_kappa, 10, f"trained here, seed {seed}")
+    return TrainedLattice(task, last.next_theta, sigma_kappa, 10, f"trained here, seed {seed}")
 
 
-def nearest(lattices: list[Lattice], sigma_kappa: float) -> Lattice:
+def nearest(lattices: list[TrainedLattice], sigma_kappa: float) -> TrainedLattice:
     """The lattice that was trained at the modulation closest to this, put under exactly this."""
     best = min(lattices, key=lambda lattice: abs(lattice.sigma_kappa - sigma_kappa))
     return best._replace(task=tcmt.with_noise(best.task, sigma_kappa=sigma_kappa))

@@ -97,7 +97,7 @@ def resume(
         if over and (place.path / "summary.json").exists():
             raise ValueError(
                 f"nothing is left to do in {folder}: {over}. To go on: --iterations, "
-                "--max-trajectories or --max-minutes with a larger number."
+                "or --set stop.max_trajectories and stop.max_minutes, with a larger number."
             )
         return _iterate(run, loop.reopen(files, lock, state, run.training_loop, report))
 

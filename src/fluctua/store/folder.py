@@ -93,7 +93,7 @@ class RunFolder(NamedTuple):
 
     @property
     def final(self) -> Path:
-        """`fluctua gradient --params` reads it."""
+        """`fluctua estimate --params` reads it."""
         return self.path / "final.npz"
 
     @property

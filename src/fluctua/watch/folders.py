@@ -58,7 +58,7 @@ TREE = ("row", "iteration", "bonds", "positions", "lead_sites")
 Columns = dict[str, np.ndarray]
 
 
-class Unreadable(ValueError):
+class UnreadableRun(ValueError):
     """A file of a run that cannot be shown, and why."""
 
 
@@ -97,7 +97,7 @@ class Cached(NamedTuple):
     columns: Columns
 
 
-class Library:
+class RunLibrary:
     """The runs below some folders, and what was read of them last."""
 
     def __init__(self, roots: list[Path]):
@@ -126,7 +126,7 @@ class Library:
         try:
             return self.runs[number]
         except KeyError:
-            raise Unreadable(
+            raise UnreadableRun(
                 "there is no such run; its folder may have been moved or removed."
             ) from None
 
@@ -175,7 +175,7 @@ class Library:
         with _opened(self.run(number)) as file:
             records = len(_dataset(file, "iteration"))
             if not 0 <= record < records:
-                raise Unreadable(f"there are {records} records; {record} is none of them.")
+                raise UnreadableRun(f"there are {records} records; {record} is none of them.")
             return {
                 name: _numbers(np.ravel(_dataset(file, name)[record])) for name in _families(file)
             }
@@ -191,7 +191,7 @@ class Library:
         try:
             names, values = history.read_numbers(path)
         except (ValueError, OSError) as error:
-            raise Unreadable(
+            raise UnreadableRun(
                 f"devices.csv cannot be read ({error}).".replace(f"{path.parent}/", "")
             ) from None
         columns = self._columns(run)
@@ -240,7 +240,7 @@ class Library:
         """The history as text, written from its numbers."""
         path = self.run(number).file("history.csv")
         if path is None:
-            raise Unreadable("the run has no history.csv.")
+            raise UnreadableRun("the run has no history.csv.")
         yield history.PLAIN
         for row in history.read(path):
             yield history.line(row, "").rstrip(",\n") + "\n"
@@ -248,7 +248,7 @@ class Library:
     def _columns(self, run: Watched) -> Columns:
         path = run.file("history.csv")
         if path is None:
-            raise Unreadable("the run has no history.csv, or one too large to show.")
+            raise UnreadableRun("the run has no history.csv, or one too large to show.")
         beside = run.file("signal.csv")
         stamp = (*_stamp(path), *(_stamp(beside) if beside else ()))
         with self._lock:
@@ -402,7 +402,7 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
     try:
         rows = history.read(path)
     except (ValueError, OSError) as error:
-        raise Unreadable(str(error).replace(f"{path.parent}/", "")) from None
+        raise UnreadableRun(str(error).replace(f"{path.parent}/", "")) from None
     kinds = {
         name: object if name == "event" else np.int64 if name in ("row", "iteration") else float
         for name in Row._fields
@@ -413,7 +413,7 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
             for k, name in enumerate(Row._fields)
         }
     except OverflowError as error:
-        raise Unreadable(f"{path.name} has a number that is too large ({error}).") from None
+        raise UnreadableRun(f"{path.name} has a number that is too large ({error}).") from None
     if beside is not None:
         try:
             names, values = history.read_numbers(beside)
@@ -438,17 +438,17 @@ def _events(columns: Columns) -> list[dict[str, Any]]:
 def _opened(run: Watched) -> h5py.File:
     path = run.file("parameters.h5")
     if path is None:
-        raise Unreadable("the run has no parameters.h5, or one too large to show.")
+        raise UnreadableRun("the run has no parameters.h5, or one too large to show.")
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        raise Unreadable(f"parameters.h5 cannot be read ({error}).") from None
+        raise UnreadableRun(f"parameters.h5 cannot be read ({error}).") from None
 
 
 def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
     """A data set that is in this file and nowhere else."""
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        raise Unreadable(f"parameters.h5 has no data set {name!r} of its own.")
+        raise UnreadableRun(f"parameters.h5 has no data set {name!r} of its own.")
     dataset = file[name]
     if (
         not isinstance(dataset, h5py.Dataset)
@@ -457,12 +457,12 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
         or dataset.dtype.kind not in "fiu"
         or not dataset.shape
     ):
-        raise Unreadable(f"{name!r} in parameters.h5 is no plain array of numbers.")
+        raise UnreadableRun(f"{name!r} in parameters.h5 is no plain array of numbers.")
     if (
         max(len(dataset), dataset.size // max(len(dataset), 1)) > MOST_NUMBERS
         or _chunk_bytes(dataset) > LARGEST
     ):
-        raise Unreadable(
+        raise UnreadableRun(
             f"{name!r} in parameters.h5 is declared as {dataset.shape}, in chunks of "
             f"{dataset.chunks}: too large to "
             "show."
@@ -489,7 +489,7 @@ def _families(file: h5py.File) -> list[str]:
             names.append(name)
     sizes = (_dataset(file, name).shape[1:] for name in names)
     if sum(map(math.prod, sizes)) > MOST_NUMBERS:
-        raise Unreadable(
+        raise UnreadableRun(
             f"parameters.h5 has more than {MOST_NUMBERS:,} parameters: too many to show."
         )
     return names

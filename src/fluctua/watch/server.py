@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fluctua.watch.folders import Library, Unreadable, encoded
+from fluctua.watch.folders import RunLibrary, UnreadableRun, encoded
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -58,7 +58,7 @@ class Changes:
     is.
     """
 
-    def __init__(self, library: Library):
+    def __init__(self, library: RunLibrary):
         self.library = library
         self.streams = 0
         self.news = asyncio.Event()  # set once, at the next change
@@ -115,7 +115,7 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    library = Library(roots)
+    library = RunLibrary(roots)
     library.find()
     changes = Changes(library)
     files = resources.files("fluctua.watch") / "page"
@@ -154,7 +154,7 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         async def endpoint(request: Any) -> Response:
             try:
                 tree = await asyncio.to_thread(lambda: encoded(read(request)))
-            except (Unreadable, OSError) as error:
+            except (UnreadableRun, OSError) as error:
                 return JSONResponse({"error": str(error)}, 404, HEADERS)
             except (ValueError, KeyError, OverflowError, csv.Error) as error:  # of damaged files
                 return JSONResponse(
@@ -258,7 +258,7 @@ def _bound(host: str, port: int) -> socket.socket:
 def _whole(text: str) -> int:
     """A number of an address. Those of thousands of digits are refused by Python."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise Unreadable(f"a record is a whole number; got {text[:20]!r}.")
+        raise UnreadableRun(f"a record is a whole number; got {text[:20]!r}.")
     return int(text)
 
 

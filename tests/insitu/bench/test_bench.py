@@ -515,7 +515,7 @@ def test_a_mistake_of_the_bench_is_an_entry_in_the_queue(monkeypatch):
 
 
 def test_command_line_listens_on_loopback_and_stops_with_its_starter():
-    words = ["virtual-bench", "--port", "0", "--attached", "--lattice", "2x2"]
+    words = ["virtual-bench", "--port", "0", "--attached", "--set", "rows=2", "--set", "columns=2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fluctua", *words],
         stdin=subprocess.PIPE,

@@ -15,9 +15,11 @@ from fluctua.insitu.calibrate.report import describe, gradient_errors
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
+from fluctua.insitu.files import RecordingModel
 drift = lambda th, x: th["force"] / {unit} - th["k"] * x
 process = fl.Process(drift, lambda th, x: th["s"] * jnp.ones(1))
 objective = fl.Objective(terminal=lambda th, x: th["w"] * x[0] ** 2)
+model = RecordingModel(process, objective)
 """
 T = np.linspace(0, 1, 41)
 
@@ -52,7 +54,7 @@ def calibrations(folder):
         model = f"right_{unit}"
         with insitu.files.open(folder / f"{unit}.nc") as recording:
             found[model] = insitu.calibrate.calibrate_recording(
-                recording, insitu.files.load_model(recording, folder / f"{model}.py")
+                recording, insitu.files.load_model(recording, f"{folder / model}.py:model")
             )
     return found
 
@@ -89,7 +91,8 @@ def test_what_was_not_examined_is_said(folder, calibrations):
     assert "no bias, because they have no score: w\n" in words
     assert " 0 ± 0 " not in words
     done = CliRunner().invoke(
-        app, ["calibrate", str(folder / "1.nc"), "--model", str(folder / "right_1.py"), "--json"]
+        app,
+        ["calibrate", str(folder / "1.nc"), "--model", f"{folder / 'right_1.py'}:model", "--json"],
     )
     numbers = json.loads(done.stdout)["files"][0]
     assert (

@@ -288,7 +288,7 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "not what was set" in done.output
-    assert abs(float(re.search(r"--observation-noise (\S+?)\.?\n", done.output)[1]) - 0.05) < 0.003
+    assert abs(float(re.search(r"--set readout_noise=(\S+?)\.?\n", done.output)[1]) - 0.05) < 0.003
     fitted = np.load(tmp_path / "fit.npz")
     assert abs(fitted["kappa"][0] - 1.0) < 0.05
     with insitu.files.open(tmp_path / "r.nc") as r:

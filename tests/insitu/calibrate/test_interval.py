@@ -81,7 +81,19 @@ def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
     """
     path = str(tmp_path / "r.nc")
     done = CliRunner().invoke(
-        app, ["record", path, "--lattice", "2x2", "--horizon", "3", "--trajectories", "60"]
+        app,
+        [
+            "record",
+            path,
+            "--set",
+            "lattice.rows=2",
+            "--set",
+            "lattice.columns=2",
+            "--set",
+            "task.horizon=3",
+            "--trajectories",
+            "60",
+        ],
     )
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, ["calibrate", path])
@@ -90,15 +102,19 @@ def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
     coarse = [
         "record",
         path,
-        "--lattice",
-        "2x2",
-        "--horizon",
-        "3",
+        "--set",
+        "lattice.rows=2",
+        "--set",
+        "lattice.columns=2",
+        "--set",
+        "task.horizon=3",
         "--trajectories",
         "60",
         "--replace",
     ]
-    assert CliRunner().invoke(app, [*coarse, "--dt", "0.002", "--every", "30"]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, [*coarse, "--set", "task.dt=0.002", "--every", "30"]).exit_code == 0
+    )
     done = CliRunner().invoke(app, ["calibrate", path])
     assert "The cause is Euler's interval" in done.output
 
@@ -107,8 +123,10 @@ def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
 objective = fl.Objective(terminal=lambda th, x: x[0] ** 2)
+model = RecordingModel(process, objective)
 """
 
 
@@ -119,7 +137,7 @@ def write(folder, name, dt, steps, count=2000):
         folder / name, insitu.files.Description(data.t, ("x",), parameters=THETA), data.x
     )
     (folder / "model.py").write_text(MODEL)
-    return [str(folder / name), "--model", str(folder / "model.py")]
+    return [str(folder / name), "--model", f"{folder / 'model.py'}:model"]
 
 
 def run(*arguments):
@@ -149,7 +167,7 @@ def test_estimate_follows_the_transition_of_the_calibration(tmp_path):
 @pytest.mark.long
 def test_every_command_follows_the_transition_that_calibrate_wrote(tmp_path):
     file = write(tmp_path, "r.nc", 0.5, 10, count=40)
-    run("calibrate", *file, "--transition", "local-linear", "--write", "--no-bias")
+    run("calibrate", *file, "--score", "local-linear", "--write", "--set", "bias=false")
     one = run("estimate", *file)
     assert "local-linear score" in one.stdout
     assert "does not suit" not in one.stderr
@@ -184,15 +202,17 @@ def test_a_simulation_step_by_step_suits_euler(tmp_path):
     options = [
         "record",
         path,
-        "--lattice",
-        "1x2",
-        "--horizon",
-        "2",
+        "--set",
+        "lattice.rows=1",
+        "--set",
+        "lattice.columns=2",
+        "--set",
+        "task.horizon=2",
         "--trajectories",
         "4",
         "--replace",
-        "--dt",
-        "0.05",
+        "--set",
+        "task.dt=0.05",
     ]
     for every, suits in ((1, True), (2, False)):
         run(*options, "--every", str(every))

@@ -57,7 +57,7 @@ def noisy(tmp_path_factory):
     path = tmp_path_factory.mktemp("r") / "r.nc"
     recorded(path, TRUE, 1500, observation_noise=0.03)
     before = report_of("estimate", path)
-    written = CliRunner().invoke(app, ["calibrate", str(path), "--no-bias", "--write"])
+    written = CliRunner().invoke(app, ["calibrate", str(path), "--set", "bias=false", "--write"])
     assert written.exit_code == 0, written.output
     assert "fluctua estimate uses it" in written.output
     return path, before
@@ -79,7 +79,7 @@ def test_the_files_own_noise_makes_the_gradient_right(noisy):
     np.testing.assert_allclose(after["used"]["diffusion_ratio"], FACTOR**2, rtol=0.03)
     assert before["used"]["noise"] == "nominal"
     assert np.abs(z_of(before, gradient)).max() > 8
-    assert z_of(report_of("estimate", path, "--noise", "nominal"), gradient) == pytest.approx(
+    assert z_of(report_of("estimate", path, "--set", "noise=nominal"), gradient) == pytest.approx(
         z_of(before, gradient)
     )
 
@@ -91,7 +91,7 @@ def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
     """
     path, _ = noisy
     _, gradient = exact.value_and_gradient(TRUE, THETA)
-    nominal = report_of("estimate", path, "--noise", "nominal", "--observation-noise", 0.03)
+    nominal = report_of("estimate", path, "--set", "noise=nominal", "--set", "readout_noise=0.03")
     assert np.abs(z_of(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})).max() < tolerance(
         5
     )
@@ -139,11 +139,14 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
             insitu.calibrate.calibrate_recording(r, insitu.files.load_model(r), bias=False), r.count
         )
     insitu.files.put_table(path, "noise", table)
-    wrong, right = report_of("estimate", path), report_of("estimate", path, "--theta", "calibrated")
+    wrong, right = (
+        report_of("estimate", path),
+        report_of("estimate", path, "--set", "theta=calibrated"),
+    )
     assert z_of(wrong, gradient)[1] > tolerance(5)
     assert wrong["gradient"]["kappa"][1] > 1.5 * gradient["kappa"][1]
     assert right["stderr"]["kappa"][1] < 0.5 * wrong["stderr"]["kappa"][1]
-    assert "--theta calibrated" in " ".join(wrong["used"]["said"])
+    assert "theta=calibrated" in " ".join(wrong["used"]["said"])
     assert np.abs(z_of(right, gradient)).max() < tolerance(5)
 
 

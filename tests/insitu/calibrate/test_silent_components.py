@@ -25,8 +25,10 @@ import fluctua as fl
 def drift(theta, x):
     return jnp.array([x[1], -theta["k"] * x[0] - theta["friction"] * x[1]])
 
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(drift, lambda theta, x: jnp.array([0.0, 0.6]))
 objective = fl.Objective(terminal=lambda theta, x: x[0] ** 2)
+model = RecordingModel(process, objective)
 """
 THETA = {"k": jnp.array(2.0), "friction": jnp.array(0.5)}
 Q = 0.6**2 / 2
@@ -187,7 +189,7 @@ def folder(tmp_path_factory):
 
 def command(folder, name, *options):
     done = CliRunner().invoke(
-        app, [name, str(folder / "r.nc"), "--model", str(folder / "model.py"), *options]
+        app, [name, str(folder / "r.nc"), "--model", f"{folder / 'model.py'}:model", *options]
     )
     assert done.exit_code == 0, done.output
     return done.output
@@ -204,7 +206,7 @@ def test_calibrate_then_estimate_and_advise(folder):
     for name, true in (("k", 2.0), ("friction", 0.5)):
         assert abs(fit["theta"][name] - true) < tolerance(2) * fit["stderr"][name] + 0.03
     assert told["guard"]["v"][0] == 1
-    found = json.loads(command(folder, "estimate", "--theta", "calibrated", "--json"))
+    found = json.loads(command(folder, "estimate", "--set", "theta=calibrated", "--json"))
 
     def value(theta):
         """E[x_T²] of the oscillator, by its transition over one interval."""

@@ -405,12 +405,11 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
 def test_several_addresses_on_the_command_line(tmp_path):
     """Two boxes of one process behind sockets, trained and resumed."""
     with demo.bench_processes(
-        2, "--lattice", "2x2", "--interval", "0.05", "--fault", "2:drop@5"
+        2, "--set", "rows=2", "--set", "columns=2", "--set", "interval=0.05", "--fault", "2:drop@5"
     ) as places:
         addresses = [f"tcp://{host}:{port}" for host, port in places]
         words = [
             "insitu",
-            "train",
             "--out",
             str(tmp_path / "run"),
             "--iterations",
@@ -418,13 +417,13 @@ def test_several_addresses_on_the_command_line(tmp_path):
             "--trajectories",
             "12",
         ]
-        words += ["--points", "21", "--baseline", "none", "--probes", "3"]
+        words += ["--set", "points=21", "--baseline", "none", "--set", "probes=3"]
         done = CliRunner().invoke(app, [*words, *addresses])
         assert done.exit_code == 0, done.output
         assert "2 devices: J differs" in done.output
         assert "worth while" in done.output
         again = CliRunner().invoke(
-            app, ["insitu", "train", "--resume", str(tmp_path / "run"), "--iterations", "2"]
+            app, ["insitu", "--resume", str(tmp_path / "run"), "--iterations", "2"]
         )
         assert again.exit_code == 0, again.output
     assert (

@@ -198,7 +198,7 @@ def test_without_a_fault_the_run_goes_on(run):
 def test_a_run_that_is_asked_to_goes_on_with_marked_batches(run):
     folder, faulty = run
     box = faulty(FAULTS["times 1.3"])
-    with pytest.raises(Doubt, match=r"--resume.*--on-doubt continue"):
+    with pytest.raises(Doubt, match=r"--resume.*--set on_doubt=continue"):
         list(loop.resume(box, model(), folder))
     rows = [row for row, _ in loop.resume(box, model(), folder, on_doubt="continue")]
     assert [row.event for row in rows] == ["60 cut off; 1 doubt", "1 doubt"]
@@ -228,7 +228,6 @@ def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeyp
     with server.background(bench) as port:
         words = [
             "insitu",
-            "train",
             f"tcp://127.0.0.1:{port}",
             "--out",
             str(tmp_path / "run"),
@@ -244,9 +243,9 @@ def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeyp
         assert done.exit_code == 2
         assert "not those of the calibrated model" in text
         assert "--resume" in text
-        assert "--on-doubt continue" in text
+        assert "--set on_doubt=continue" in text
         again = CliRunner().invoke(
-            app, ["insitu", "train", "--resume", str(tmp_path / "run"), "--on-doubt", "continue"]
+            app, ["insitu", "--resume", str(tmp_path / "run"), "--set", "on_doubt=continue"]
         )
         assert again.exit_code == 0
     assert [row.iteration for row in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]

@@ -156,7 +156,18 @@ def test_a_trajectory_is_checked_once(path, monkeypatch):
 
 def test_no_command_uses_states_that_are_not_what_was_written(tmp_path):
     path = tmp_path / "r.nc"
-    options = ["--lattice", "1x2", "--horizon", "1", "--dt", "0.1", "--trajectories", "20"]
+    options = [
+        "--set",
+        "lattice.rows=1",
+        "--set",
+        "lattice.columns=2",
+        "--set",
+        "task.horizon=1",
+        "--set",
+        "task.dt=0.1",
+        "--trajectories",
+        "20",
+    ]
     assert CliRunner().invoke(app, ["record", str(path), *options]).exit_code == 0
     data = bytearray(path.read_bytes())
     swapped(data, *chunks(path)[3:5])

@@ -22,8 +22,10 @@ MODEL = """
 import jax.numpy as jnp
 import fluctua as fl
 
+from fluctua.insitu.files import RecordingModel
 process = fl.Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]]), [[1.0], [-1.0]])
 objective = fl.Objective(terminal=lambda th, x: x[0])
+model = RecordingModel(process, objective)
 """
 BIRTH_DEATH = Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]]), [[1.0], [-1.0]])
 RATES = {"birth": jnp.array(5.0), "death": jnp.array(1.0)}
@@ -258,7 +260,7 @@ def test_inspect_counts_the_events(folder):
 def test_estimate_agrees_with_the_exact_answer(folder):
     """E[n_T] = 3e^{−dT} + b/d (1 − e^{−dT})."""
     told = json.loads(
-        command("estimate", folder / "r.nc", "--model", folder / "model.py", "--json").output
+        command("estimate", folder / "r.nc", "--model", f"{folder}/model.py:model", "--json").output
     )
     fall = np.exp(-2.0)
     exact = {"birth": 1 - fall, "death": -3 * 2 * fall - 5 * (1 - fall) + 5 * 2 * fall}
@@ -280,6 +282,6 @@ def test_estimate_agrees_with_the_exact_answer(folder):
     ],
 )
 def test_what_the_commands_cannot_do_is_said(folder, name, file, model, message):
-    done = command(name, folder / file, "--model", folder / model)
+    done = command(name, folder / file, "--model", f"{folder / model}:model")
     assert done.exit_code != 0
     assert message in " ".join(done.output.split())

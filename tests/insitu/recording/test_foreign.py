@@ -22,20 +22,18 @@ def opened(path, **options):
         return r.description, np.array(r.x[:])
 
 
-def test_times_from_an_interval_or_a_rate(tmp_path):
+def test_times_from_an_interval(tmp_path):
     np.savez(tmp_path / "a.npz", x=X)
     np.save(tmp_path / "a.npy", X)
     for name in ("a.npz", "a.npy"):
-        with pytest.raises(ValueError, match="--dt or --rate"):
+        with pytest.raises(ValueError, match="--set dt="):
             insitu.files.open(tmp_path / name)
         description, x = opened(tmp_path / name, dt=0.25)
         np.testing.assert_array_equal(description.t, T)
         np.testing.assert_array_equal(x, X)
-    for option in (["--dt", 0.25], ["--rate", 4]):
-        done = run("inspect", tmp_path / "a.npy", *option)
-        assert done.exit_code == 0, done.output
-        assert "a sample every 0.25" in done.output
-    assert "give one of them" in run("inspect", tmp_path / "a.npy", "--dt", 1, "--rate", 1).output
+    done = run("inspect", tmp_path / "a.npy", "--set", "dt=0.25")
+    assert done.exit_code == 0, done.output
+    assert "a sample every 0.25" in done.output
     np.savez(tmp_path / "b.npz", x=X, t=T)
     with pytest.raises(ValueError, match="has times of its own"):
         insitu.files.open(tmp_path / "b.npz", dt=0.25)
@@ -49,7 +47,7 @@ def test_times_from_an_interval_or_a_rate(tmp_path):
 def test_counts_get_their_units(tmp_path):
     counts = np.clip(X * 1000, -32768, 32767).astype(np.int16)
     np.savez(tmp_path / "a.npz", x=counts, t=T)
-    with pytest.raises(ValueError, match=r"counts \(int16\).*--scale"):
+    with pytest.raises(ValueError, match=r"counts \(int16\).*--set scale="):
         insitu.files.open(tmp_path / "a.npz")
     description, x = opened(tmp_path / "a.npz", scale=0.001)
     assert description.dtype == "float32"
@@ -58,8 +56,8 @@ def test_counts_get_their_units(tmp_path):
     np.testing.assert_allclose(each, x * [1, 2, 3], rtol=1e-6)
     with pytest.raises(ValueError, match="each of 3 channels"):
         insitu.files.open(tmp_path / "a.npz", scale=[1.0, 2.0])
-    assert run("inspect", tmp_path / "a.npz", "--scale", "1e-3").exit_code == 0
-    assert "got 'x'" in run("inspect", tmp_path / "a.npz", "--scale", "x").output
+    assert run("inspect", tmp_path / "a.npz", "--set", "scale=1e-3").exit_code == 0
+    assert "got 'x'" in run("inspect", tmp_path / "a.npz", "--set", "scale=x").output
 
 
 def test_clipping_is_found_in_counts(tmp_path):
@@ -69,7 +67,7 @@ def test_clipping_is_found_in_counts(tmp_path):
     counts = (X * 1000).astype(np.int16)
     counts[2, 7, 1] = 32767
     np.savez(tmp_path / "a.npz", x=counts, t=T)
-    done = run("inspect", tmp_path / "a.npz", "--scale", "0.001")
+    done = run("inspect", tmp_path / "a.npz", "--set", "scale=0.001")
     assert done.exit_code == 1
     assert (
         "clipped above: x[1]; worst is x[1], 1 sample at the end of the counter's range"
@@ -107,7 +105,7 @@ def test_what_is_wrong_with_a_table(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("left,right\n1,2\n3,4\n")
     with pytest.raises(
-        ValueError, match="no column of times; it has left, right.*--dt or --rate.*--map t=COLUMN"
+        ValueError, match="no column of times; it has left, right.*--set dt=.*--map t=COLUMN"
     ):
         insitu.files.open(path)
     with pytest.raises(ValueError, match="got t=clock, and it has left, right"):
@@ -137,7 +135,15 @@ def test_convert_and_drop(tmp_path):
     x[2, 5, 1] = np.nan
     np.savez(tmp_path / "a.npz", psi=x, **{"context.phase": np.arange(6.0)})
     np.savez(tmp_path / "theta.npz", k=0.5)
-    command = ["convert", tmp_path / "a.npz", tmp_path / "r.nc", "--map", "x=psi", "--rate", 4]
+    command = [
+        "convert",
+        tmp_path / "a.npz",
+        tmp_path / "r.nc",
+        "--map",
+        "x=psi",
+        "--set",
+        "dt=0.25",
+    ]
     refused = run(*command)
     assert refused.exit_code == 2
     assert "trajectory 2 of" in refused.output

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import fluctua as fl
 
 theta = {"k": 1.0}
+from fluctua.insitu.files import RecordingModel
 process = fl.Process(drift=lambda th, x: -th["k"] * x, noise=lambda th, x: jnp.full((1,), 1.0))
 objective = fl.Objective(running=lambda th, x: x[0] ** 2)
+model = RecordingModel(process, objective)
 """
 
 
@@ -246,7 +248,7 @@ def test_a_calibration_names_the_drift_and_advises_no_longer_record(tmp_path):
         path = tmp_path / f"{size}.nc"
         save(path, x[None] + size * np.linspace(0, 1, 20_000)[None, :, None])
         with insitu.files.open(path) as recording:
-            model = insitu.files.load_model(recording, tmp_path / "model.py")
+            model = insitu.files.load_model(recording, f"{tmp_path / 'model.py'}:model")
             if size == 0.4:
                 pieces = split_record(recording, model)
                 assert "the mean of a differs by" in pieces.trend

@@ -268,9 +268,10 @@ def _noting(model: Model, calibration: dict[str, Array]) -> Model:
 
 def sheet_options(sheet: device.Sheet) -> list[str]:
     """The command line of a bench with this sheet."""
-    words = ["--lattice", f"{sheet.rows}x{sheet.columns}"]
+    words = ["--seed", str(sheet.seed), "--set", f"readout_noise={sheet.readout}"]
     for name in (
-        "seed",
+        "rows",
+        "columns",
         "interval",
         "oversample",
         "disorder",
@@ -278,9 +279,8 @@ def sheet_options(sheet: device.Sheet) -> list[str]:
         "gain_error",
         "ageing",
         "ageing_shots",
-        "readout",
         "adc_range",
         "bits",
     ):
-        words += [f"--{name.replace('_', '-')}", str(getattr(sheet, name))]
+        words += ["--set", f"{name}={getattr(sheet, name)}"]
     return words

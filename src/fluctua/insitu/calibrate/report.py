@@ -27,7 +27,7 @@ FAR_APART = (
 TOO_FAR = (
     "The cause is Euler's interval: what its step leaves out predicts the residuals (slope {:.2f} "
     "± {:.2f}; 1 if so). "
-    "Use --transition local-linear (with --write estimate follows; else --score local-linear), or "
+    "Use --score local-linear (with --write estimate follows; else give it there too), or "
     "sample faster."
 )
 NOT_FAR = (
@@ -112,7 +112,7 @@ def _drift(c: Calibration) -> list[str]:
         if not off
         else f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the "
         "measured ones: "
-        "calibrate --write, then estimate --theta calibrated."
+        "calibrate --write, then estimate --set theta=calibrated."
     )
     if off and c.transition == "euler":
         lines.append(f"    {_interval(c)}")
@@ -195,7 +195,7 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         lines.append(
             f"  → without that Q would be {share:.3g} times too large, and the gradient "
             "as much too small. "
-            f"Estimate with --observation-noise {size:.3g}."
+            f"Estimate with --set readout_noise={size:.3g}."
         )
     else:
         bound = np.sqrt(max(np.max((s2 + 2 * e2)[~silent]), 0))

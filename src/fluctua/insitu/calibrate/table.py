@@ -121,7 +121,7 @@ def _refuse_diffusion(q: np.ndarray, components: tuple[str, ...]) -> None:
     raise ValueError(
         f"the file's noise table has a diffusion of {q[bad]:.3g} for {components[bad]}; it must be "
         "positive. Calibrate "
-        "with more trajectories (fluctua calibrate --write), or use --noise nominal."
+        "with more trajectories (fluctua calibrate --write), or use --set noise=nominal."
     )
 
 
@@ -131,8 +131,8 @@ def _vector(table: Any, name: str, size: int) -> np.ndarray:
     if value.shape not in ((), (1,), (size,)) or not np.all(np.isfinite(value)):
         raise ValueError(
             f"`noise.{name}` must be a finite number for each of the {size} components, or one for "
-            "all; got shape "
-            f"{value.shape}. Calibrate again (fluctua calibrate --write), or use --noise nominal."
+            f"all; got shape {value.shape}. Calibrate again (fluctua calibrate --write), or use "
+            "--set noise=nominal."
         )
     return np.broadcast_to(value, (size,)).copy()
 
@@ -452,6 +452,6 @@ def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> 
     return [
         f"parameters: as set, but the calibration found {off} of {every.size} elsewhere, by "
         f"{every.max():.0f} standard "
-        "errors at most. A gradient with a wrong drift is biased: --theta calibrated uses the "
+        "errors at most. A gradient with a wrong drift is biased: --set theta=calibrated uses the "
         "measured ones."
     ]

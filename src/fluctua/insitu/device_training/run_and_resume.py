@@ -132,7 +132,7 @@ def read_plan(folder: str | Path) -> Plan:
 
 
 def _locate(folder: str | Path) -> RunFolder:
-    return RunFolder(Path(folder), "plan.json", "fluctua insitu train --resume {folder}")
+    return RunFolder(Path(folder), "plan.json", "fluctua insitu --resume {folder}")
 
 
 def _find(folder: str | Path) -> RunFolder:

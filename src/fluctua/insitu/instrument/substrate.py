@@ -323,7 +323,7 @@ class InstrumentSubstrate:
             raise Doubt(
                 f"{doubt} The batch is kept{where} and not averaged. Mend the instrument or its "
                 "model and go on with "
-                'the run (--resume), or use such batches too: on_doubt="continue" (--on-doubt '
+                'the run (--resume), or use such batches too: on_doubt="continue" (--set on_doubt='
                 "continue)."
             )
         return good

@@ -113,7 +113,7 @@ def read_npy(path: Path, units: Units) -> Contents:
         raise ValueError(f"{path} cannot be read as an .npy of numbers ({error}).") from None
     if units.dt is None:
         raise ValueError(
-            f"{path} is an array without times: give the interval of its samples, --dt or --rate."
+            f"{path} is an array without times: give the interval of its samples, --set dt=0.01."
         )
     return _contents(path, "npy", {}, x, units)
 
@@ -154,7 +154,7 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     if time is None and units.dt is None:
         raise ValueError(
             f"{path} has no column of times; it has {_few(names)}. Give the interval, "
-            "--dt or --rate, or "
+            "--set dt=0.01, or "
             "say which it is, --map t=COLUMN."
         )
     if number is not None:
@@ -302,9 +302,7 @@ def _find(
     wanted = [("x", "the states (trajectory, time, channel)")] + [("t", "the times")] * needs_times
     for name, meaning in wanted:
         if name not in mapped:
-            interval = (
-                ", or give the interval of the samples, --dt or --rate" if name == "t" else ""
-            )
+            interval = ", or give the interval of the samples, --set dt=0.01" if name == "t" else ""
             raise ValueError(
                 f"{path} has no `{name}`, {meaning}; it has {_few(places)}. Say where they are: "
                 f"--map {name}=PLACE "
@@ -317,7 +315,7 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Unit
     if units.dt is None:
         t = np.ravel(values["t"])
     elif "t" in values:
-        raise ValueError(f"{path} has times of its own; leave --dt and --rate out.")
+        raise ValueError(f"{path} has times of its own; leave out dt.")
     else:
         t = np.arange(x.shape[1] if len(x.shape) > 1 else 0) * units.dt
     if len(x.shape) != 3 or x.shape[1] != len(t):
@@ -368,8 +366,8 @@ def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
     if scale is None:
         if x.dtype.kind in "iu":
             raise ValueError(
-                f"{path}: `x` are counts ({x.dtype}); say how many units one is: --scale 0.01, or "
-                "one a channel."
+                f"{path}: `x` are counts ({x.dtype}); give the units per count: "
+                "--set scale=0.01, or one per channel."
             )
         return x, None
     each = np.asarray(scale, float)

@@ -1,15 +1,9 @@
-"""The model that a recording is read with: the network it carries in its tables, or a Python file
-of the user's.
-"""
+"""Models of recordings: the network in the tables of a file, or code of the user's."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import traceback
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +18,7 @@ from fluctua.core.process import AnyProcess, Process
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.jumps import Jumps
-from fluctua.store.files import require_file
+from fluctua.store.code import load_code
 from fluctua.tcmt.experiment import WeightedPower, outputs
 from fluctua.tcmt.network import copies
 from fluctua.tcmt.tasks import Task, assembled
@@ -95,7 +89,7 @@ def build_task(description: Description) -> Task:
     if not table:
         raise ValueError(
             "this recording does not say what system it is of (no `network`). Give a model: "
-            "--model FILE.py, with "
+            "--model FILE.py:NAME, an object with "
             "`process` and `objective` (in Python, call fluctua.gradient with yours)."
         )
     network = build_network(d)
@@ -148,13 +142,15 @@ def _drives(d: Description) -> tuple[tcmt.Drive, ...]:
 
 
 class RecordingModel(NamedTuple):
-    """What an estimate or a calibration needs. observed, size: the components in the file, and
-    of the state.
+    """The model of a recording, for estimates and calibrations.
+
+    theta: parameters at which it was recorded; None takes those in the file. observed: components
+    of the state that are in the file; None for all. size: of the state.
     """
 
     process: AnyProcess
     objective: Objective
-    theta: Params
+    theta: Params = None
     observed: np.ndarray | None = None
     size: int | None = None
 
@@ -167,15 +163,15 @@ class RecordingModel(NamedTuple):
 
 
 def load_model(
-    recording: RecordingFile, source: Path | None = None, changes: Params | None = None
+    recording: RecordingFile, source: str | None = None, changes: Params | None = None
 ) -> RecordingModel:
     """The model of a recording.
 
     Args:
         recording: an open one.
-        source: a Python file with `process`, `objective` and, if the recording has no parameters,
-            `theta`; where both have a parameter, they must agree. Without a file, the recording's
-            own `network`.
+        source: `FILE.py:NAME` of an object with `process`, `objective` and, if the recording has
+            no parameters, `theta`; where both have a parameter, they must agree. None for the
+            recording's own `network`.
         changes: parameters that take the place of the recording's.
 
     Returns: process, objective and θ.
@@ -183,10 +179,10 @@ def load_model(
     d = recording.description
     theta = dict(d.theta) if changes is None else {**d.theta, **changes}
     if source is not None:
-        module = _loaded(source)
-        if changes is None and hasattr(module, "theta"):
-            theta = _merge_recorded(recording, module.theta, source)
-        model = RecordingModel(module.process, module.objective, theta)
+        code = _load_code(source)
+        if changes is None and getattr(code, "theta", None) is not None:
+            theta = _merge_recorded(recording, code.theta, source)
+        model = RecordingModel(code.process, code.objective, theta)
     else:
         task = build_task(d)
         sites = task.simulated.sites
@@ -247,7 +243,7 @@ def _name_path(path: Any) -> str:
     return str(jax.tree_util.keystr(path, simple=True, separator="."))
 
 
-def _merge_recorded(recording: RecordingFile, theta: Params, source: Path) -> Params:
+def _merge_recorded(recording: RecordingFile, theta: Params, source: str) -> Params:
     """θ of a model file with the values in the recording, where it has them.
 
     A difference is refused.
@@ -270,7 +266,7 @@ def _merge_recorded(recording: RecordingFile, theta: Params, source: Path) -> Pa
     )
 
 
-def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
+def _try(recording: RecordingFile, model: RecordingModel, source: str) -> None:
     """Name a parameter that the model looks up and that is missing, before any gradient."""
     context = recording.trajectories(0, 1, load=True).context
     one = None if context is None else {name: leaf[0] for name, leaf in context.items()}
@@ -291,49 +287,17 @@ def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
         ) from error
 
 
-def _loaded(path: Path) -> Any:
-    require_file(path, "a Python file")
-    if not path.exists():
-        raise ValueError(
-            f"there is no model file {path}. It is a Python file that defines `process` and "
-            "`objective`."
-        )
-    return _module(path, path.read_bytes())
-
-
-@lru_cache(maxsize=16)
-def _module(path: Path, _content: bytes) -> Any:
-    """One for every content of a file: what JAX compiled for its functions serves all
-    recordings.
-    """
-    spec = importlib.util.spec_from_file_location(f"model_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(
-            f"{path} is not a Python file: a model is a .py that defines `process` and `objective`."
-        )
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        lines = (
-            [error.lineno]
-            if isinstance(error, SyntaxError)
-            else [
-                frame.lineno
-                for frame in traceback.extract_tb(error.__traceback__)
-                if frame.filename == str(path.resolve())
-            ]
-        )
-        where = f", line {lines[-1]}" if lines else ""
-        what = error.msg if isinstance(error, SyntaxError) else error
-        raise ValueError(
-            f"the model {path} does not run: {type(error).__name__}{where}: {what}."
-        ) from error
+def _load_code(text: str) -> Any:
+    """The object with `process`, `objective` and perhaps `theta` that `FILE.py:NAME` is."""
+    expected = "a model, an object with `process` and `objective`"
+    model = load_code(text, expected)
+    if callable(model) and not isinstance(model, type):
+        model = model()
     for name, kinds in (("process", (Process, Jumps)), ("objective", (Objective,))):
-        if not isinstance(getattr(module, name, None), kinds):
+        part = getattr(model, name, None)
+        if not isinstance(part, kinds):
+            wanted = " or ".join(f"fluctua.{kind.__name__}" for kind in kinds)
             raise ValueError(
-                f"{path} must define `{name}`, a "
-                f"{' or '.join(f'fluctua.{kind.__name__}' for kind in kinds)}; it has "
-                f"{type(getattr(module, name, None)).__name__}."
+                f"{text} must have `{name}`, a {wanted}; it has {type(part).__name__}."
             )
-    return module
+    return model

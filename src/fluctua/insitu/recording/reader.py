@@ -306,8 +306,7 @@ def open_recording(
             )
         if units != foreign.Units():
             raise ValueError(
-                f"{path} is a recording, with its own times and units; leave --dt, --rate and "
-                "--scale out."
+                f"{path} is a recording, with its own times and units; leave out dt and scale."
             )
         description = layout.read_head(file, path)
         (count, damage) = layout.complete(file)

@@ -1,0 +1,71 @@
+"""The plan of a training in situ, from the options of `fluctua insitu`, and its display."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from fluctua.cli.common import note
+from fluctua.cli.progress import watch
+from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.device_training.run_and_resume import Rows
+
+FIELDS = {
+    "readout_noise": "readout",
+}
+"""Fields of `insitu.Plan` whose keys have other names."""
+
+
+def make_plan(values: dict[str, Any], settings: dict[str, Any], **more: Any) -> Plan:
+    """The plan of the options that were given; the others have their defaults."""
+    known = {field.name for field in dataclasses.fields(Plan)}
+    named = {FIELDS.get(key, key): value for key, value in settings.items()}
+    if isinstance(named.get("readout"), str) and named["readout"] != "measured":
+        named["readout"] = _parse_readout(named["readout"])
+    given = {
+        name: value for name, value in {**values, **named, **more}.items() if value is not None
+    }
+    if values.get("trajectories") is None and values.get("calibration") == "training":
+        given["trajectories"] = 2
+    return Plan(**{name: value for name, value in given.items() if name in known})
+
+
+def _parse_readout(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--set readout_noise takes a number or measured; got {text!r}.") from None
+
+
+def describe_plan(plan: Plan) -> str:
+    """What a training will do, in one line."""
+    if plan.calibration == "training":
+        seldom = f", measured in one of {plan.measure_every}" if plan.measure_every > 1 else ""
+        return (
+            f"plan       train and calibrate at once, {plan.iterations} iterations of "
+            f"{plan.trajectories}{seldom}"
+        )
+    return (
+        f"plan       calibrate at {plan.probes} settings, {plan.probe_trajectories} trajectories "
+        "each; then train, "
+        f"{plan.iterations} iterations of {plan.trajectories}"
+    )
+
+
+def report_incident(incident: Any) -> None:
+    """Print an incident of a run."""
+    note(incident.message)
+
+
+def show_training(rows: Rows, plan: Plan) -> Iterator[Any]:
+    """Pass rows and records on while showing them."""
+    kept: list[Any] = []
+
+    def records() -> Iterator[Any]:
+        for row, record in rows:
+            kept.append(row)
+            yield record._replace(trajectories=row.trajectories)
+
+    for record in watch(records(), plan.iterations):
+        yield kept[-1], record
