@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from fluctua.core.estimate import Samples, reduce_samples
-from fluctua.processes.stationary import of_batches
+from fluctua.processes.stationary import average_batches
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem
 
 PROBLEMS = {
@@ -69,7 +69,7 @@ def cover_of_records(steps, window, length, repeats, seed=0):
     each = (g[:, n] - g.mean(axis=1, keepdims=True)) * (total[:, n] - total[:, n - window])
     many = each.shape[1] // length
     batches = each[:, : many * length].reshape(repeats, many, length).mean(axis=2)
-    estimates = [of_batches(jnp.zeros(()), row[:, None], row) for row in batches]
+    estimates = [average_batches(jnp.zeros(()), row[:, None], row) for row in batches]
     inside = [e.interval[0] < exact < e.interval[1] for e in estimates]
     plain = [abs(e.gradient - exact) < 1.96 * e.stderr for e in estimates]
     return many, np.array([np.mean(inside)]), np.array([np.mean(plain)])

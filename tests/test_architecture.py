@@ -241,7 +241,7 @@ def test_no_class_name_is_used_for_two_things():
 
 
 def test_no_function_is_named_of():
-    """Functions are verbs: `read_rate`, not `rate_of`."""
+    """Functions are verbs: `read_rate`, not `reward_rate`."""
     assert not excess("named of", counts.functions_named_of())
 
 

@@ -17,7 +17,7 @@ from fluctua.core.integrators import (
     _phi,
     match_quadrature,
     mean_rate,
-    rate_of,
+    reward_rate,
     step_at,
 )
 from fluctua.core.process import STEPS
@@ -292,7 +292,7 @@ def test_the_trapezoid_rule():
     np.testing.assert_allclose(returns(better), 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
     plain = fl.core.check.objective(objective)
     halved = match_quadrature(plain, better)
-    assert rate_of(halved) == rate_of(plain) == plain.running
+    assert reward_rate(halved) == reward_rate(plain) == plain.running
     assert match_quadrature(halved, better) == halved
     terminal = fl.core.check.objective(fl.Objective(terminal=lambda theta, x: x[0]))
     assert match_quadrature(terminal, better) == terminal

@@ -62,7 +62,7 @@ def jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def put(array: np.ndarray) -> Array:
-    """A NumPy array that nobody changes, as an array of JAX.
+    """A NumPy array that is not changed afterwards, as an array of JAX.
 
     `jnp.asarray` compiles a program for every shape.
     """
@@ -77,7 +77,7 @@ def part(array: Array, index: Any) -> Array:
     return put(np.asarray(array)[index]) if jax.default_backend() == "cpu" else array[index]
 
 
-def end_to_end(arrays: Sequence[Array]) -> Array:
+def concatenate_rows(arrays: Sequence[Array]) -> Array:
     """Their rows, one array after the other; like `part`."""
     if jax.default_backend() != "cpu":
         return jnp.concatenate(arrays)

@@ -9,9 +9,9 @@ Writing another one takes a function of a `Inputs` that returns (E, P), or anyth
 to it. It is tried once (`check_admissible`) and refused if it depends on the return or the score of
 its own trajectory.
 
-Every door of the library (`ppgt`, `gradient`, `Task.estimator`, configurations, recordings, the
-command line) takes a name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name
-what it does not serve (`chosen`).
+Every entry point (`ppgt`, `gradient`, `Task.estimator`, configurations, recordings, the command
+line) takes a name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name
+what it does not serve (`resolve_baseline`).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _time_only(kick: Inputs) -> Array:
     return kick.values[kick.index + 1]  # n+1: the reward at n precedes the kick
 
 
-def of_other_half(kick: Inputs) -> Array:
+def use_other_half(kick: Inputs) -> Array:
     """λ̄ₙ of trajectories in two halves, the first ⌈E/2⌉ and the rest: `values` (T+1, 2) has
     the mean of each.
     """
@@ -156,7 +156,7 @@ def mean() -> Baseline:
 
 
 def _mean(kick: Inputs) -> Array:
-    return _mean_of_others(kick.returns)[:, None]
+    return _average_others(kick.returns)[:, None]
 
 
 def optimal() -> Baseline:
@@ -170,7 +170,7 @@ def optimal() -> Baseline:
 
 
 def _optimal(kick: Inputs) -> Array:
-    return _weighted_mean_of_others(kick.returns, _weights(kick.score))
+    return _weighted_average_others(kick.returns, _weights(kick.score))
 
 
 def binned(
@@ -254,18 +254,18 @@ JAX = ("none", "time", "mean", "optimal", "binned", "twin", "own")
 """What estimators of the core serve. "own": a `Baseline` that has no name in `TABLE`."""
 
 
-def chosen(
+def resolve_baseline(
     choice: Baseline | Twin | str | None,
     *,
-    door: str,
+    caller: str,
     serves: Collection[str] = JAX,
     condition: Callable[..., PyTree] | None = None,
 ) -> Baseline | Twin:
-    """The record that a door was asked for, by name or as itself; `DEFAULT` if nothing was.
+    """The baseline of a name or record, the default for None; refused if `caller` cannot serve it.
 
     Args:
         choice: a name of `TABLE`, a record, or None.
-        door: what asks, for messages.
+        caller: what asks, for messages.
         serves: names that it can serve.
         condition: for "binned" without one of its own.
 
@@ -279,7 +279,7 @@ def chosen(
     if isinstance(record, str):
         if record not in TABLE:
             raise ValueError(
-                f"there is no baseline {record!r}; {door} serves "
+                f"there is no baseline {record!r}; {caller} serves "
                 f"{listed}.{close_match(record, TABLE)}"
             )
         record = TABLE[record]()
@@ -291,7 +291,7 @@ def chosen(
     name = "twin" if isinstance(record, Twin) else record.name
     if name not in serves:
         what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
-        raise ValueError(f"{door} does not serve {what}; it serves {listed}.")
+        raise ValueError(f"{caller} does not serve {what}; it serves {listed}.")
     if isinstance(record, Baseline) and isinstance(record.of, Bins) and record.of.condition is None:
         if condition is None:
             raise ValueError(
@@ -302,7 +302,7 @@ def chosen(
     return record
 
 
-def check_unsorted(baseline: Baseline | Twin, door: str) -> None:
+def check_unsorted(baseline: Baseline | Twin, caller: str) -> None:
     """Refuse the options of `binned` that only kernels serve."""
     if (
         isinstance(baseline, Baseline)
@@ -310,8 +310,8 @@ def check_unsorted(baseline: Baseline | Twin, door: str) -> None:
         and (baseline.of.every, baseline.of.group) != (1, None)
     ):
         raise ValueError(
-            f"{door} sorts all trajectories into bins at every step: `every` = {baseline.of.every} "
-            "and `group` = "
+            f"{caller} sorts all trajectories into bins at every step: "
+            f"`every` = {baseline.of.every} and `group` = "
             f"{baseline.of.group} are options of the fused kernels."
         )
 
@@ -329,16 +329,16 @@ class Bins:
 
     def __call__(self, kick: Inputs) -> Array:
         """λ̄ₙ, sorted into bins afresh. (E, P)"""
-        assert self.condition is not None  # filled in by `chosen`
+        assert self.condition is not None  # filled in by `resolve_baseline`
         weight = _weights(kick.score)
-        whole = _weighted_mean_of_others(kick.returns, weight)
+        whole = _weighted_average_others(kick.returns, weight)
         if kick.x is None:  # the draw of X₀ has no state before it
             return whole
         quantity = jax.vmap(self.condition, in_axes=(None, 0, None, 0))(
             kick.theta, kick.x, kick.t, kick.context
         )
         columns, of_parameter = condition_columns(quantity, kick.theta)
-        return _binned_mean_of_others(columns, of_parameter, kick.returns, weight, whole, self.bins)
+        return _binned_average_others(columns, of_parameter, kick.returns, weight, whole, self.bins)
 
 
 def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarray]:
@@ -383,7 +383,7 @@ def is_library(of: Callable[[Inputs], Array]) -> bool:
     """Whether a function of a `Inputs` is one of this module, which tests have found independent
     of the kick.
     """
-    return isinstance(of, Bins) or of in (_none, _time_only, of_other_half, _mean, _optimal)
+    return isinstance(of, Bins) or of in (_none, _time_only, use_other_half, _mean, _optimal)
 
 
 def check_baseline(baseline: Baseline, trajectories: int, t: Array) -> None:
@@ -410,7 +410,7 @@ def _weights(score: Array) -> Array:
     return (score / jnp.where(scale > 0, scale, 1)) ** 2
 
 
-def _sum_of_others(v: Array) -> Array:
+def _sum_others(v: Array) -> Array:
     """Σ_{i≠j} v_i along the first axis, as what precedes plus what follows.
 
     Not Σ − v_j: where one weight dominates, that difference is rounding error, and it depends on j.
@@ -421,18 +421,18 @@ def _sum_of_others(v: Array) -> Array:
     return before + after
 
 
-def _mean_of_others(returns: Array) -> Array:
-    return _sum_of_others(returns) / (returns.shape[0] - 1)
+def _average_others(returns: Array) -> Array:
+    return _sum_others(returns) / (returns.shape[0] - 1)
 
 
-def _weighted_mean_of_others(returns: Array, weight: Array) -> Array:
-    total = _sum_of_others(weight)
-    weighted = _sum_of_others(returns[:, None] * weight)
-    plain = _mean_of_others(returns)[:, None]
+def _weighted_average_others(returns: Array, weight: Array) -> Array:
+    total = _sum_others(weight)
+    weighted = _sum_others(returns[:, None] * weight)
+    plain = _average_others(returns)[:, None]
     return jnp.where(total > 0, weighted / jnp.where(total > 0, total, 1), plain)
 
 
-def _binned_mean_of_others(
+def _binned_average_others(
     columns: Array, of_parameter: np.ndarray, returns: Array, weight: Array, whole: Array, bins: int
 ) -> Array:
     order = jnp.argsort(columns, axis=0)  # (E, C)
@@ -457,7 +457,7 @@ def _binned_mean_of_others(
         sorted_weight,
         sorted_weight * returns_sorted[:, of_parameter],
     ]
-    sums = _segment_sum_of_others(
+    sums = _sum_others_in_segments(
         jnp.concatenate(summands, axis=1),
         jnp.concatenate([first, first, first_p, first_p], axis=1),
         jnp.concatenate([last, last, last_p, last_p], axis=1),
@@ -475,8 +475,8 @@ def _binned_mean_of_others(
     return jnp.where(alone, whole, jnp.take_along_axis(within, back, axis=0))
 
 
-def _segment_sum_of_others(v: Array, first: Array, last: Array) -> Array:
-    """`_sum_of_others` within runs along the first axis, whose first and last members are
+def _sum_others_in_segments(v: Array, first: Array, last: Array) -> Array:
+    """`_sum_others` within runs along the first axis, whose first and last members are
     marked.
     """
 

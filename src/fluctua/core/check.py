@@ -177,7 +177,7 @@ def objective(candidate: Any) -> Rewards:
     )
 
 
-def only_of_states(rewards: Rewards, door: str) -> None:
+def require_state_rewards(rewards: Rewards, door: str) -> None:
     """Refuse rewards of steps and of the start, by name."""
     for name in ("per_step", "initial"):
         if getattr(rewards, name) is not None:
@@ -365,7 +365,7 @@ def model(
         if reward is None:
             continue
         if isinstance(process, Remembering):
-            _of_what_is_seen(name, reward, arguments)
+            _check_observed_reward(name, reward, arguments)
         got = _shape(f"the {name} reward", reward, *arguments)
         if getattr(got, "shape", None) != ():
             raise ValueError(
@@ -374,7 +374,9 @@ def model(
             )
 
 
-def _of_what_is_seen(name: str, reward: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _check_observed_reward(
+    name: str, reward: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     """Raise where a reward asks for components that are hidden: JAX itself takes the last one
     there is instead.
     """

@@ -95,10 +95,10 @@ def diffusion_at(
     if jnp.ndim(sigma(theta)) == 1:
         return _diagonal(sigma, theta, process.noiseless)
 
-    def of_state(state, theta):
+    def at_state(state, theta):
         return noise(theta, *state)
 
-    constant = moved is None and not depends(of_state, (x, t, context), theta, on=0)
+    constant = moved is None and not depends(at_state, (x, t, context), theta, on=0)
     return _dense(sigma, theta, constant, process.noiseless)
 
 
@@ -109,15 +109,15 @@ def _mask(silent: tuple[int, ...], size: int) -> np.ndarray:
 def _diagonal(
     sigma: Callable[[Params], Array], theta: Params, silent: tuple[int, ...]
 ) -> Diffusion:
-    def q_of(th):
+    def evaluate_q(th):
         return sigma(th) ** 2 / 2
 
-    q = q_of(theta)
+    q = evaluate_q(theta)
     if not silent:
         return Diffusion(
-            apply=lambda th, v: q_of(th) * v,
+            apply=lambda th, v: evaluate_q(th) * v,
             solve=lambda v: v / q,
-            trace=lambda th: jnp.sum(q_of(th) / q),
+            trace=lambda th: jnp.sum(evaluate_q(th) / q),
             outside=jnp.zeros_like,
             kind="diagonal",
         )
@@ -126,9 +126,9 @@ def _diagonal(
     )  # a silent component may have noise here; others always have, or no score
     safe = jnp.where(still, 1, q)
     return Diffusion(
-        apply=lambda th, v: q_of(th) * v,
+        apply=lambda th, v: evaluate_q(th) * v,
         solve=lambda v: jnp.where(still, 0, v / safe),
-        trace=lambda th: jnp.sum(jnp.where(still, 0, q_of(th) / safe)),
+        trace=lambda th: jnp.sum(jnp.where(still, 0, evaluate_q(th) / safe)),
         outside=lambda v: jnp.where(still, v, 0),
         kind="diagonal",
     )
@@ -141,7 +141,7 @@ def _dense(
     its use one product.
     """
 
-    def q_of(th: Params) -> Array:
+    def evaluate_q(th: Params) -> Array:
         s = sigma(th)
         return s @ s.T / 2
 
@@ -165,7 +165,7 @@ def _dense(
         def solve(v):
             return inverse @ v
     else:
-        q = q_of(theta)
+        q = evaluate_q(theta)
         factor, lower = cho_factor(q + jnp.diag(mask) if silent else q)
         pivots = jnp.diagonal(factor) ** 2
         # Q and its factor carry (M + W + 1) eps/2 of its diagonal (Higham, Accuracy and Stability,
@@ -184,9 +184,9 @@ def _dense(
             else (lambda v: cho_solve((factor, lower), v))
         )
     return Diffusion(
-        apply=lambda th, v: q_of(th) @ v,
+        apply=lambda th, v: evaluate_q(th) @ v,
         solve=solve,
-        trace=lambda th: jnp.sum(inverse * q_of(th)),
+        trace=lambda th: jnp.sum(inverse * evaluate_q(th)),
         outside=outside,
         kind="dense",
     )

@@ -65,7 +65,7 @@ class Reparameterised(NamedTuple):
 Start = Array | Density | Reparameterised
 
 
-def checked_start(start: Any) -> tuple[Density | Reparameterised | None, Array | None]:
+def check_start(start: Any) -> tuple[Density | Reparameterised | None, Array | None]:
     """(a start that depends on θ or chance, None) or (None, a fixed state)."""
     if isinstance(start, Density):
         sample = None if start.sample is None else leading(start.sample, 3)

@@ -527,18 +527,18 @@ def combined(function: Callable[..., Array], parts: Sequence[Samples]) -> Sample
     return samples
 
 
-def values_of(function: Callable[..., Array], returns: Array) -> Array:
+def value_samples(function: Callable[..., Array], returns: Array) -> Array:
     """Samples of the value alone, (E, K) -> (E,): their mean is F_c(m̂, Ĉ, n)."""
     count = returns.shape[0]
     mean = returns.mean(axis=0)
     covariance = jnp.atleast_2d(jnp.cov(returns, rowvar=False))
-    f = _of_vector(function)
+    f = _take_vector(function)
     return _corrected(f, mean, covariance, count) + (returns - mean) @ jax.grad(f)(mean)
 
 
 @partial(jit, static_argnums=0)
 def _combined(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Samples:
-    f = _of_vector(function)
+    f = _take_vector(function)
     returns = jnp.stack([part.returns for part in parts], axis=1)  # (E, K)
     rows = [jax.vmap(lambda g: ravel_pytree(g)[0])(part.gradient) for part in parts]
     gradients = jnp.stack(rows, axis=1)  # (E, K, P)
@@ -557,10 +557,12 @@ def _combined(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Sam
         jax.hessian(f)(mean) @ gradients.mean(axis=0)
     )  # sums to zero: the spread of m̂
     _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], parts[0].gradient))
-    return Samples(jax.vmap(unravel)(each.astype(gradients.dtype)), values_of(function, returns))
+    return Samples(
+        jax.vmap(unravel)(each.astype(gradients.dtype)), value_samples(function, returns)
+    )
 
 
-def _of_vector(function: Callable[..., Array]) -> Callable[[Array], Array]:
+def _take_vector(function: Callable[..., Array]) -> Callable[[Array], Array]:
     return lambda m: jnp.asarray(function(*m), m.dtype)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check, recorded, streamed, twin_sweep
-from fluctua.core.arrays import Array, Params, end_to_end, put
+from fluctua.core.arrays import Array, Params, concatenate_rows, put
 from fluctua.core.baselines import (
     Baseline,
     Setting,
@@ -21,13 +21,13 @@ from fluctua.core.baselines import (
     check_admissible,
     check_baseline,
     check_unsorted,
-    chosen,
     half,
-    of_other_half,
+    resolve_baseline,
     time_only,
+    use_other_half,
 )
 from fluctua.core.diffusion import check_model
-from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
+from fluctua.core.draws import Density, Reparameterised, check_score, check_start
 from fluctua.core.estimate import Estimate, Samples, combined, labelled, reduce_samples, unflatten
 from fluctua.core.integrators import match_quadrature
 from fluctua.core.likelihood.guard import LAWS, warn_about_residuals
@@ -38,7 +38,7 @@ from fluctua.core.process import AnyProcess, Counting, Process, Remembering, Sco
 from fluctua.core.protocols import PlainEstimator
 from fluctua.core.recorded import BLOCK_BYTES, Recording, pieces
 from fluctua.core.scores import full_score, local_linear
-from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
+from fluctua.core.simulate import Simulator, first_state, match_integrator, refuse_start
 from fluctua.core.streamed import split_key
 from fluctua.core.trajectories import Substrate, Trajectories
 from fluctua.core.twin import (
@@ -46,8 +46,8 @@ from fluctua.core.twin import (
     TwinModel,
     TwinSamples,
     check_batches,
-    checked_initial,
-    checked_twin,
+    check_initial_baseline,
+    check_twin,
     twin_parameters,
 )
 
@@ -178,7 +178,7 @@ def ppgt(
     if isinstance(substrate, Simulator):
         start = substrate.recipe.start if start is None else start
         own = substrate.recipe.process
-        process = own if process is None else stepped_alike(process, substrate)
+        process = own if process is None else match_integrator(process, substrate)
     elif process is None:
         raise TypeError(
             "`ppgt` needs `process=`, the drift and noise of the score, for a substrate that is "
@@ -250,7 +250,7 @@ class PPGT(PlainEstimator):
             return _recorded(
                 self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate)
             )
-        return _of_parts(
+        return _combine_parts(
             self.method,
             lambda method: PPGT(method, self.substrate)._samples(key, theta, count, first, table),
         )
@@ -416,28 +416,30 @@ def _method(
     initial_baseline: Baseline | str | None = None,
 ) -> Method:
     refuse_start(process, start)
-    moving = None if start is None else checked_start(start)[0]
+    moving = None if start is None else check_start(start)[0]
     process = check.process(process)
     checked = match_quadrature(check.objective_or_means(objective), process)
     means = checked if isinstance(checked, FunctionOfMeans) else None
     rewards = checked.parts[0] if isinstance(checked, FunctionOfMeans) else checked
-    score = score_of(process, score)
+    score = select_score(process, score)
     check_score(score, moving)
-    plan = chosen(baseline, door="an estimator of any process")
+    plan = resolve_baseline(baseline, caller="an estimator of any process")
     check_unsorted(plan, "an estimator of any process")
     initial: Baseline | Twin
     if isinstance(plan, Twin):
-        twin = checked_twin(plan, score, process)
+        twin = check_twin(plan, score, process)
         step = twin.baseline
-        initial = checked_initial("optimal" if initial_baseline is None else initial_baseline)
+        initial = check_initial_baseline(
+            "optimal" if initial_baseline is None else initial_baseline
+        )
     else:
         twin = None
         step = plan
         initial = plan
         if initial_baseline is not None:
-            initial = chosen(
+            initial = resolve_baseline(
                 initial_baseline,
-                door="the draw of X₀",
+                caller="the draw of X₀",
                 serves=("none", "time", "mean", "optimal", "own"),
             )
     assert isinstance(step, Baseline)
@@ -447,7 +449,7 @@ def _method(
     )
 
 
-def score_of(process: AnyProcess, score: Score) -> Score:
+def select_score(process: AnyProcess, score: Score) -> Score:
     """Itô processes have several scores to choose from; others bring their own."""
     if isinstance(process, Process):
         return score
@@ -460,7 +462,7 @@ def _own_score(process: Transition, theta: Params, step: Step) -> Params:
     return process.score(theta, step)
 
 
-def _of_parts(method: Method, samples: Callable[[Method], Samples]) -> Samples:
+def _combine_parts(method: Method, samples: Callable[[Method], Samples]) -> Samples:
     """The samples of a method, from those of its parts where the objective is a function of
     means.
     """
@@ -482,7 +484,7 @@ def _recorded(
     examined: bool = False,
 ) -> Samples:
     if method.means:
-        samples = _of_parts(
+        samples = _combine_parts(
             method,
             lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at, examined),
         )
@@ -510,7 +512,7 @@ def _recorded(
         joined = (
             parts[0]
             if len(parts) == 1
-            else jax.tree.map(lambda *leaves: end_to_end(leaves), *parts)
+            else jax.tree.map(lambda *leaves: concatenate_rows(leaves), *parts)
         )
         return labelled(joined, trajectories)
     model = method.model
@@ -519,11 +521,11 @@ def _recorded(
         plan.pilot for plan in _plans(method)
     ):  # beside a baseline that looks across all trajectories
         means = jnp.stack(
-            _means_of_halves(method, theta, trajectories, recording.count, block_bytes, None),
+            _average_halves(method, theta, trajectories, recording.count, block_bytes, None),
             axis=1,
         )
         tables = Tables(*(means if plan.pilot else plan.values for plan in method[1:3]))
-        of = [of_other_half if plan.pilot else plan.of for plan in method[1:3]]
+        of = [use_other_half if plan.pilot else plan.of for plan in method[1:3]]
         model = model._replace(baseline=of[0], initial_baseline=of[1])
     flat, returns = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
     return labelled(Samples(unflatten(theta, flat), returns), trajectories)
@@ -550,7 +552,7 @@ def chunked_samples(
     held at a time. progress: called with the number of trajectories that were just read.
     """
     check.objective(objective)
-    plan = chosen(baseline, door="an estimate chunk by chunk", serves=("none", "time"))
+    plan = resolve_baseline(baseline, caller="an estimate chunk by chunk", serves=("none", "time"))
     method = _method(process, objective, start, score, plan, None)
     return _by_pieces(method, check.parameters(theta), trajectories, count, block_bytes, progress)
 
@@ -567,7 +569,7 @@ def _by_pieces(
     means = None
     if any(plan.pilot for plan in _plans(method)):
         cut = half(count)
-        means = _means_of_halves(method, theta, trajectories, count, block_bytes, progress)
+        means = _average_halves(method, theta, trajectories, count, block_bytes, progress)
     for first, piece in pieces(trajectories, cut, block_bytes):
         other = None if means is None else means[0 if first >= cut else 1]
         tables = Tables(*(other if plan.pilot else plan.values for plan in method[1:3]))
@@ -580,7 +582,7 @@ def _by_pieces(
             progress(len(piece.x))
 
 
-def _means_of_halves(
+def _average_halves(
     method: Method,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
@@ -637,7 +639,7 @@ def _with_twin(
 ) -> tuple[TwinModel, Numbers, int]:
     twin = method.twin
     assert twin is not None
-    assert twin.process is not None  # `checked_twin` fills it in
+    assert twin.process is not None  # `check_twin` fills it in
     baseline = method.baseline if table is None else time_only(table)
     check_batches(baseline, method.initial_baseline, method.model.start, count, twin.batch, t)
     model = TwinModel(method.model._replace(baseline=baseline.of), twin.process, twin.order)

@@ -287,7 +287,7 @@ class _OnArrival:
         return half if self.step is None else half + self.step(theta, x, x_next, t, dt, context)
 
 
-def rate_of(rewards: Rewards) -> Callable[..., Array]:
+def reward_rate(rewards: Rewards) -> Callable[..., Array]:
     """g itself, of an objective whose running reward may be by trapezoids."""
     return rewards.running.running if isinstance(rewards.running, _Half) else rewards.running
 

@@ -291,7 +291,7 @@ def scores(model: Model, theta: Params, moment: Moment, origin: Array) -> ScoreT
 def _fixed_scores(model: Model, theta: Params, step: Step, origin: Array) -> ScoreTerms:
     """Uₙ and ∂θ{g Δt + r} of one trajectory, its states held fixed."""
     score = model.score(model.process, theta, step)
-    explicit = jax.grad(lambda th: _reward_of_step(model.objective, th, step))(theta)
+    explicit = jax.grad(lambda th: _step_total(model.objective, th, step))(theta)
     return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0])
 
 
@@ -308,14 +308,14 @@ def _moving_scores(model: Model, theta: Params, step: Step, origin: Array) -> Sc
 
     def reward(th: Params) -> Array:
         moved = step._replace(x=step.x + before * move(th), x_next=step.x_next + after * move(th))
-        return _reward_of_step(model.objective, th, moved)
+        return _step_total(model.objective, th, moved)
 
     score = model.score(model.process, theta, step, shift=shift)  # type: ignore[call-arg]
     explicit = jax.grad(reward)(theta)
     return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0])
 
 
-def _reward_of_step(rewards: Rewards, theta: Params, step: Step) -> Array:
+def _step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
     """g Δt + r of one step of one trajectory."""
     running = rewards.running(theta, step.x, step.t, step.context) * step.dt
     if rewards.per_step is None:
@@ -332,7 +332,7 @@ def _remembering_scores(
         assert isinstance(model.process, Remembering)
         step = Step(x, x_next, moment.t, moment.dt, context)
         score, memory = model.process.update(theta, step, memory)
-        explicit = jax.grad(lambda th: _reward_of_step(model.objective, th, step))(theta)
+        explicit = jax.grad(lambda th: _step_total(model.objective, th, step))(theta)
         return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0]), memory
 
     batched = jax.vmap(one, in_axes=(0, 0, 0, ENSEMBLE_AXES), out_axes=(0, ENSEMBLE_AXES))

@@ -130,18 +130,18 @@ def full_score(
         def moved(th):
             return ends(th)[0]
 
-    def r_of(th: Params) -> Array:
+    def evaluate_residual(th: Params) -> Array:
         x, x_next = ends(th)
         return x_next - x - mean_rate(process, th, x, step.t, step.dt, step.context) * step.dt
 
     q = diffusion_at(process, theta, step.x, step.t, step.context, moved)
     y = q.solve(
-        r_of(theta)
+        evaluate_residual(theta)
     )  # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
 
     def log_density(th: Params) -> Array:  # its gradient at theta is exact; its value means nothing
         quadratic = y @ q.apply(th, y) / (4 * step.dt)
-        return -q.trace(th) / 2 + quadratic - y @ r_of(th) / (2 * step.dt)
+        return -q.trace(th) / 2 + quadratic - y @ evaluate_residual(th) / (2 * step.dt)
 
     return _where_it_exists(
         process, theta, step, q, jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))

@@ -14,7 +14,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.draws import Density, Reparameterised, Start, Wiener, checked_start, threefry
+from fluctua.core.draws import Density, Reparameterised, Start, Wiener, check_start, threefry
 from fluctua.core.integrators import mean_rate
 from fluctua.core.process import AnyProcess, NoiseProduct, Process, Remembering
 from fluctua.core.trajectories import Times, Trajectories
@@ -144,7 +144,7 @@ def simulator(
         return Simulator(Recipe(process, None, context, wiener), check.grid(t), None)
     if start is None:
         raise TypeError("a simulator needs a start: simulator(process, start, t).")
-    moving, x0 = checked_start(start)
+    moving, x0 = check_start(start)
     if isinstance(moving, Density) and moving.sample is None:
         raise ValueError(
             "a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,)."
@@ -166,7 +166,7 @@ def with_integrator(
     return process._replace(integrator=integrator)
 
 
-def stepped_alike(process: AnyProcess, substrate: Any) -> AnyProcess:
+def match_integrator(process: AnyProcess, substrate: Any) -> AnyProcess:
     """The process of a score with the step of the simulator that it is applied to."""
     if not isinstance(substrate, Simulator):
         return process
@@ -409,10 +409,10 @@ def _events(
     process = recipe.process
     assert not isinstance(process, Process)
 
-    def of_step(x, context, stream, when):
+    def find_events(x, context, stream, when):
         return process.events(theta, x, context, stream, when[0], when[1], when[2], most)
 
-    of_trajectory = jax.vmap(of_step, in_axes=(0, None, None, 0))
+    of_trajectory = jax.vmap(find_events, in_axes=(0, None, None, 0))
     return jax.vmap(of_trajectory, in_axes=(0, 0, 0, None))(
         x[:, :-1], ensemble.context, ensemble.streams, grid(times)
     )

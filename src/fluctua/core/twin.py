@@ -38,7 +38,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.baselines import Baseline, Twin, check_baseline, chosen
+from fluctua.core.baselines import Baseline, Twin, check_baseline, resolve_baseline
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.integrators import mean_rate
@@ -211,7 +211,7 @@ def direct_terms(
     model = twin.model
     theta = numbers.theta
     process = twin.model.process
-    assert isinstance(process, Process)  # `checked_twin` saw to it
+    assert isinstance(process, Process)  # `check_twin` saw to it
     ahead = jax.lax.stop_gradient(mean_rate(twin.process, numbers.twin, xbar, t, dt, context))
     # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must
     # do so too
@@ -273,7 +273,7 @@ def direct_terms(
 # ------------------------------------------------------------------------------------------ checks
 
 
-def checked_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
+def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     """The twin with its process filled in, if it makes sense and the score is one that a twin
     can stand in for.
     """
@@ -329,8 +329,8 @@ def table_for(choice: Baseline | str | None) -> Baseline:
             "`Twin.baseline` must be a fluctua.baselines.Baseline or a name, such as mean(); got "
             "None."
         )
-    baseline = chosen(
-        choice, door="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own")
+    baseline = resolve_baseline(
+        choice, caller="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own")
     )
     assert isinstance(baseline, Baseline)
     if baseline.pilot:
@@ -342,10 +342,10 @@ def table_for(choice: Baseline | str | None) -> Baseline:
     return baseline
 
 
-def checked_initial(choice: Baseline | str) -> Baseline:
+def check_initial_baseline(choice: Baseline | str) -> Baseline:
     """A baseline for the draw of X₀, which meets V₀ and Λ₀ one after the other."""
-    baseline = chosen(
-        choice, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own")
+    baseline = resolve_baseline(
+        choice, caller="the draw of X₀", serves=("none", "time", "mean", "optimal", "own")
     )
     if not isinstance(baseline, Baseline) or baseline.pilot or baseline.values is not None:
         raise ValueError(

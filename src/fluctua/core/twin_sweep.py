@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, PyTree, end_to_end, jit, part
+from fluctua.core.arrays import Array, Params, PyTree, concatenate_rows, jit, part
 from fluctua.core.baselines import Inputs
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density
@@ -470,4 +470,4 @@ def joined(pieces: list[Parts]) -> Parts:
     direct, correction, returns, means = zip(*pieces, strict=True)
     sizes = np.array([len(r) for r in returns])
     mean = jnp.tensordot(jnp.asarray(sizes / sizes.sum(), means[0].dtype), jnp.stack(means), 1)
-    return end_to_end(direct), end_to_end(correction), end_to_end(returns), mean
+    return concatenate_rows(direct), concatenate_rows(correction), concatenate_rows(returns), mean

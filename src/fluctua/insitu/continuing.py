@@ -18,8 +18,8 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit
-from fluctua.core.baselines import Twin, chosen
-from fluctua.core.integrators import rate_of
+from fluctua.core.baselines import Twin, resolve_baseline
+from fluctua.core.integrators import reward_rate
 from fluctua.core.likelihood.guard import TRANSITIONS, examine
 from fluctua.core.objective import Objective
 from fluctua.core.process import Process, Score, Step
@@ -50,9 +50,9 @@ from fluctua.learn.repetitions import PARTS
 from fluctua.processes.stationary import (
     Stationary,
     autocorrelation_time,
+    average_batches,
     include_bias,
     memory_time,
-    of_batches,
     stationary,
 )
 
@@ -227,8 +227,10 @@ def estimate_continuing(
     noise = None
     if observation_noise is not None:
         noise = observation_variance(observation_noise, recording.x.shape[2])
-        check.only_of_states(check.objective(reward), "the correction for observation noise")
-        if isinstance(chosen(baseline, door="a long-run average", serves=("time", "twin")), Twin):
+        check.require_state_rewards(check.objective(reward), "the correction for observation noise")
+        if isinstance(
+            resolve_baseline(baseline, caller="a long-run average", serves=("time", "twin")), Twin
+        ):
             raise ValueError('correcting for observation noise works with baseline "time".')
     if view is None and isinstance(process, Process):
         residuals = examine(
@@ -277,7 +279,9 @@ def long_run(recording: RecordingFile, model: RecordingModel) -> Objective:
     if model.observed is None:
         return model.objective
     return Objective(
-        running=_ScaledReward(rate_of(check.objective(model.objective)), float(np.ptp(recording.t)))
+        running=_ScaledReward(
+            reward_rate(check.objective(model.objective)), float(np.ptp(recording.t))
+        )
     )
 
 
@@ -339,7 +343,7 @@ def _without_shared_noise(
         )
     batches = answer.batches - np.concatenate(off) / (length * dt)
     before = answer.estimate
-    estimate = of_batches(theta, batches, batches[:, 0])._replace(
+    estimate = average_batches(theta, batches, batches[:, 0])._replace(
         value=before.value, value_stderr=before.value_stderr, value_interval=before.value_interval
     )
     return include_bias(answer._replace(estimate=estimate, batches=batches))

@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Params
-from fluctua.core.baselines import Baseline, Twin, chosen
+from fluctua.core.baselines import Baseline, Twin, resolve_baseline
 from fluctua.core.estimate import Estimate, RunningSums
 from fluctua.core.estimator import chunked_samples, gradient
 from fluctua.core.likelihood.guard import Residuals, Transition, examine
@@ -178,12 +178,14 @@ def estimate(
                 )
             view, process, objective, score = partial
     if observation_noise is not None:
-        check.only_of_states(check.objective(objective), "the correction for observation noise")
+        check.require_state_rewards(
+            check.objective(objective), "the correction for observation noise"
+        )
     if law is not None and view is None:
         residuals = examine(
             process, theta, recording.trajectories(), transition=law, readout=observation_noise
         )
-    plan = chosen(baseline, door="a recording", serves=BASELINES)
+    plan = resolve_baseline(baseline, caller="a recording", serves=BASELINES)
     if isinstance(plan, Twin) or plan.needs_returns:
         if observation_noise is not None:
             raise ValueError(

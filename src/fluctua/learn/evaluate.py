@@ -18,7 +18,7 @@ from fluctua.core import check, simulate
 from fluctua.core import model as terms
 from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, jit
-from fluctua.core.estimate import FEWEST_OF_MEANS, values_of
+from fluctua.core.estimate import FEWEST_OF_MEANS, value_samples
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import match_quadrature
 from fluctua.core.protocols import Estimator
@@ -102,7 +102,7 @@ def evaluate(
 
     if isinstance(rewards, objectives.FunctionOfMeans):
         check.count(count, FEWEST_OF_MEANS)
-        returns = values_of(
+        returns = value_samples(
             rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1)
         )
     else:

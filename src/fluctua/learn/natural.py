@@ -119,10 +119,10 @@ def fisher(
     theta = check.parameters(theta)
     recording = recorded.Recording(trajectories, theta)
     nothing = check.objective(Objective(terminal=_nothing))
-    moving = None if start is None else draws.checked_start(start)[0]
+    moving = None if start is None else draws.check_start(start)[0]
     process = check.process(process)
     model = terms.Model(
-        process, nothing, estimators.score_of(process, score), moving, none().of, none().of
+        process, nothing, estimators.select_score(process, score), moving, none().of, none().of
     )
     return Fisher(_recorded_rows(model, theta, recording, blocks), recording.count, theta)
 

@@ -108,10 +108,12 @@ def reweighted(
     """
     if weights not in ("normalised", "plain"):
         raise ValueError(f'`weights` must be "normalised" or "plain"; got {weights!r}.')
-    moving = None if start is None else draws.checked_start(start)[0]
+    moving = None if start is None else draws.check_start(start)[0]
     process = check.process(process)
     law = density_ratio.PathLaw(
-        process, density_ratio.select_ratio(process, estimators.score_of(process, score)), moving
+        process,
+        density_ratio.select_ratio(process, estimators.select_score(process, score)),
+        moving,
     )
     theta = check.parameters(theta)
     pairs = _check_batches(theta, batches)
@@ -214,7 +216,7 @@ def _sample_batches(
         return estimators.gradient_samples(
             process, objective, theta, trajectories, baseline=baseline, taken_at=old, **options
         )
-    plan = baselines.chosen(baseline, door="several batches", serves=("none", "time"))
+    plan = baselines.resolve_baseline(baseline, caller="several batches", serves=("none", "time"))
     assert isinstance(plan, baselines.Baseline)
     cuts = [
         baselines.half(recorded.Recording(trajectories, theta).count) for _, trajectories in pairs

@@ -42,7 +42,7 @@ from fluctua.core.twin import (
     Numbers,
     TwinModel,
     check_fit,
-    checked_twin,
+    check_twin,
     direct_terms,
     expand,
     twin_parameters,
@@ -80,7 +80,7 @@ class Path:
         b+1, M).
         """
         a = self.ahead
-        parts = _of_block(
+        parts = _follow_block(
             a.twin, self.stride, self.window, a.numbers, times.t, a.dt, x, a.context, self.mean
         )
         inside, begin, end, direct = (np.array(part, np.float64) for part in parts)
@@ -112,14 +112,14 @@ def lookahead(
     recording: Recording,
 ) -> Lookahead:
     """The twin, if it fits the process and the record."""
-    twin = checked_twin(choice, score, process)
+    twin = check_twin(choice, score, process)
     if twin.baseline.name != "mean":  # type: ignore[union-attr]
         raise ValueError(
             "a long-run average takes the mean off what a twin leaves; "
             f"Twin(baseline={twin.baseline.name!r}) "  # type: ignore[union-attr]
             "is for trajectories. Leave it off."
         )
-    assert twin.process is not None  # `checked_twin` fills it in
+    assert twin.process is not None  # `check_twin` fills it in
     free = no_baseline().of
     model = TwinModel(Model(process, rewards, score, None, free, free), twin.process, twin.order)
     numbers = Numbers(theta, twin_parameters(twin, theta))
@@ -128,7 +128,7 @@ def lookahead(
 
 
 @partial(jit, static_argnums=(0, 1, 2))
-def _of_block(
+def _follow_block(
     twin: TwinModel,
     stride: int,
     window: int,

@@ -36,10 +36,10 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.baselines import Twin, chosen
+from fluctua.core.baselines import Twin, resolve_baseline
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Estimate, Samples, reduce_samples
-from fluctua.core.estimator import score_of
+from fluctua.core.estimator import select_score
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, warn_about_residuals
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import AnyProcess, Process, Score, Step
@@ -224,10 +224,10 @@ def stationary(
     steps = len(recording.t) - 1
     dt = _interval(recording)
     process = check_model(process, rewards, theta, recording.first, recording.t, recording.context)
-    plan = chosen(baseline, door="a long-run average", serves=("time", "twin"))
-    used = score_of(process, score)
+    plan = resolve_baseline(baseline, caller="a long-run average", serves=("time", "twin"))
+    used = select_score(process, score)
     if isinstance(plan, Twin):
-        check.only_of_states(rewards, "the twin of a long-run average")
+        check.require_state_rewards(rewards, "the twin of a long-run average")
     ahead = (
         lookahead(plan, process, rewards, used, theta, recording)
         if isinstance(plan, Twin)
@@ -244,7 +244,7 @@ def stationary(
     room = _Room(len(g), steps, max(10 * own, 5 * memory))
     lags = wanted = _window(window, memory, dt, steps, parts)
     if window == "auto":
-        of_states = _window_of_states(slowest, g.size)
+        of_states = _find_window(slowest, g.size)
         wanted = max(
             lags, of_states if ahead is None else of_states // 2
         )  # a twin's path goes another window beyond
@@ -260,7 +260,7 @@ def stationary(
             break
         lags = wanted
     blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
-    estimate = of_batches(theta, near, blocks)._replace(value=jnp.asarray(g.mean()))
+    estimate = average_batches(theta, near, blocks)._replace(value=jnp.asarray(g.mean()))
     change = _change(parts, memory * PARTS * 2 / steps)
     if change is not None and change.seen:
         warnings.warn(
@@ -324,7 +324,7 @@ class _Room(NamedTuple):
         return wanted
 
 
-def _window_of_states(memory: float, steps: int) -> int:
+def _find_window(memory: float, steps: int) -> int:
     """Steps after which a state with that memory holds a negligible part of what a kick does.
 
     Its time constant is τ = memory/2, N steps hold N/2τ independent samples, and a gradient is
@@ -336,7 +336,7 @@ def _window_of_states(memory: float, steps: int) -> int:
     return int(np.ceil(decay * max(np.log(np.sqrt(steps / memory) / NEGLIGIBLE), 1)))
 
 
-def of_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> Estimate:
+def average_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> Estimate:
     """The estimate that gradients (B, P) and mean rewards (B',) of batches make, with intervals
     for skewed ones.
     """
@@ -543,10 +543,10 @@ def _rewards(source: _Source) -> _Read:
     for n in range(0, steps, BLOCK):
         times, x = recording.block(n, min(n + BLOCK, steps))
         g = np.asarray(
-            _rewards_of_block(source.rewards, source.theta, times, x, recording.context), np.float64
+            _evaluate_rewards(source.rewards, source.theta, times, x, recording.context), np.float64
         )
         if source.rewards.per_step is not None:
-            g = g + _paid_on_arrival(source, n, n + g.shape[1])[0]
+            g = g + _arrival_rewards(source, n, n + g.shape[1])[0]
         states = np.asarray(x[:, :-1], np.float64)
         rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
         _add(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
@@ -637,9 +637,9 @@ def _traces(
         stop = min(n + block, steps)
         times, x = recording.block(n, stop)
         events = recording.events(n, stop)
-        u, explicit = _of_block(*source[:4], times, x, recording.context, events)
+        u, explicit = _evaluate_block(*source[:4], times, x, recording.context, events)
         if source.rewards.per_step is not None:
-            explicit = explicit + _paid_on_arrival(source, n, stop)[1]
+            explicit = explicit + _arrival_rewards(source, n, stop)[1]
         level = g[:, n:stop] - mean
         begins = np.zeros(stop - n, bool)
         if path is not None:
@@ -649,7 +649,7 @@ def _traces(
 
 
 @partial(jit, static_argnums=0)
-def _rewards_of_block(
+def _evaluate_rewards(
     rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree
 ) -> Array:
     along = jax.vmap(
@@ -658,11 +658,11 @@ def _rewards_of_block(
     return jax.vmap(along, in_axes=(0, None, 0))(x[:, :-1], times.t[:-1], context)
 
 
-def _paid_on_arrival(source: _Source, n: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def _arrival_rewards(source: _Source, n: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """r(X_{k−1}, X_k)/Δt (E, b) and its ∂θ (E, b, P), k = n … stop−1."""
     recording = source.recording
     times, x = recording.block(max(n - 1, 0), max(stop - 1, 1))
-    rows = _paid_of_block(source.rewards, source.theta, times, x, recording.context)
+    rows = _evaluate_step_rewards(source.rewards, source.theta, times, x, recording.context)
     paid, slopes = (np.asarray(v, np.float64) for v in rows)
     if (
         n == 0
@@ -674,7 +674,7 @@ def _paid_on_arrival(source: _Source, n: int, stop: int) -> tuple[np.ndarray, np
 
 
 @partial(jit, static_argnums=0)
-def _paid_of_block(
+def _evaluate_step_rewards(
     rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree
 ) -> tuple[Array, Array]:
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
@@ -692,7 +692,7 @@ def _paid_of_block(
 
 
 @partial(jit, static_argnums=(0, 1, 2))
-def _of_block(
+def _evaluate_block(
     process: AnyProcess,
     rewards: Rewards,
     score: Score,

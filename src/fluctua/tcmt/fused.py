@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit, on_host
-from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
+from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, resolve_baseline
 from fluctua.core.check import leading
 from fluctua.core.estimate import Estimate, Samples, reduce_samples
 from fluctua.core.estimator import ppgt
@@ -509,7 +509,9 @@ def _served(
         return baseline, 0, False
     if isinstance(baseline, np.ndarray | list | jnp.ndarray):
         return _table(task, baseline), 0, False
-    plan = chosen(baseline, door=f"backend={device!r}", serves=SERVES, condition=task.condition)
+    plan = resolve_baseline(
+        baseline, caller=f"backend={device!r}", serves=SERVES, condition=task.condition
+    )
     if isinstance(plan, Twin):
         return _kernel_twin(task, plan), 0, False
     if isinstance(plan.of, Bins):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fluctua.core.arrays import Array, PyTree
-from fluctua.core.baselines import Baseline, Twin, chosen
+from fluctua.core.baselines import Baseline, Twin, resolve_baseline
 from fluctua.core.check import leading
 from fluctua.core.draws import Wiener, philox
 from fluctua.core.estimator import ppgt
@@ -82,7 +82,7 @@ class Task(Experiment):
                 raise ValueError(
                     'a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".'
                 )
-            plan = chosen(baseline, door='backend="jax"', condition=self.condition)
+            plan = resolve_baseline(baseline, caller='backend="jax"', condition=self.condition)
             return ppgt(self.simulator(wiener), self.objective, baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fluctua.core.baselines import chosen
+from fluctua.core.baselines import resolve_baseline
 from fluctua.core.words import close_match
 from fluctua.insitu.instrument.substrate import ON_DOUBT, Retry
 
@@ -114,7 +114,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
-        chosen(self.baseline, door="in-situ training", serves=BASELINES)
+        resolve_baseline(self.baseline, caller="in-situ training", serves=BASELINES)
         self._check_words()
         self._check_numbers()
         for name, kind in TYPES.items():
