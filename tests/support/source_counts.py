@@ -70,11 +70,11 @@ def tuple_parameters():
 
 
 def record_slices():
-    """Slices between two fixed places of something that is no text, path, shape or vector.
+    """Slices between two fixed places, but for texts, shapes, lists of parts and runs of bytes.
 
     `method[1:3]` takes two fields of a record by their positions.
     """
-    cut = ("text", "line", "shape", "name", "parts", "args", "argv")
+    cut = ("text", "line", "shape", "name", "parts", "args", "argv", "head", "words")
 
     def is_fixed(bound):
         return isinstance(bound, ast.Constant) and isinstance(bound.value, int)
