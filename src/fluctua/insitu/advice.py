@@ -27,19 +27,19 @@ from scipy.linalg import matrix_balance
 
 from fluctua.core import check
 from fluctua.core.arrays import Params
+from fluctua.core.likelihood import spreading
 from fluctua.core.likelihood.noise import fit_noise
-from fluctua.core.likelihood.spreading import average_diffusion, measure_jacobians
 from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.trajectories import Trajectories
+from fluctua.insitu import continuing as long_records
+from fluctua.insitu import estimating
+from fluctua.insitu import hidden as hidden
 from fluctua.insitu.calibrate.fit import only_diffusions
 from fluctua.insitu.calibrate.table import apply_calibration, read_noise
-from fluctua.insitu.continuing import SplitRecord, estimate_continuing, split_record
-from fluctua.insitu.estimating import AUTO, CHUNK_BYTES, estimate_model, resolve_score
-from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
-from fluctua.learn.repetitions import PARTS, Repetitions, repetitions
+from fluctua.learn import repetitions as repeats
 from fluctua.processes.stationary import Stationary
 
 ENOUGH = 200
@@ -55,12 +55,12 @@ class FileAdvice(NamedTuple):
     `continuing.length`.
     """
 
-    repetitions: Repetitions
+    repetitions: repeats.Repetitions
     sampling: Sampling
     observation: np.ndarray | None
     observation_bound: float | None
     notes: tuple[str, ...]
-    stretches: SplitRecord | None = None
+    stretches: long_records.SplitRecord | None = None
     continuing: Stationary | None = None
 
 
@@ -71,11 +71,11 @@ def advise_file(
     continuing: bool = False,
     error: float = 0.1,
     share: float = 0.9,
-    score: str = AUTO,
+    score: str = estimating.AUTO,
     baseline: str = "time",
     noise: str = "auto",
     theta: str = "set",
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = estimating.CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> FileAdvice:
     """What the recording says about the next one. The noise is that of its calibration, or else is
@@ -101,16 +101,16 @@ def advise_file(
     >>> with open_recording("run.nc") as recording:
     ...     advise_file(recording, load_model(recording), error=0.2).repetitions.whole
     """
-    score = resolve_score(recording, model.process, score)
+    score = estimating.resolve_score(recording, model.process, score)
     if baseline not in ("time", "none"):
         raise ValueError(
             f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.'
         )
     only_diffusions(model.process, "advice from a recording is on the interval and the noise")
-    if recording.count < 2 * PARTS and not continuing:
+    if recording.count < 2 * repeats.PARTS and not continuing:
         raise ValueError(
             f"{recording.path} has {recording.count} complete trajectories; advice compares "
-            f"{PARTS} parts of "
+            f"{repeats.PARTS} parts of "
             "a recording, of two at least. Record more. For one long record of a steady state use "
             "--continuing."
         )
@@ -125,10 +125,10 @@ def advise_file(
         assert m.size is not None
         rows = recording.trajectories(0, 1, load=True).context
         one = None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
-        usable = visibility(
+        usable = hidden.visibility(
             check.process(m.process), None, m.theta, m.observed, m.size, context=one
         ).usable[m.observed]
-    pieces = split_record(recording, m) if continuing else None
+    pieces = long_records.split_record(recording, m) if continuing else None
     cut = recording if pieces is None else pieces.recording
     some = cut.trajectories(0, min(ENOUGH, cut.count), load=True)
     if applied.ratio is None:
@@ -151,7 +151,7 @@ def advise_file(
         q = table.diffusion
         s2 = table.observation_variance
     if pieces is None:
-        result = estimate_model(
+        result = estimating.estimate_model(
             recording,
             m,
             score=score,
@@ -161,7 +161,7 @@ def advise_file(
             progress=progress,
         )
     else:
-        result = estimate_continuing(recording, m, score=score, observation_noise=s2)
+        result = long_records.estimate_continuing(recording, m, score=score, observation_noise=s2)
     interval = sampling(
         process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear"
     )
@@ -169,10 +169,10 @@ def advise_file(
         assert result.continuing is not None
         raise ValueError(
             f"{recording.path} is too short for advice: it has {result.estimate.count} batches of "
-            f"{result.continuing.length:.3g} and {PARTS} parts of two at least are compared. "
-            "Record for longer."
+            f"{result.continuing.length:.3g}, and {repeats.PARTS} parts of two or more are "
+            "compared. Record for longer."
         )
-    needed = repetitions(result.estimate, result.parts, error=error, share=share)
+    needed = repeats.repetitions(result.estimate, result.parts, error=error, share=share)
     return FileAdvice(needed, interval, s2, bound, tuple(notes), pieces, result.continuing)
 
 
@@ -192,7 +192,7 @@ def _show_observed(model: RecordingModel) -> Process:
     if model.hidden:
         assert model.observed is not None
         assert model.size is not None
-        process, _ = observed_model(
+        process, _ = hidden.observed_model(
             process, model.objective, tuple(map(int, model.observed)), model.size
         )
     return process
@@ -227,7 +227,7 @@ def judge_euler(
         return None
     process = _show_observed(model)
     some = recording.trajectories()
-    q = average_diffusion(process, check.parameters(model.theta), some)
+    q = spreading.average_diffusion(process, check.parameters(model.theta), some)
     return sampling(process, model.theta, some, q, observation_variance)
 
 
@@ -290,7 +290,7 @@ def sampling(
     dt = float(np.median(np.diff(np.asarray(data.t, float))))
     slope = 0.0
     rate = 0.0
-    for slope_here in measure_jacobians(process, theta, data):
+    for slope_here in spreading.measure_jacobians(process, theta, data):
         jacobian = slope_here.jacobian
         if (
             not noisy.all()

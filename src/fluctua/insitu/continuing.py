@@ -16,45 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import check
+from fluctua.core import baselines, check
+from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params, jit
-from fluctua.core.baselines import Twin, resolve_baseline
 from fluctua.core.integrators import reward_rate
-from fluctua.core.likelihood.guard import TRANSITIONS, examine
+from fluctua.core.likelihood import guard
 from fluctua.core.objective import Objective
-from fluctua.core.process import Process, Score, Step
 from fluctua.core.scores import CorrectedScore
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.estimating import (
-    AUTO,
-    LAWS,
-    SCORES,
-    RecordingEstimate,
-    blank,
-    blanked,
-    check_events,
-    resolve_score,
-    visible,
-)
-from fluctua.insitu.readout import (
-    correct_objective,
-    measure_remainder,
-    observation_variance,
-    reward_term,
-    warn_about_remainder,
-)
+from fluctua.insitu import estimating, readout
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import describe_trend, find_trend
 from fluctua.learn.repetitions import PARTS
-from fluctua.processes.stationary import (
-    Stationary,
-    autocorrelation_time,
-    average_batches,
-    include_bias,
-    memory_time,
-    stationary,
-)
+from fluctua.processes import stationary as stationary_record
 
 APART = 10
 """Correlation times that a stretch is long, where the record has room for `FEWEST` of them."""
@@ -133,11 +108,11 @@ def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord
     for i in range(means.shape[2]):
         series = means[:, :, i] - means[:, :, i].mean()
         if np.any(series):  # a channel that never moves is named elsewhere
-            long = memory_time(series) * group
+            long = stationary_record.memory_time(series) * group
             if long > memory:
                 slowest = i
                 memory = long
-                own = max(autocorrelation_time(series) * group, 1.0)
+                own = max(stationary_record.autocorrelation_time(series) * group, 1.0)
     trend = _find_drift(recording)
     length = max(int(np.ceil(APART * memory)), steps // MOST, 2)
     if recording.count * (steps // length) < FEWEST:
@@ -180,10 +155,10 @@ def estimate_continuing(
     model: RecordingModel,
     *,
     window: float | str = "auto",
-    score: str = AUTO,
-    baseline: str | Twin | None = None,
+    score: str = estimating.AUTO,
+    baseline: str | baselines.Twin | None = None,
     observation_noise: Any = None,
-) -> RecordingEstimate:
+) -> estimating.RecordingEstimate:
     """∇θ of the long-run average of the reward, from a record of the steady state: one trace or a
     few.
 
@@ -200,18 +175,18 @@ def estimate_continuing(
     Returns: a `RecordingEstimate`, whose `continuing` has the window and what it leaves out.
 
     """
-    score = resolve_score(recording, model.process, score)
+    score = estimating.resolve_score(recording, model.process, score)
     if not recording.count:
         raise ValueError(
             f"{recording.path} has 0 complete trajectories: there is nothing to estimate from."
         )
     theta = check.parameters(model.theta)
-    used = SCORES[score]
+    used = estimating.SCORES[score]
     process = model.process
     reward = long_run(recording, model)
     view = residuals = None
-    if isinstance(process, Process):
-        view = visible(recording, process, reward, theta, model.observed, model.size)
+    if isinstance(process, processes.Process):
+        view = estimating.visible(recording, process, reward, theta, model.observed, model.size)
         if view is not None and score != "euler":
             raise ValueError(
                 "local linearisation moves hidden resonators into observed ones within an "
@@ -219,55 +194,60 @@ def estimate_continuing(
                 "channel. Sample faster and use the Euler score, or observe all channels."
             )
     else:
-        check_events(recording, process, observation_noise)
+        estimating.check_events(recording, process, observation_noise)
     if view is not None:
         process, reward, partial = view[1:]
         reward = reward._replace(terminal=None)  # a zero that was filled in
         used = _Kept(partial, tuple(view[0].trainable.tolist()))
     noise = None
     if observation_noise is not None:
-        noise = observation_variance(observation_noise, recording.x.shape[2])
+        noise = readout.observation_variance(observation_noise, recording.x.shape[2])
         check.require_state_rewards(check.objective(reward), "the correction for observation noise")
         if isinstance(
-            resolve_baseline(baseline, caller="a long-run average", serves=("time", "twin")), Twin
+            baselines.resolve_baseline(
+                baseline, caller="a long-run average", serves=("time", "twin")
+            ),
+            baselines.Twin,
         ):
             raise ValueError('correcting for observation noise works with baseline "time".')
-    if view is None and isinstance(process, Process):
-        residuals = examine(
-            process, theta, beginning(recording), transition=LAWS[used], readout=noise
+    if view is None and isinstance(process, processes.Process):
+        residuals = guard.examine(
+            process, theta, beginning(recording), transition=estimating.LAWS[used], readout=noise
         )
-    answer = stationary(
+    answer = stationary_record.stationary(
         process,
-        reward if noise is None else correct_objective(reward, noise),
+        reward if noise is None else readout.correct_objective(reward, noise),
         theta,
         recording.trajectories(),
         window=window,
         score=used if noise is None else CorrectedScore(used, tuple(noise.tolist())),
         baseline=baseline,
     )
-    if noise is not None and isinstance(process, Process):
+    if noise is not None and isinstance(process, processes.Process):
         answer = _without_shared_noise(answer, recording, process, reward, used, noise, theta)
-        remainder = measure_remainder(reward, noise, theta, recording, average=True)
-        warn_about_remainder(remainder, float(answer.estimate.value_stderr))
+        remainder = readout.measure_remainder(reward, noise, theta, recording, average=True)
+        readout.warn_about_remainder(remainder, float(answer.estimate.value_stderr))
     if view is not None:
         missing, error = (
-            blanked(tree, view[0]) for tree in (answer.missing, answer.missing_stderr)
+            estimating.blanked(tree, view[0]) for tree in (answer.missing, answer.missing_stderr)
         )
         answer = answer._replace(
-            estimate=blank(answer.estimate, view[0]), missing=missing, missing_stderr=error
+            estimate=estimating.blank(answer.estimate, view[0]),
+            missing=missing,
+            missing_stderr=error,
         )
     many = len(answer.batches) >= 2 * PARTS
     parts = (
         np.array([answer.batches[k::PARTS].mean(axis=0) for k in range(PARTS)]) if many else None
     )
-    return RecordingEstimate(
+    return estimating.RecordingEstimate(
         answer.estimate, None if view is None else view[0], parts, residuals, answer
     )
 
 
 def beginning(recording: RecordingFile) -> Trajectories:
     """As many samples as the residual guard looks at."""
-    few = max(2, min(len(recording.t), TRANSITIONS // recording.count + 1))
+    few = max(2, min(len(recording.t), guard.TRANSITIONS // recording.count + 1))
     whole = recording.trajectories()
     return Trajectories(recording.t[:few], whole.x[:, :few], whole.context)
 
@@ -300,23 +280,23 @@ class _ScaledReward:
 class _Kept:
     """A score without the entries that mean nothing: no window is chosen for them."""
 
-    score: Score
+    score: processes.Score
     keep: tuple[bool, ...]
 
-    def __call__(self, process: Process, theta: Params, step: Step) -> Params:
+    def __call__(self, process: processes.Process, theta: Params, step: processes.Step) -> Params:
         flat, unravel = ravel_pytree(self.score(process, theta, step))
         return unravel(jnp.where(jnp.asarray(self.keep), flat, 0))
 
 
 def _without_shared_noise(
-    answer: Stationary,
+    answer: stationary_record.Stationary,
     recording: RecordingFile,
-    process: Process,
+    process: processes.Process,
     objective: Objective,
-    score: Score,
+    score: processes.Score,
     noise: np.ndarray,
     theta: Params,
-) -> Stationary:
+) -> stationary_record.Stationary:
     """Take off what a kick and the reward right after it share through the noise of one sample
     (`insitu.readout`).
     """
@@ -334,19 +314,20 @@ def _without_shared_noise(
         # from the kick before the batch to one sample after it, whose reward `reward_term` counts
         # as terminal: zero
         rows = lags - 1 + length * np.arange(many)[:, None] + np.arange(length + 2)
-        context = jax.tree.map(lambda leaf: jnp.repeat(leaf, many, axis=0), one.context)  # noqa: B023
+        context = jax.tree.map(lambda leaf, many=many: jnp.repeat(leaf, many, axis=0), one.context)
         data = Trajectories(jnp.asarray(t, x.dtype), x[rows], context)
         off.append(
             np.asarray(
-                reward_term(checked, rewards, score, jnp.asarray(noise), theta, data), np.float64
+                readout.reward_term(checked, rewards, score, jnp.asarray(noise), theta, data),
+                np.float64,
             )
         )
     batches = answer.batches - np.concatenate(off) / (length * dt)
     before = answer.estimate
-    estimate = average_batches(theta, batches, batches[:, 0])._replace(
+    estimate = stationary_record.average_batches(theta, batches, batches[:, 0])._replace(
         value=before.value, value_stderr=before.value_stderr, value_interval=before.value_interval
     )
-    return include_bias(answer._replace(estimate=estimate, batches=batches))
+    return stationary_record.include_bias(answer._replace(estimate=estimate, batches=batches))
 
 
 def _grouped(recording: RecordingFile, group: int) -> np.ndarray:

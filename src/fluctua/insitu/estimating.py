@@ -13,40 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import check
+from fluctua.core import baselines, check, estimator, scores
+from fluctua.core import estimate as estimates
+from fluctua.core import process as processes
 from fluctua.core.arrays import Params
-from fluctua.core.baselines import Baseline, Twin, resolve_baseline
-from fluctua.core.estimate import Estimate, RunningSums
-from fluctua.core.estimator import chunked_samples, gradient
-from fluctua.core.likelihood.guard import Residuals, Transition, examine
+from fluctua.core.likelihood import guard
 from fluctua.core.likelihood.pieces import mark_noiseless
 from fluctua.core.objective import Objective
-from fluctua.core.process import AnyProcess, Counting, Process, Score
-from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.hidden import (
-    PartialScore,
-    Visibility,
-    choose_filter,
-    observed_model,
-    visibility,
-)
-from fluctua.insitu.readout import (
-    correct_objective,
-    measure_remainder,
-    observation_variance,
-    reward_term,
-    subtract,
-    warn_about_remainder,
-)
+from fluctua.insitu import hidden as hidden
+from fluctua.insitu import readout as corrections
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS
 from fluctua.processes.stationary import Stationary
-from fluctua.scale.parts import Part, sum_estimate, sum_recording
+from fluctua.scale import parts as partial_sums
 
 CHUNK_BYTES = 256 * 2**20
-SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
+SCORES: dict[str, processes.Score] = {
+    "euler": scores.full_score,
+    "local-linear": scores.local_linear_score,
+}
 """By the transition that they are of."""
 AUTO = "auto"
 """In place of a name in `SCORES`: the transition with which the file was calibrated, or else
@@ -72,26 +59,29 @@ class RecordingEstimate(NamedTuple):
     continuing: of a long-run average (`insitu.continuing`), what the estimate rests on.
     """
 
-    estimate: Estimate
-    view: Visibility | None
+    estimate: estimates.Estimate
+    view: hidden.Visibility | None
     parts: np.ndarray | None = None
-    residuals: Residuals | None = None
+    residuals: guard.Residuals | None = None
     continuing: Stationary | None = None
     score: str = ""
-    part: Part | None = None
+    part: partial_sums.Part | None = None
 
 
-LAWS: dict[Score, Transition] = {full_score: euler, local_linear_score: local_linear}
+LAWS: dict[processes.Score, guard.Transition] = {
+    scores.full_score: scores.euler,
+    scores.local_linear_score: scores.local_linear,
+}
 
 
 def estimate(
     recording: RecordingFile,
-    process: AnyProcess,
+    process: processes.AnyProcess,
     objective: Objective,
     theta: Params | None = None,
     *,
-    score: Score = full_score,
-    baseline: str | Baseline | Twin | None = None,
+    score: processes.Score = scores.full_score,
+    baseline: str | baselines.Baseline | baselines.Twin | None = None,
     observed: np.ndarray | None = None,
     size: int | None = None,
     observation_noise: Any = None,
@@ -141,37 +131,39 @@ def estimate(
     note = ""
     rewards = objective  # the reward of the states, and the variance of their measurement
     readout = None
-    if not isinstance(process, Process):
+    if not isinstance(process, processes.Process):
         law = None
         check_events(recording, process, observation_noise)
-        if isinstance(process, Counting):
-            residuals = examine(process, theta, recording.trajectories())
+        if isinstance(process, processes.Counting):
+            residuals = guard.examine(process, theta, recording.trajectories())
     else:
         if observation_noise is not None:
-            observation_noise = readout = observation_variance(
+            observation_noise = readout = corrections.observation_variance(
                 observation_noise, recording.x.shape[2]
             )
         partial = visible(recording, process, objective, theta, observed, size)
         if observation_noise is not None or (
-            partial is not None and (score is not full_score or partial[0].missing)
+            partial is not None and (score is not scores.full_score or partial[0].missing)
         ):
             if law is None:
                 raise ValueError(
                     "a filter knows the transitions of `full_score` and `local_linear_score` only."
                 )
-            filtered = choose_filter(
+            filtered = hidden.choose_filter(
                 recording, process, objective, theta, law, observed, size, observation_noise
             )
             note = FILTER if filtered.process else filtered.why
             if filtered.process is not None:
                 process = filtered.process
                 rewards = filtered.objective
-                objective = rewards if readout is None else correct_objective(rewards, readout)
-                score = full_score
+                objective = (
+                    rewards if readout is None else corrections.correct_objective(rewards, readout)
+                )
+                score = scores.full_score
                 partial = None
                 observation_noise = None
         if partial is not None:
-            if score is not full_score or observation_noise is not None:
+            if score is not scores.full_score or observation_noise is not None:
                 raise ValueError(
                     f"channels are hidden, and {note}: sample faster for the Euler score, or "
                     "observe all."
@@ -182,17 +174,17 @@ def estimate(
             check.objective(objective), "the correction for observation noise"
         )
     if law is not None and view is None:
-        residuals = examine(
+        residuals = guard.examine(
             process, theta, recording.trajectories(), transition=law, readout=observation_noise
         )
-    plan = resolve_baseline(baseline, caller="a recording", serves=BASELINES)
-    if isinstance(plan, Twin) or plan.needs_returns:
+    plan = baselines.resolve_baseline(baseline, caller="a recording", serves=BASELINES)
+    if isinstance(plan, baselines.Twin) or plan.needs_returns:
         if observation_noise is not None:
             raise ValueError(
                 'correcting for observation noise works with baseline "time" or "none".'
             )
         parts = None
-        result = gradient(
+        result = estimator.gradient(
             process,
             objective,
             theta,
@@ -201,29 +193,21 @@ def estimate(
             baseline=plan,
             block_bytes=chunk_bytes,
         )
-        part = sum_estimate(result)
+        part = partial_sums.sum_estimate(result)
     else:
         if residuals is not None and residuals.cause:
             warnings.warn(
                 f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=2
             )
-        sums = _by_chunks(
-            recording,
-            process,
-            objective,
-            theta,
-            score,
-            plan,
-            observation_noise,
-            chunk_bytes,
-            progress,
-        )
+        reading = _Reading(plan, observation_noise, chunk_bytes, progress)
+        sums = _sum_chunks(recording, process, objective, theta, score, reading)
         result = sums.estimate()
         parts = sums.by_parts()
-        part = sum_recording(sums)
+        part = partial_sums.sum_recording(sums)
     if readout is not None:
-        warn_about_remainder(
-            measure_remainder(rewards, readout, theta, recording), float(result.value_stderr)
+        corrections.warn_about_remainder(
+            corrections.measure_remainder(rewards, readout, theta, recording),
+            float(result.value_stderr),
         )
     return RecordingEstimate(
         result if view is None else blank(result, view),
@@ -237,12 +221,12 @@ def estimate(
 
 def visible(
     recording: RecordingFile,
-    process: Process,
+    process: processes.Process,
     objective: Objective,
     theta: Params,
     observed: np.ndarray | None,
     size: int | None,
-) -> tuple[Visibility, Process, Objective, Score] | None:
+) -> tuple[hidden.Visibility, processes.Process, Objective, processes.Score] | None:
     """Process, reward and score of the channels that a file has, and what they leave out; None
     if it has all.
     """
@@ -250,11 +234,16 @@ def visible(
         return None
     first = recording.trajectories(0, 1).context
     one = jax.tree.map(lambda leaf: leaf[0], first)
-    view = visibility(
+    view = hidden.visibility(
         process, objective, theta, observed, size, t=float(recording.t[0]), context=one
     )
-    process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
-    return view, process, objective, PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
+    process, objective = hidden.observed_model(process, objective, tuple(map(int, observed)), size)
+    return (
+        view,
+        process,
+        objective,
+        hidden.PartialScore(tuple(view.usable[np.asarray(observed)].tolist())),
+    )
 
 
 def check_events(recording: RecordingFile, process: Any, observation_noise: Any) -> None:
@@ -284,7 +273,9 @@ def check_events(recording: RecordingFile, process: Any, observation_noise: Any)
         )
 
 
-def resolve_score(recording: RecordingFile, process: AnyProcess, score: str = AUTO) -> str:
+def resolve_score(
+    recording: RecordingFile, process: processes.AnyProcess, score: str = AUTO
+) -> str:
     """Name of the transition whose score is used, in `SCORES`.
 
     Args:
@@ -300,7 +291,7 @@ def resolve_score(recording: RecordingFile, process: AnyProcess, score: str = AU
         return score
     if score != AUTO:
         raise ValueError(f"`score` must be one of {', '.join([AUTO, *SCORES])}; got {score!r}.")
-    if not isinstance(process, Process):
+    if not isinstance(process, processes.Process):
         return "euler"  # it has a score of its own
     calibrated = str(recording.description.noise.get("transition", "euler"))
     if calibrated not in SCORES:
@@ -333,20 +324,28 @@ def estimate_model(
     )
 
 
-def _by_chunks(
+class _Reading(NamedTuple):
+    """How a recording is read. noise: variance of the measurement (M,), or None."""
+
+    baseline: baselines.Baseline
+    noise: np.ndarray | None
+    chunk_bytes: int
+    progress: Callable[[int, int], None] | None
+
+
+def _sum_chunks(
     recording: RecordingFile,
-    process: AnyProcess,
+    process: processes.AnyProcess,
     objective: Objective,
     theta: Params,
-    score: Score,
-    baseline: Baseline,
-    noise: Any,
-    chunk_bytes: int,
-    progress: Callable[[int, int], None] | None,
-) -> RunningSums:
+    score: processes.Score,
+    reading: _Reading,
+) -> estimates.RunningSums:
+    """Sums over all trajectories of a recording, chunk by chunk."""
+    baseline, s, chunk_bytes, progress = reading
     rewards = check.objective(objective)
     checked = check.process(process)
-    if noise is not None and isinstance(checked, Process):
+    if s is not None and isinstance(checked, processes.Process):
         checked = mark_noiseless(recording.trajectories(), checked, theta)
     total = (2 if baseline.pilot else 1) * recording.count
     done = 0
@@ -357,11 +356,10 @@ def _by_chunks(
         if progress:
             progress(done, total)
 
-    s: np.ndarray | None = noise
-    used = score if s is None else CorrectedScore(score, tuple(s.tolist()))
-    sums = RunningSums(theta, PARTS)
-    measured = objective if s is None else correct_objective(objective, s)
-    for chunk, samples in chunked_samples(
+    used = score if s is None else scores.CorrectedScore(score, tuple(s.tolist()))
+    sums = estimates.RunningSums(theta, PARTS)
+    measured = objective if s is None else corrections.correct_objective(objective, s)
+    for chunk, samples in estimator.chunked_samples(
         process,
         measured,
         theta,
@@ -373,10 +371,10 @@ def _by_chunks(
         progress=read,
     ):
         if s is not None:
-            off = reward_term(
+            off = corrections.reward_term(
                 checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta)
             )
-            samples = samples._replace(gradient=subtract(samples.gradient, off, theta))
+            samples = samples._replace(gradient=corrections.subtract(samples.gradient, off, theta))
         sums.add(samples)
     return sums
 
@@ -388,13 +386,13 @@ def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:
     )
 
 
-def blank(result: Estimate, view: Visibility) -> Estimate:
+def blank(result: estimates.Estimate, view: hidden.Visibility) -> estimates.Estimate:
     """NaN in place of what means nothing."""
     names = ("gradient", "stderr", "second_moment")
     return result._replace(**{name: blanked(getattr(result, name), view) for name in names})
 
 
-def blanked(tree: Params, view: Visibility) -> Params:
+def blanked(tree: Params, view: hidden.Visibility) -> Params:
     """NaN in place of parameters that cannot be trained."""
     flat, unravel = ravel_pytree(tree)
     return unravel(jnp.where(jnp.asarray(view.trainable), flat, jnp.nan))

@@ -13,6 +13,7 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core.arrays import Params
+from fluctua.core.knob import read_knob
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.calibrate.knobs import KnobValues
@@ -193,10 +194,7 @@ class _Effective:
     gamma: tuple[float, ...]
 
     def __call__(self, theta: Params, phi: Params) -> Params:
-        lines = {
-            name: phi[f"{name}_offset"] + phi[f"{name}_gain"] * theta[name]
-            for name in ("omega", "kappa")
-        }
+        lines = {name: read_knob(phi, name).set(theta[name]) for name in ("omega", "kappa")}
         return {**lines, "gamma": jnp.asarray(self.gamma, phi["loss"].dtype) * jnp.exp(phi["loss"])}
 
 

@@ -3,7 +3,7 @@ cluster.
 
 Every file is estimated by itself, baseline and all, and what it adds is summed in the order in
 which the files were
-named: whoever read them, the result has the same bits.
+named: the result has the same bits wherever they were read.
 """
 
 from __future__ import annotations
@@ -18,27 +18,18 @@ import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood.guard import Residuals
-from fluctua.insitu.advice import Sampling, judge_euler
+from fluctua.insitu import advice, estimating
 from fluctua.insitu.calibrate.table import apply_calibration
-from fluctua.insitu.estimating import (
-    AUTO,
-    CHUNK_BYTES,
-    RecordingEstimate,
-    blank,
-    estimate_model,
-    resolve_score,
-)
 from fluctua.insitu.hidden import Visibility
-from fluctua.insitu.recording.model import find_difference, load_model, name_leaves
+from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
+from fluctua.scale import dispatch, parts
 from fluctua.scale.cluster import Cluster
-from fluctua.scale.dispatch import Here, Pool, WorkCall, gather_results
-from fluctua.scale.parts import Part, make_estimate, total
 
 DOUBLE = ("float64", "complex128")
 
 
-class OfFile(NamedTuple):
+class FileEstimate(NamedTuple):
     """The estimate of one file, with the fields of `RecordingEstimate` and `CalibratedModel`.
 
     theta: its parameters.
@@ -48,13 +39,13 @@ class OfFile(NamedTuple):
     """
 
     path: Path
-    part: Part
+    part: parts.Part
     theta: Params
     view: Visibility | None
     residuals: Residuals | None
     score: str
     transition: str
-    sampling: Sampling | None
+    sampling: advice.Sampling | None
     notes: tuple[str, ...]
     parameters: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -63,8 +54,8 @@ class OfFile(NamedTuple):
 class Pooled(NamedTuple):
     """result: of all files together. files: of each."""
 
-    result: RecordingEstimate
-    files: tuple[OfFile, ...]
+    result: estimating.RecordingEstimate
+    files: tuple[FileEstimate, ...]
 
 
 class EstimateOptions(NamedTuple):
@@ -75,17 +66,17 @@ class EstimateOptions(NamedTuple):
 
     model: str | None = None
     params: Mapping[str, np.ndarray] | None = None
-    score: str = AUTO
+    score: str = estimating.AUTO
     baseline: str = "time"
     noise: str = "auto"
     theta: str = "set"
     observation_noise: float | None = None
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int = estimating.CHUNK_BYTES
     places: Mapping[str, str] | None = None
     dt: float | None = None
     scale: Any = None
 
-    def estimate(self, path: Path) -> OfFile:
+    def estimate(self, path: Path) -> FileEstimate:
         """The part of one file, in the precision that it was recorded in."""
         with open_recording(
             path, dict(self.places or {}), dt=self.dt, scale=self.scale
@@ -93,16 +84,19 @@ class EstimateOptions(NamedTuple):
             double = recording.description.dtype in DOUBLE
             return jax.enable_x64(double)(self._estimate)(path, recording)
 
-    def _estimate(self, path: Path, recording: RecordingFile) -> OfFile:
+    def _estimate(self, path: Path, recording: RecordingFile) -> FileEstimate:
         params = None if self.params is None else dict(self.params)
         applied = apply_calibration(
-            recording, load_model(recording, self.model, params), noise=self.noise, theta=self.theta
+            recording,
+            models.load_model(recording, self.model, params),
+            noise=self.noise,
+            theta=self.theta,
         )
         variance = applied.observation_variance
         if self.observation_noise is not None:
             variance = np.array(self.observation_noise**2) if self.observation_noise else None
-        transition = resolve_score(recording, applied.model.process, self.score)
-        result = estimate_model(
+        transition = estimating.resolve_score(recording, applied.model.process, self.score)
+        result = estimating.estimate_model(
             recording,
             applied.model,
             score=transition,
@@ -111,10 +105,14 @@ class EstimateOptions(NamedTuple):
             chunk_bytes=self.chunk_bytes,
         )
         assert result.part is not None
-        judged = judge_euler(recording, applied.model, variance) if transition == "euler" else None
+        judged = (
+            advice.judge_euler(recording, applied.model, variance)
+            if transition == "euler"
+            else None
+        )
         theta = jax.tree.map(np.asarray, applied.model.theta)
         head = recording.description
-        return OfFile(
+        return FileEstimate(
             path,
             result.part,
             theta,
@@ -153,12 +151,15 @@ def estimate_files(
     if not paths:
         raise ValueError("there are no files to estimate from.")
     subject = EstimateOptions() if reading is None else reading
-    pool: Pool = Here(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
+    pool: dispatch.Pool = (
+        dispatch.Here(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
+    )
     calls = [
-        WorkCall(number, "estimate", (Path(path).resolve(),)) for number, path in enumerate(paths)
+        dispatch.WorkCall(number, "estimate", (Path(path).resolve(),))
+        for number, path in enumerate(paths)
     ]
     try:
-        files: list[OfFile] = gather_results(pool, calls, progress=progress)
+        files: list[FileEstimate] = dispatch.gather_results(pool, calls, progress=progress)
     finally:
         pool.close()
     first = files[0]
@@ -167,21 +168,22 @@ def estimate_files(
     with jax.enable_x64(
         any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(first.theta))
     ):
-        result = make_estimate(
-            total([file.part for file in files]), jax.tree.map(jnp.asarray, first.theta)
+        result = parts.make_estimate(
+            parts.total([file.part for file in files]), jax.tree.map(jnp.asarray, first.theta)
         )
         for file in files:
-            result = result if file.view is None else blank(result, file.view)
+            result = result if file.view is None else estimating.blank(result, file.view)
     views = [file.view for file in files if file.view is not None]
     return Pooled(
-        RecordingEstimate(result, views[0] if views else None, score=first.score), tuple(files)
+        estimating.RecordingEstimate(result, views[0] if views else None, score=first.score),
+        tuple(files),
     )
 
 
-def _refuse_others(first: OfFile, other: OfFile) -> None:
+def _refuse_others(first: FileEstimate, other: FileEstimate) -> None:
     """Trajectories at other settings are of another gradient."""
-    one = name_leaves(first.theta)
-    another = name_leaves(other.theta)
+    one = models.name_leaves(first.theta)
+    another = models.name_leaves(other.theta)
     if set(one) != set(another):
         raise ValueError(
             f"{other.path} has the parameters {', '.join(another)}, {first.path} has "
@@ -192,7 +194,9 @@ def _refuse_others(first: OfFile, other: OfFile) -> None:
     pairs = ((first.parameters, other.parameters), (first.settings, other.settings), (one, another))
     for left, right in pairs:
         for name in left:
-            difference = find_difference(name, left[name], right[name]) if name in right else None
+            difference = (
+                models.find_difference(name, left[name], right[name]) if name in right else None
+            )
             if difference is not None:
                 raise ValueError(
                     f"`{difference.component}` is {difference.first} in {first.path} and "

@@ -10,24 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.core import check
+from fluctua.core import check, scores
 from fluctua.core.arrays import Params
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.estimate import Estimate
-from fluctua.core.likelihood.drift import DriftFit, fit_drift
-from fluctua.core.likelihood.guard import Residuals, examine
-from fluctua.core.likelihood.interval import EulerDefect, measure_euler_defect
-from fluctua.core.likelihood.noise import NoiseFit, fit_noise
-from fluctua.core.likelihood.pieces import Source, mark_noiseless
-from fluctua.core.likelihood.regression import ResidualReport, examine_residuals
+from fluctua.core.likelihood import drift as drift_fits
+from fluctua.core.likelihood import guard as residual_guard
+from fluctua.core.likelihood import interval, regression
+from fluctua.core.likelihood import noise as noise_fits
+from fluctua.core.likelihood import pieces as sources
 from fluctua.core.likelihood.steps import Transition
 from fluctua.core.process import Process
-from fluctua.core.scores import euler, local_linear
+from fluctua.insitu import continuing as long_records
+from fluctua.insitu import estimating, hidden
 from fluctua.insitu.calibrate.network import linear_model
-from fluctua.insitu.continuing import SplitRecord, estimate_continuing, long_run, split_record
-from fluctua.insitu.estimating import SCORES, estimate
-from fluctua.insitu.hidden import observed_model, visibility
-from fluctua.insitu.recording.model import RecordingModel, build_task
+from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile
 
 ROUNDS = 4
@@ -38,16 +35,16 @@ ALIKE = 0.02
 class SystemFit(NamedTuple):
     """drift: its parameters with errors. noise: what the residuals of that drift say."""
 
-    drift: DriftFit
-    noise: NoiseFit
+    drift: drift_fits.DriftFit
+    noise: noise_fits.NoiseFit
 
 
 def fit_system(
-    source: Source,
+    source: sources.Source,
     process: Process,
     theta: Params,
     *,
-    transition: Transition = euler,
+    transition: Transition = scores.euler,
     usable: np.ndarray | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> SystemFit:
@@ -64,11 +61,11 @@ def fit_system(
     >>> fit_system(trajectories, model.process, model.theta).drift.theta["omega"]
     """
     progress("noise")
-    noise = fit_noise(source, process, theta, transition=transition, usable=usable)
+    noise = noise_fits.fit_noise(source, process, theta, transition=transition, usable=usable)
     for _ in range(ROUNDS):
         progress("drift")
         before = noise
-        drift = fit_drift(
+        drift = drift_fits.fit_drift(
             source,
             process,
             theta,
@@ -82,7 +79,7 @@ def fit_system(
         # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole
         # variation
         scale = np.where(before.diffusion > 0, before.diffusion, before.quadratic_variation)
-        noise = fit_noise(
+        noise = noise_fits.fit_noise(
             source, process, theta, transition=transition, diffusion=scale, usable=usable
         )
         if _alike(before, noise):
@@ -90,7 +87,7 @@ def fit_system(
     return SystemFit(drift, noise)
 
 
-def _alike(a: NoiseFit, b: NoiseFit) -> bool:
+def _alike(a: noise_fits.NoiseFit, b: noise_fits.NoiseFit) -> bool:
     """Whether the drift would be fitted in the same way with either."""
     noisy = a.quadratic_variation > 0  # the others have no weight in either
     weights = b.quadratic_variation[noisy] / a.quadratic_variation[noisy]
@@ -109,21 +106,21 @@ class Calibration(NamedTuple):
     stretches: of one long record, what its trajectories are.
     """
 
-    fit: DriftFit
+    fit: drift_fits.DriftFit
     expected: Params
-    noise: NoiseFit
+    noise: noise_fits.NoiseFit
     model_diffusion: np.ndarray
-    residuals: ResidualReport | None
+    residuals: regression.ResidualReport | None
     estimate: Estimate | None
     transition: str = "euler"
-    defect: EulerDefect | None = None
-    guard: Residuals | None = None
-    stretches: SplitRecord | None = None
+    defect: interval.EulerDefect | None = None
+    guard: residual_guard.Residuals | None = None
+    stretches: long_records.SplitRecord | None = None
 
 
 def calibrate_recording(
     recording: RecordingFile,
-    model: RecordingModel,
+    model: models.RecordingModel,
     *,
     transition: str = "euler",
     bias: bool = True,
@@ -149,7 +146,7 @@ def calibrate_recording(
     ...     calibration = calibrate_recording(recording, load_model(recording))
     """
     say = progress or (lambda text: None)
-    laws: dict[str, Transition] = {"euler": euler, "local-linear": local_linear}
+    laws: dict[str, Transition] = {"euler": scores.euler, "local-linear": scores.local_linear}
     if transition not in laws:
         raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
     if recording.count < 1:
@@ -162,18 +159,18 @@ def calibrate_recording(
     record = recording
     pieces = None
     if continuing or recording.count == 1:
-        pieces = split_record(recording, model)
+        pieces = long_records.split_record(recording, model)
         recording = pieces.recording
     theta = check.parameters(model.theta)
     process = (
         check.process(model.process)
         if model.hidden
-        else mark_noiseless(recording.trajectories(), model.process, theta)
+        else sources.mark_noiseless(recording.trajectories(), model.process, theta)
     )
     fitted = process
     start = theta
     if record.description.network and model.observed is not None:
-        linear = linear_model(build_task(record.description), theta)
+        linear = linear_model(models.build_task(record.description), theta)
         fitted = check.process(linear.process)
         start = check.parameters(linear.theta)
     usable = None
@@ -186,9 +183,9 @@ def calibrate_recording(
                 "them all."
             )
         one = _first_context(recording)
-        view = visibility(fitted, None, start, model.observed, model.size, context=one)
+        view = hidden.visibility(fitted, None, start, model.observed, model.size, context=one)
         usable = view.usable[model.observed]
-        fitted, _ = observed_model(fitted, None, tuple(map(int, model.observed)), model.size)
+        fitted, _ = hidden.observed_model(fitted, None, tuple(map(int, model.observed)), model.size)
         fitted = check.process(fitted)
     fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=say)
     expected_q = _model_diffusion(recording, fitted, start)
@@ -199,17 +196,19 @@ def calibrate_recording(
         and not model.hidden
         and not noise.observation_seen
     ):
-        defect = measure_euler_defect(recording, process, theta, noise.quadratic_variation)
+        defect = interval.measure_euler_defect(recording, process, theta, noise.quadratic_variation)
     guard = None
     blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
     if not model.hidden:
-        guard = examine(process, theta, recording.trajectories(), transition=law, readout=blur)
+        guard = residual_guard.examine(
+            process, theta, recording.trajectories(), transition=law, readout=blur
+        )
     if bias and not model.hidden and pieces is not None:
         say("gradient and residuals")
-        report, gradient = _of_long_run(record, pieces, process, model, transition, law, blur)
+        report, gradient = _examine_long_run(record, pieces, process, model, transition, law, blur)
     elif bias and not model.hidden:
         say("residuals")
-        report = examine_residuals(
+        report = regression.examine_residuals(
             recording,
             process,
             model.objective,
@@ -222,12 +221,12 @@ def calibrate_recording(
         say("gradient")
         with warnings.catch_warnings():  # the report says it in its own words
             warnings.filterwarnings("ignore", "the recording is not of this process")
-            gradient = estimate(
+            gradient = estimating.estimate(
                 recording,
                 process,
                 model.objective,
                 theta,
-                score=SCORES[transition],
+                score=estimating.SCORES[transition],
                 observation_noise=blur,
             ).estimate
     return Calibration(
@@ -235,31 +234,33 @@ def calibrate_recording(
     )
 
 
-def _of_long_run(
+def _examine_long_run(
     record: RecordingFile,
-    pieces: SplitRecord,
+    pieces: long_records.SplitRecord,
     process: Process,
-    model: RecordingModel,
+    model: models.RecordingModel,
     transition: str,
     law: Transition,
     blur: np.ndarray | None,
-) -> tuple[ResidualReport, Estimate]:
+) -> tuple[regression.ResidualReport, Estimate]:
     """Residuals with their bias, and the gradient that it is of: of the long-run average, over
     the same window.
     """
     with warnings.catch_warnings():  # the report says it in its own words
         warnings.filterwarnings("ignore", "the trajectories are not those of the process")
         try:
-            answer = estimate_continuing(record, model, score=transition, observation_noise=blur)
+            answer = long_records.estimate_continuing(
+                record, model, score=transition, observation_noise=blur
+            )
         except ValueError as error:
             raise ValueError(f"{error} Without the gradient and its bias: --no-bias.") from None
     assert answer.continuing is not None
     window = max(1, round(answer.continuing.window / float(np.mean(np.diff(record.t)))))
     longer = record.cut(max(len(pieces.recording.t) - 1, 4 * window))
-    report = examine_residuals(
+    report = regression.examine_residuals(
         longer,
         process,
-        long_run(record, model),
+        long_records.long_run(record, model),
         model.theta,
         window=window,
         components=record.description.components,

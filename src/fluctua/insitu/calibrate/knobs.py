@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Array, Params
+from fluctua.core.knob import read_knob
 from fluctua.core.likelihood.drift import fit_drift
 from fluctua.core.process import Process
 from fluctua.core.text import with_error
@@ -58,10 +59,7 @@ def families(values: KnobValues) -> tuple[str, ...]:
 
 def parameters(values: KnobValues, settings: Mapping[str, Array]) -> dict[str, Array]:
     """ω and κ at these settings, and χ where it has knobs."""
-    return {
-        name: values[f"{name}_offset"] + values[f"{name}_gain"] * settings[name]
-        for name in families(values)
-    }
+    return {name: read_knob(values, name).set(settings[name]) for name in families(values)}
 
 
 def settings(
@@ -75,7 +73,7 @@ def settings(
     """
 
     def at(name: str) -> Array:
-        offset, gain = (jnp.asarray(values[f"{name}_{part}"]) for part in ("offset", "gain"))
+        offset, gain = (jnp.asarray(part) for part in read_knob(values, name))
         works = jnp.abs(gain) > LEAST_GAIN
         u = jnp.where(works, (theta[name] - offset) / jnp.where(works, gain, 1), theta[name])
         return jnp.clip(u, *limits[name]).astype(jnp.asarray(theta[name]).dtype)
@@ -169,7 +167,7 @@ def _together(fits: list[SystemFit], name: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _determined(lines: dict[str, OwnGains]) -> None:
-    """Refuse gains whose signs are anybody's guess: the training would as soon walk down as up."""
+    """Refuse gains whose signs are unknown: the training could walk down as well as up."""
     for name, line in lines.items():
         # NaN where a probe left the parameter open
         clear = np.abs(line.gain) > 2 * line.gain_stderr

@@ -4,7 +4,7 @@
     f_k(t) [n is its site]
 
 θ = {omega (N,), kappa (B,), chi (N,), decay: Γ_n = γ_n + γ_e (N,), drive_re, drive_im: d_k = D s⁺
-e^{iφ} (drives,)}. γ and γ_e are not told apart by the drift of one site, and D not from s⁺: what
+e^{iφ} (drives,)}. γ and γ_e are not separable by the drift of one site, nor D and s⁺: what
 enters is their sum and their product. A θ without chi is of a network without Kerr effect, whose ω
 is then found several times better.
 

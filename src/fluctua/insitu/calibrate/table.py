@@ -1,7 +1,7 @@
 """A calibration as the `noise` table of its recording, and back.
 
 `fluctua calibrate --write` puts it there and `fluctua estimate` takes it from there, so that a file
-carries what is known of its noise and of its drift with it. A table that somebody else wrote, with
+carries what is known of its noise and of its drift with it. A table of another origin, with
 a `diffusion` from another measurement, will do as well; only that entry is needed.
 
 The score divides by Q, so a Q that is off by a factor c puts the whole gradient off by 1/c: the
@@ -33,11 +33,10 @@ from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.likelihood.noise import is_observation_seen
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.text import names
+from fluctua.insitu.calibrate import network, report
 from fluctua.insitu.calibrate.fit import Calibration, only_diffusions
-from fluctua.insitu.calibrate.network import LinearDrift, linear_model
-from fluctua.insitu.calibrate.report import flat, limit
-from fluctua.insitu.recording.description import Description, now, software_name
-from fluctua.insitu.recording.model import RecordingModel, build_task
+from fluctua.insitu.recording import description as heads
+from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.tcmt.coupled_modes import carrier
 
@@ -78,10 +77,10 @@ def tabulate_calibration(calibration: Calibration, trajectories: int) -> dict[st
     for name, value, error in _flat(calibration.fit.theta, calibration.fit.stderr):
         table |= {f"{DRIFT}{name}": value, f"{DRIFT}{name}{ERROR}": error}
     how = {"transition": calibration.transition, "trajectories": trajectories}
-    return {**table, **how, "created": now(), "software": software_name()}
+    return {**table, **how, "created": heads.now(), "software": heads.software_name()}
 
 
-def read_noise(description: Description) -> NoiseTable | None:
+def read_noise(description: heads.Description) -> NoiseTable | None:
     """The calibration in a recording's head; None if there is none.
 
     >>> put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
@@ -169,14 +168,18 @@ class CalibratedModel(NamedTuple):
     used, a line each, for people.
     """
 
-    model: RecordingModel
+    model: models.RecordingModel
     observation_variance: np.ndarray | None
     ratio: np.ndarray | None
     notes: tuple[str, ...]
 
 
 def apply_calibration(
-    recording: RecordingFile, model: RecordingModel, *, noise: str = "auto", theta: str = "set"
+    recording: RecordingFile,
+    model: models.RecordingModel,
+    *,
+    noise: str = "auto",
+    theta: str = "set",
 ) -> CalibratedModel:
     """The model with what the recording's `noise` table says.
 
@@ -274,8 +277,8 @@ def scaled(process: Process, scale: np.ndarray) -> Process:
 
 
 def _with_noise(
-    recording: RecordingFile, model: RecordingModel, diffusion: np.ndarray
-) -> tuple[RecordingModel, np.ndarray]:
+    recording: RecordingFile, model: models.RecordingModel, diffusion: np.ndarray
+) -> tuple[models.RecordingModel, np.ndarray]:
     """The model with Q of the observed components (C,) as given, and Q̂/Q (C,)."""
     process = check.process(model.process)
     seen = np.arange(len(diffusion)) if model.observed is None else model.observed
@@ -311,14 +314,16 @@ def _mean_diffusion(
     dtype = jnp.result_type(float)
     times = jnp.asarray(data.t[n], dtype)
 
-    def of_one(x: Array, context: PyTree) -> Array:
+    def average_trajectory(x: Array, context: PyTree) -> Array:
         def at(pair):
             return jnp.diagonal(diffusion_matrix(process, theta, pair[0], pair[1], context))
 
         return jax.lax.map(at, (x, times)).mean(axis=0)
 
     each = [
-        of_one(jnp.asarray(x[j], dtype), jax.tree.map(lambda leaf: leaf[j], data.context))  # noqa: B023
+        average_trajectory(
+            jnp.asarray(x[j], dtype), jax.tree.map(lambda leaf, j=j: leaf[j], data.context)
+        )
         for j in range(count)
     ]
     return np.mean(np.asarray(each, np.float64), axis=0)
@@ -334,7 +339,7 @@ class CorrectedDrift:
     """
 
     f: Callable[..., Array]
-    linear: LinearDrift
+    linear: network.LinearDrift
     rest: tuple[tuple[str, tuple[float, ...]], ...]
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
@@ -344,8 +349,8 @@ class CorrectedDrift:
 
 
 def _with_drift(
-    recording: RecordingFile, model: RecordingModel, table: NoiseTable
-) -> tuple[RecordingModel, str]:
+    recording: RecordingFile, model: models.RecordingModel, table: NoiseTable
+) -> tuple[models.RecordingModel, str]:
     if not table.drift:
         raise ValueError(
             f"the calibration in {recording.path} has no fitted drift. Calibrate it anew: fluctua "
@@ -364,14 +369,14 @@ def _with_drift(
     line = f"parameters: as calibrated ({table.origin}); {_furthest(table, model.theta, theta)}"
     if model.observed is None:  # the user's own process: all of its drift is in θ
         return model._replace(theta=theta), line
-    task = build_task(recording.description)
-    nominal = linear_model(task, theta).theta
+    task = models.build_task(recording.description)
+    nominal = network.linear_model(task, theta).theta
     rest = {name: 0 * nominal[name] for name in ("omega", "kappa", "chi")}
     if task.frame == "lab":  # where a linear model adds the carrier to ω
         rest["omega"] = rest["omega"] - carrier(task.drives)
     for name in ("decay", "drive_re", "drive_im"):
         rest[name] = _where_known(table, name, nominal[name]) - nominal[name]
-    linear = LinearDrift(task.simulated, task.drives, task.frame, None, task.copies)
+    linear = network.LinearDrift(task.simulated, task.drives, task.frame, None, task.copies)
     fixed = tuple((name, tuple(np.asarray(v, float).tolist())) for name, v in rest.items())
     process = check.process(model.process)
     drift = CorrectedDrift(process.drift, linear, fixed)
@@ -382,8 +387,8 @@ def _with_drift(
 
 def _furthest(table: NoiseTable, before: Params, theta: Params) -> str:
     """Which parameter the calibration moved by most of its errors, and by how much."""
-    moved = np.abs(flat(theta) - flat(before))
-    errors = flat(
+    moved = np.abs(report.flat(theta) - report.flat(before))
+    errors = report.flat(
         {name: table.drift_stderr.get(name, np.zeros_like(value)) for name, value in theta.items()}
     )
     z = moved / np.where(errors > 0, errors, np.inf)
@@ -436,7 +441,7 @@ def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | Non
     )
 
 
-def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> list[str]:
+def _off(recording: RecordingFile, model: models.RecordingModel, table: NoiseTable) -> list[str]:
     """A warning where the fit found other parameters than were set."""
     if not isinstance(model.theta, dict):
         return []
@@ -446,7 +451,7 @@ def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> 
         if n in table.drift and table.drift[n].shape == np.shape(v)
     ]
     every = np.nan_to_num(np.abs(np.concatenate(z))) if z else np.zeros(0)
-    off = int(np.sum(every > limit(every.size)))
+    off = int(np.sum(every > report.limit(every.size)))
     if not off:
         return []
     return [
