@@ -20,7 +20,7 @@ from fluctua.compiled.scalar import Unsupported, scalarise
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Wiener, silent
-from fluctua.core.model import Model, Moment
+from fluctua.core.model import EstimatorModel, Moment
 from fluctua.core.process import Process
 from fluctua.core.simulate import Ensemble, Recipe, transition_one, width
 from fluctua.core.text import names
@@ -83,7 +83,9 @@ def flattened(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Pa
     return jax.eval_shape(flat, theta), back[0]
 
 
-def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array) -> Program:
+def traced(
+    model: EstimatorModel, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array
+) -> Program:
     """The step of a trajectory of an ensemble, which may be shapes and types alone. t: the time
     grid.
     """

@@ -386,7 +386,8 @@ class RunningSums:
     def __init__(self, theta: Params, parts: int = 0):
         flat, self._unravel = ravel_pytree(theta)
         self.count = 0
-        self.g, self.g2 = np.zeros(flat.size), np.zeros(flat.size)
+        self.g = np.zeros(flat.size)
+        self.g2 = np.zeros(flat.size)
         self.powers = np.zeros(
             (5, flat.size + 1)
         )  # Σ dᵏ of gradients and return about the mean of the first chunk

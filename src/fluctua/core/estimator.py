@@ -32,7 +32,7 @@ from fluctua.core.estimate import Estimate, Samples, combined, labelled, reduce_
 from fluctua.core.integrators import match_quadrature
 from fluctua.core.likelihood.guard import LAWS, warn_about_residuals
 from fluctua.core.likelihood.linearisation import check_linearisation
-from fluctua.core.model import Model, Tables, has_random_start, mark_noiseless
+from fluctua.core.model import EstimatorModel, Tables, has_random_start, mark_noiseless
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.process import AnyProcess, Counting, Process, Remembering, Score, Step, Transition
 from fluctua.core.protocols import PlainEstimator
@@ -195,7 +195,7 @@ class Method(NamedTuple):
     function of means; the objective of `model` is then its first part.
     """
 
-    model: Model
+    model: EstimatorModel
     baseline: Baseline
     initial_baseline: Baseline
     twin: Twin | None
@@ -445,7 +445,11 @@ def _method(
     assert isinstance(step, Baseline)
     assert isinstance(initial, Baseline)
     return Method(
-        Model(process, rewards, score, moving, step.of, initial.of), step, initial, twin, means
+        EstimatorModel(process, rewards, score, moving, step.of, initial.of),
+        step,
+        initial,
+        twin,
+        means,
     )
 
 

@@ -1,7 +1,7 @@
 """The terms of the theorem for all trajectories at once, from a process and rewards of one.
 
-A user writes drift, noise and rewards for one trajectory at one time. `Model` puts them together
-with a score, a start and baselines; the functions here evaluate them for an ensemble of E
+A user writes drift, noise and rewards for one trajectory at one time. `EstimatorModel` puts them
+together with a score, a start and baselines. The functions here evaluate them for an ensemble of E
 trajectories, as the arrays that `fluctua.core.theorem` adds up.
 """
 
@@ -25,7 +25,7 @@ from fluctua.core.theorem import StepTerms, Sums
 from fluctua.core.trajectories import Times
 
 
-class Model(NamedTuple):
+class EstimatorModel(NamedTuple):
     """What the estimator knows about the substrate: code, not numbers; hashable."""
 
     process: AnyProcess
@@ -80,7 +80,7 @@ ENSEMBLE_AXES = Memory(None, 0)
 """The axes of a `Memory` that belong to trajectories."""
 
 
-def mark_noiseless(model: Model, process: AnyProcess) -> Model:
+def mark_noiseless(model: EstimatorModel, process: AnyProcess) -> EstimatorModel:
     """The model with a process whose components without noise are known."""
     if (
         isinstance(process, Process)
@@ -96,7 +96,7 @@ def mark_noiseless(model: Model, process: AnyProcess) -> Model:
     return model._replace(process=process)
 
 
-def has_random_start(model: Model) -> bool:
+def has_random_start(model: EstimatorModel) -> bool:
     """Whether the draw of X₀ has a score."""
     return isinstance(model.start, Density) or isinstance(model.process, Remembering)
 
@@ -172,7 +172,13 @@ def returns_to_go(
 
 @partial(jit, static_argnums=0)
 def start(
-    model: Model, theta: Params, x: Array, t: Array, context: PyTree, returns: Array, tables: Tables
+    model: EstimatorModel,
+    theta: Params,
+    x: Array,
+    t: Array,
+    context: PyTree,
+    returns: Array,
+    tables: Tables,
 ) -> Progress:
     """Sums after the draw of X₀, whose score is ∂θ ln p₀ (step −1), with ∂θ g_0."""
     flat, _ = ravel_pytree(theta)
@@ -190,7 +196,7 @@ def start(
 
 
 def _score_start(
-    model: Model, theta: Params, x: Array, t: Array, context: PyTree
+    model: EstimatorModel, theta: Params, x: Array, t: Array, context: PyTree
 ) -> tuple[Array | None, Memory | None]:
     """∂θ ln p₀(X₀) (E, P) or None, and what a score that depends on the past remembers of it."""
     if isinstance(model.process, Remembering):
@@ -201,7 +207,7 @@ def _score_start(
     return density_scores(model, theta, x, context), None
 
 
-def density_scores(model: Model, theta: Params, x: Array, context: PyTree) -> Array | None:
+def density_scores(model: EstimatorModel, theta: Params, x: Array, context: PyTree) -> Array | None:
     """∂θ ln p₀(X₀) of every trajectory (E, P); None where X₀ is not drawn from a density."""
     if not isinstance(model.start, Density):
         return None
@@ -209,7 +215,7 @@ def density_scores(model: Model, theta: Params, x: Array, context: PyTree) -> Ar
     return jax.vmap(lambda x, c: ravel_pytree(slope(theta, x, c))[0])(x, context)
 
 
-def initial_slopes(model: Model, theta: Params, x: Array, context: PyTree) -> Array | None:
+def initial_slopes(model: EstimatorModel, theta: Params, x: Array, context: PyTree) -> Array | None:
     """∂θ g_0(X₀) of every trajectory (E, P); None without such a reward."""
     reward = model.objective.initial
     if reward is None:
@@ -227,7 +233,11 @@ def initial_slopes(model: Model, theta: Params, x: Array, context: PyTree) -> Ar
 
 
 def _displacement(
-    model: Model, theta: Params, context: PyTree, t: Array | None = None, grid: Array | None = None
+    model: EstimatorModel,
+    theta: Params,
+    context: PyTree,
+    t: Array | None = None,
+    grid: Array | None = None,
 ) -> Callable[[Params], Array] | None:
     """θ -> w(t) dX₀ (M,) of a start that moves with θ, w = 1 if t is None; None for another."""
     if not isinstance(model.start, Reparameterised):
@@ -243,7 +253,7 @@ def _displacement(
 
 
 def add_moment(
-    model: Model,
+    model: EstimatorModel,
     theta: Params,
     progress: Progress,
     returns: Array,
@@ -276,7 +286,7 @@ def add_moment(
     return Progress(theorem.add_step(progress.sums, returns, step, baseline), memory)
 
 
-def scores(model: Model, theta: Params, moment: Moment, origin: Array) -> ScoreTerms:
+def scores(model: EstimatorModel, theta: Params, moment: Moment, origin: Array) -> ScoreTerms:
     """Uₙ and ∂θ{g Δt + r} of every trajectory. origin: the first two times of the grid."""
     moving = isinstance(model.start, Reparameterised)
     evaluate = _moving_scores if moving else _fixed_scores
@@ -288,14 +298,14 @@ def scores(model: Model, theta: Params, moment: Moment, origin: Array) -> ScoreT
     return jax.vmap(one)(moment.x, moment.x_next, moment.context, moment.events)
 
 
-def _fixed_scores(model: Model, theta: Params, step: Step, origin: Array) -> ScoreTerms:
+def _fixed_scores(model: EstimatorModel, theta: Params, step: Step, origin: Array) -> ScoreTerms:
     """Uₙ and ∂θ{g Δt + r} of one trajectory, its states held fixed."""
     score = model.score(model.process, theta, step)
     explicit = jax.grad(lambda th: _step_total(model.objective, th, step))(theta)
     return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0])
 
 
-def _moving_scores(model: Model, theta: Params, step: Step, origin: Array) -> ScoreTerms:
+def _moving_scores(model: EstimatorModel, theta: Params, step: Step, origin: Array) -> ScoreTerms:
     """The same where the start moves with θ, and with it both ends of the step (by w(t) dX₀)."""
     assert isinstance(model.start, Reparameterised)
     move = model.start.shift(theta, step.context)
@@ -324,7 +334,7 @@ def _step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
 
 
 def _remembering_scores(
-    model: Model, theta: Params, memory: Memory, moment: Moment
+    model: EstimatorModel, theta: Params, memory: Memory, moment: Moment
 ) -> tuple[ScoreTerms, Memory]:
     """`scores` of a process that is not seen whole, and what they remember after the step."""
 
@@ -342,7 +352,9 @@ def _remembering_scores(
 # -------------------------------------------------------------------------------------- the end
 
 
-def terminal_slopes(model: Model, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+def terminal_slopes(
+    model: EstimatorModel, theta: Params, x: Array, t: Array, context: PyTree
+) -> Array:
     """∂θ g_T(X_T) of every trajectory. t: the time grid (T+1,). Shape (E, P)."""
 
     def differentiate(x: Array, context: PyTree) -> Array:
@@ -358,7 +370,7 @@ def terminal_slopes(model: Model, theta: Params, x: Array, t: Array, context: Py
 
 @partial(jit, static_argnums=0)
 def finish(
-    model: Model,
+    model: EstimatorModel,
     theta: Params,
     sums: Sums,
     x: Array,

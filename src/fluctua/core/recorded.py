@@ -19,7 +19,7 @@ from fluctua.core import check
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree, jit, part, put, working_dtype
 from fluctua.core.diffusion import check_along, check_model, q_matrix
-from fluctua.core.model import Model, Moment, Progress, Tables, mark_noiseless
+from fluctua.core.model import EstimatorModel, Moment, Progress, Tables, mark_noiseless
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Process
 from fluctua.core.simulate import grid
@@ -245,7 +245,7 @@ class FlatSamples(NamedTuple):
 
 
 def recorded_samples(
-    model: Model, tables: Tables, recording: Recording, theta: Params, block_bytes: int
+    model: EstimatorModel, tables: Tables, recording: Recording, theta: Params, block_bytes: int
 ) -> FlatSamples:
     """Gradients (E, P) and returns (E,) of the trajectories of a recording."""
     context = recording.context
@@ -265,14 +265,14 @@ def recorded_samples(
     t = np.asarray(recording.t)
     progress = terms.start(model, theta, recording.first, t[0], context, returns, tables)
     for n, times, x in recording.blocks(block_bytes):
-        block = Block(n, times, x, context, recording.events(n, n + len(times.dt)))
+        block = StepBlock(n, times, x, context, recording.events(n, n + len(times.dt)))
         progress = _add_block(model, theta, progress, block, returns, tables, t[:2])
     flat = terms.finish(model, theta, progress.sums, last, recording.t, context)
     check_scores(flat, model.process, theta, recording.trajectory, recording.t, recording.offset)
     return FlatSamples(flat, returns)
 
 
-class Block(NamedTuple):
+class StepBlock(NamedTuple):
     """Consecutive steps of recorded trajectories, from step `first`.
 
     times: of the b steps. x: (E, b+1, M). context: leaves (E, ...). events: leaves (E, b, ...).
@@ -285,7 +285,7 @@ class Block(NamedTuple):
     events: PyTree = None
 
 
-def scan_block(one: Callable[[Any, Moment], Any], carry: Any, block: Block) -> Any:
+def scan_block(one: Callable[[Any, Moment], Any], carry: Any, block: StepBlock) -> Any:
     """What is carried after `carry = one(carry, moment)` along a block. Called inside `jax.jit`."""
 
     def by_time(v: Array) -> Array:
@@ -311,15 +311,15 @@ def _collect_block(
     def add(collected: Array, moment: Moment) -> Array:
         return terms.add_rewards(rewards, theta, collected, moment)
 
-    return scan_block(add, collected, Block(0, times, x, context))
+    return scan_block(add, collected, StepBlock(0, times, x, context))
 
 
 @partial(jit, static_argnums=0)
 def _add_block(
-    model: Model,
+    model: EstimatorModel,
     theta: Params,
     progress: Progress,
-    block: Block,
+    block: StepBlock,
     returns: Array,
     tables: Tables,
     origin: Array,

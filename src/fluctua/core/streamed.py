@@ -22,7 +22,7 @@ from fluctua.core.baselines import Baseline, check_baseline
 from fluctua.core.diffusion import check_finite, check_model
 from fluctua.core.draws import philox_key_words
 from fluctua.core.integrators import mean_rate
-from fluctua.core.model import Model, Moment, Progress, Tables, mark_noiseless
+from fluctua.core.model import EstimatorModel, Moment, Progress, Tables, mark_noiseless
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Process
 from fluctua.core.recorded import FlatSamples, check_scores
@@ -129,7 +129,7 @@ class Call(NamedTuple):
     trajectory, or None.
     """
 
-    model: Model
+    model: EstimatorModel
     plans: tuple[Baseline, ...]
     tables: Tables
     substrate: Simulator
@@ -175,7 +175,11 @@ def _samples_by_jax(call: Call) -> Swept:
 
 
 def pilot_table(
-    model: Model, plans: tuple[Baseline, ...], substrate: Simulator, key: Array, theta: Params
+    model: EstimatorModel,
+    plans: tuple[Baseline, ...],
+    substrate: Simulator,
+    key: Array,
+    theta: Params,
 ) -> Array:
     """The mean return-to-go (T+1,) of the independent run for a time-only baseline.
 
@@ -264,7 +268,7 @@ def _mean_return_to_go(rewards: Rewards, recipe: Recipe, count: int, run: Run) -
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _run_and_add(
-    model: Model, recipe: Recipe, count: int, run: Run, guess: Array, tables: Tables
+    model: EstimatorModel, recipe: Recipe, count: int, run: Run, guess: Array, tables: Tables
 ) -> tuple[Array, Array, Array]:
     """Returns (E,), gradients (E, P), final states (E, M).
 

@@ -42,7 +42,7 @@ from fluctua.core.baselines import Baseline, Twin, check_baseline, resolve_basel
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.integrators import mean_rate
-from fluctua.core.model import Model
+from fluctua.core.model import EstimatorModel
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import drift_score, full_score
 
@@ -73,7 +73,7 @@ class TwinModel(NamedTuple):
     of the start.
     """
 
-    model: Model
+    model: EstimatorModel
     process: Process
     order: int
 

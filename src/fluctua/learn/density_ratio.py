@@ -116,7 +116,7 @@ def log_ratios(
     law = law._replace(process=process)
     sums = _start_ratio(law, theta, olds, record.first, record.context)
     for n, times, x in record.blocks(recorded.BLOCK_BYTES):
-        block = recorded.Block(n, times, x, record.context, record.events(n, n + len(times.dt)))
+        block = recorded.StepBlock(n, times, x, record.context, record.events(n, n + len(times.dt)))
         sums = _add_block(law, theta, olds, sums, block)
     log, divergence = (np.asarray(v, np.float64) for v in sums)
     if np.isnan(log).any() or np.isposinf(log).any():
@@ -147,7 +147,7 @@ def _start_ratio(law: PathLaw, theta: Params, olds: Params, x: Array, context: A
 
 @partial(jit, static_argnums=0)
 def _add_block(
-    law: PathLaw, theta: Params, olds: Params, sums: scores.Ratio, block: recorded.Block
+    law: PathLaw, theta: Params, olds: Params, sums: scores.Ratio, block: recorded.StepBlock
 ) -> scores.Ratio:
     """Add the steps of a block of recorded trajectories."""
 

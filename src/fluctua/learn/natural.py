@@ -121,7 +121,7 @@ def fisher(
     nothing = check.objective(Objective(terminal=_nothing))
     moving = None if start is None else draws.check_start(start)[0]
     process = check.process(process)
-    model = terms.Model(
+    model = terms.EstimatorModel(
         process, nothing, estimators.select_score(process, score), moving, none().of, none().of
     )
     return Fisher(_recorded_rows(model, theta, recording, blocks), recording.count, theta)
@@ -226,7 +226,7 @@ def _streamed_rows(
 
 @partial(jit, static_argnums=(0, 1, 2, 3))
 def _sum_scores(
-    model: terms.Model, recipe: simulate.Recipe, count: int, blocks: int, run: streamed.Run
+    model: terms.EstimatorModel, recipe: simulate.Recipe, count: int, blocks: int, run: streamed.Run
 ) -> Array:
     """ΣU over each block of steps, for every trajectory. (B, E, P)"""
     theta = run.theta
@@ -248,7 +248,7 @@ def _sum_scores(
 
 
 def _recorded_rows(
-    model: terms.Model, theta: Params, recording: recorded.Recording, blocks: int | None
+    model: terms.EstimatorModel, theta: Params, recording: recorded.Recording, blocks: int | None
 ) -> Array:
     context = recording.context
     total = len(recording.t) - 1
@@ -261,7 +261,7 @@ def _recorded_rows(
     rows = jnp.zeros((many, recording.count, flat.size), flat.dtype)
     rows = rows.at[0].add(_start_score(model, theta, recording.first, recording.times, context))
     for n, times, x in recording.blocks(recorded.BLOCK_BYTES):
-        block = recorded.Block(n, times, x, context, recording.events(n, n + len(times.dt)))
+        block = recorded.StepBlock(n, times, x, context, recording.events(n, n + len(times.dt)))
         rows = _add_block(model, theta, rows, total, block, recording.t[:2])
     recorded.check_scores(
         rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset
@@ -271,11 +271,11 @@ def _recorded_rows(
 
 @partial(jit, static_argnums=0)
 def _add_block(
-    model: terms.Model,
+    model: terms.EstimatorModel,
     theta: Params,
     rows: Array,
     total: Array,
-    block: recorded.Block,
+    block: recorded.StepBlock,
     origin: Array,
 ) -> Array:
     """Add the scores of a block of recorded steps to the rows (B, E, P)."""
@@ -288,7 +288,7 @@ def _add_block(
 
 
 def _start_score(
-    model: terms.Model,
+    model: terms.EstimatorModel,
     theta: Params,
     x: Array,
     times: records.Times,

@@ -32,7 +32,7 @@ from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Twin
 from fluctua.core.baselines import none as no_baseline
 from fluctua.core.integrators import mean_rate
-from fluctua.core.model import Model
+from fluctua.core.model import EstimatorModel
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Score, Step
 from fluctua.core.recorded import Recording
@@ -121,7 +121,9 @@ def lookahead(
         )
     assert twin.process is not None  # `check_twin` fills it in
     free = no_baseline().of
-    model = TwinModel(Model(process, rewards, score, None, free, free), twin.process, twin.order)
+    model = TwinModel(
+        EstimatorModel(process, rewards, score, None, free, free), twin.process, twin.order
+    )
     numbers = Numbers(theta, twin_parameters(twin, theta))
     check_fit(model, numbers, recording.first, recording.t, recording.context, recording.count)
     return Lookahead(model, numbers, recording.times.dt[0], recording.context)

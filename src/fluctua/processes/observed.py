@@ -183,7 +183,7 @@ class Observed:
     def begin(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Params, Memory]:
         """∂θ ln p(y₀), and mean and covariance of X₀ given y₀ with their tangents."""
 
-        def first(theta: Params) -> Filtered:
+        def first(theta: Params) -> FilteredState:
             mean, covariance = self._prior(theta, context)
             return self._first_sample(
                 theta, mean.astype(x.dtype), covariance.astype(x.dtype), x, context
@@ -220,7 +220,7 @@ class Observed:
             "`ppgt` carry them along."
         )
 
-    def _remembered(self, now: Filtered, slopes: Filtered) -> Memory:
+    def _remembered(self, now: FilteredState, slopes: FilteredState) -> Memory:
         mean = (now.mean, slopes.mean)
         covariance = (now.covariance, slopes.covariance)
         return Memory(covariance, mean) if self.shared else Memory(None, mean + covariance)
@@ -239,7 +239,7 @@ class Observed:
 
     def _first_sample(
         self, theta: Params, mean: Array, covariance: Array, y: Array, context: PyTree
-    ) -> tuple[Filtered, Array]:
+    ) -> tuple[FilteredState, Array]:
         """X₀ given y₀.
 
         Channels that are known before they are read (a known state, an exact readout) say
@@ -254,7 +254,7 @@ class Observed:
 
     def _sample(
         self, theta: Params, mean: Array, covariance: Array, step: Step
-    ) -> tuple[Filtered, Array]:
+    ) -> tuple[FilteredState, Array]:
         """The hidden state given one more sample, step.x_next."""
 
         def law(x):
@@ -338,7 +338,7 @@ def log_likelihood(process: Observed, theta: Params, trajectories: Trajectories)
     return _path(process, theta, check.grid(trajectories.t), y, trajectories.context)[0]
 
 
-class Filtered(NamedTuple):
+class FilteredState(NamedTuple):
     """Mean and covariance of the hidden state given all samples, and ln p of the last of them."""
 
     log_density: Array
@@ -348,7 +348,7 @@ class Filtered(NamedTuple):
 
 def _measured(
     mean: Array, covariance: Array, innovation: Array, c: Array, r: Array
-) -> tuple[Filtered, Array]:
+) -> tuple[FilteredState, Array]:
     """A prediction corrected by its innovation e; and eᵢ(S⁻¹e)ᵢ, whose mean is 1."""
     s = c @ covariance @ c.T + r
     factor = jnp.linalg.cholesky((s + s.T) / 2)
@@ -360,7 +360,7 @@ def _measured(
     white = inverse @ innovation
     constant = mean.dtype.type(np.log(2 * np.pi)) * innovation.size / 2
     log_density = -jnp.sum(jnp.log(jnp.diagonal(factor))) - white @ white / 2 - constant
-    after = Filtered(
+    after = FilteredState(
         log_density, mean + gain @ innovation, rest @ covariance @ rest.T + gain @ r @ gain.T
     )
     return after, innovation * (inverse.T @ white)
@@ -393,7 +393,7 @@ def _path(
         known = prior.mean.astype(y.dtype), prior.covariance.astype(y.dtype)
         now, first = process._first_sample(theta, *known, y[0], context)
 
-        def body(now: Filtered, sample: Any) -> tuple[Filtered, Array]:
+        def body(now: FilteredState, sample: Any) -> tuple[FilteredState, Array]:
             y, t, dt = sample
             after, ratio = process._sample(
                 theta, now.mean, now.covariance, Step(y, y, t, dt, context)

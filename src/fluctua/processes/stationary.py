@@ -523,10 +523,10 @@ class _Read(NamedTuple):
 
     rewards: np.ndarray
     parts: np.ndarray
-    states: _States
+    states: _StateMoments
 
 
-class _States(NamedTuple):
+class _StateMoments(NamedTuple):
     """x (E, N, M) every `stride` steps."""
 
     x: np.ndarray
@@ -553,11 +553,11 @@ def _rewards(source: _Source) -> _Read:
         rewards.append(g)
         some.append(states[:, -n % stride :: stride])
     return _Read(
-        np.concatenate(rewards, axis=1), parts, _States(np.concatenate(some, axis=1), stride)
+        np.concatenate(rewards, axis=1), parts, _StateMoments(np.concatenate(some, axis=1), stride)
     )
 
 
-def _slowest(states: _States) -> float:
+def _slowest(states: _StateMoments) -> float:
     """The longest memory of a component of the states or of its square, in steps; that of one
     which is still is 0.
     """
