@@ -97,7 +97,7 @@ def refuse_options(context: typer.Context, allowed: Collection[str], reason: str
 
     allowed: names of parameters that are heeded. reason: why the others are not.
     """
-    given = [
+    ignored = [
         parameter.opts[0]
         for parameter in context.command.params
         if parameter.param_type_name == "option"
@@ -105,8 +105,8 @@ def refuse_options(context: typer.Context, allowed: Collection[str], reason: str
         and parameter.name not in allowed
         and getattr(context.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE"
     ]
-    if given:
-        raise ValueError(f"{', '.join(given)}: {reason}")
+    if ignored:
+        raise ValueError(f"{', '.join(ignored)}: {reason}")
 
 
 def find_free_folder(name: str) -> Path:

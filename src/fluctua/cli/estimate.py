@@ -251,9 +251,9 @@ def _estimate_file(
         components = _find_components(only, model.theta)
         score = resolve_score(recording, model.process, options.score)
         variance = applied.observation_variance
-        given = options.observation_noise
-        if given is not None:
-            variance = np.array(given**2) if given else None
+        readout = options.observation_noise
+        if readout is not None:
+            variance = np.array(readout**2) if readout else None
         with warnings.catch_warnings():  # printed below, in colour
             _ignore_warnings()
             if window is not None:
@@ -295,8 +295,8 @@ def _estimate_file(
         _print(result, label)
         for line in applied.notes:
             say(line)
-        if given is not None:
-            say(f"readout noise: {given:g}, as given, corrected for in J and its gradient")
+        if readout is not None:
+            say(f"readout noise: {readout:g}, as given, corrected for in J and its gradient")
         by_filter = " of a filter" if result.score == FILTER else ""
         written = f"; written to {output.out}" if output.out else ""
         say(f"{seconds:.1f} s, {score} score{by_filter}, {options.baseline} baseline{written}")

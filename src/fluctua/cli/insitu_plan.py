@@ -23,12 +23,12 @@ def make_plan(values: dict[str, Any], settings: dict[str, Any], **more: Any) -> 
     named = {FIELDS.get(key, key): value for key, value in settings.items()}
     if isinstance(named.get("readout"), str) and named["readout"] != "measured":
         named["readout"] = _parse_readout(named["readout"])
-    given = {
+    chosen = {
         name: value for name, value in {**values, **named, **more}.items() if value is not None
     }
     if values.get("trajectories") is None and values.get("calibration") == "training":
-        given["trajectories"] = 2
-    return Plan(**{name: value for name, value in given.items() if name in known})
+        chosen["trajectories"] = 2
+    return Plan(**{name: value for name, value in chosen.items() if name in known})
 
 
 def _parse_readout(text: str) -> float:
