@@ -25,7 +25,7 @@ import numpy as np
 
 import rivals
 from fluctua import tcmt
-from fluctua.tcmt.fused import kernel_spec
+from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import run_twin

@@ -54,12 +54,12 @@ def directed(
     source, to = DIRECTIONS[direction]
     return tcmt.transmission(
         make_network(config, options.get("sigma_w")),
-        source=source,
+        drive=tcmt.Drive(
+            source, t.amplitude if amplitude is None else amplitude, frequency=t.frequency
+        ),
         to=to,
         horizon=t.horizon,
         dt=options.get("dt", t.dt),
-        s=t.amplitude if amplitude is None else amplitude,
-        frequency=t.frequency,
         sigma_kappa=t.sigma_kappa,
     )
 

@@ -529,7 +529,7 @@ def time_parts(cp, estimator, count):
     from fluctua import tcmt
     from fluctua.core import check
     from fluctua.core.streamed import estimate_seeds
-    from fluctua.tcmt import fused
+    from fluctua.tcmt import conversion
 
     key, theta = (
         jax.random.key(1),
@@ -560,7 +560,7 @@ def time_parts(cp, estimator, count):
         "the copy back": part.sums.get,
         "the kernels' part of all this": lambda: cuda.run(ensemble),
         "means and errors": lambda: kernel.result(ensemble, sums),
-        "as arrays of JAX": lambda: fused._estimate(theta, result),
+        "as arrays of JAX": lambda: conversion.to_estimate(theta, result),
     }
     for name, call in parts.items():
         median, least = wall(call)

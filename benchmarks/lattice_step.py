@@ -35,7 +35,7 @@ from fluctua import tcmt
 from fluctua.core import check
 from fluctua.core.integrators import mean_rate
 from fluctua.plot import style
-from fluctua.tcmt.fused import kernel_spec
+from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
 
 jax.config.update("jax_enable_x64", True)
@@ -61,7 +61,11 @@ class System(NamedTuple):
 
     def task(self, step: str, dt: float) -> tcmt.Task:
         return tcmt.transmission(
-            self.network, horizon=self.horizon, dt=dt, s=self.drive, integrator=step
+            self.network,
+            horizon=self.horizon,
+            dt=dt,
+            drive=tcmt.Drive(0, self.drive),
+            integrator=step,
         )
 
 

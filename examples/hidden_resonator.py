@@ -17,7 +17,7 @@ jax.config.update("jax_enable_x64", True)
 
 # A driven chain; the reward is the power that leaves at its end.
 network = tcmt.chain(3)
-task = tcmt.transmission(network, horizon=4.0, dt=0.05, s=3.0)
+task = tcmt.transmission(network, horizon=4.0, dt=0.05, drive=tcmt.Drive(0, 3.0))
 theta = {"omega": jnp.array([0.8, -1.2, 0.5]), "kappa": jnp.ones(2)}
 
 # Of the state [Re ψ, Im ψ] the readout gives both quadratures of site 2, with noise of variance

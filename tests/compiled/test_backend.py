@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.compiled import backend, cpu
+from fluctua.compiled import backend, cpu, kernels
 from fluctua.compiled.scalar import Unsupported
 from fluctua.scale.distributed import distributed
 
@@ -79,7 +79,7 @@ def test_a_folder_that_others_own_is_refused(monkeypatch, tmp_path):
 def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkeypatch, caplog):
     monkeypatch.setattr(cpu, "compiler", lambda: None)
     monkeypatch.setattr(backend.cuda, "available", lambda: False)
-    backend._made.cache_clear()
+    kernels.make_kernel.cache_clear()
     expected = estimator(backend="jax").samples(jax.random.key(0), THETA, 8)
     with caplog.at_level(logging.WARNING, logger="fluctua"):
         for _ in range(2):
@@ -103,7 +103,9 @@ def test_what_kernels_do_not_do_is_done_by_jax(small, caplog):
 
 
 def test_small_calls_stay_on_jax(monkeypatch):
-    monkeypatch.setattr(backend, "_samples", lambda call: pytest.fail("a kernel was asked for"))
+    monkeypatch.setattr(
+        backend, "collect_samples", lambda call: pytest.fail("a kernel was asked for")
+    )
     estimator().samples(jax.random.key(0), THETA, 8)
 
 
@@ -141,7 +143,7 @@ def kernel_calls(monkeypatch):
         calls.append(jax.random.key_data(call.key).tolist())
         raise Unsupported("test", "this kernel only counts")
 
-    monkeypatch.setattr(backend, "_samples", decline)
+    monkeypatch.setattr(backend, "collect_samples", decline)
     return calls
 
 

@@ -11,7 +11,7 @@ import events
 import fluctua as fl
 import problems
 from cuda_device import has_gpu
-from fluctua.compiled import backend, cuda, twin
+from fluctua.compiled import backend, cuda, kernels, twin
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import philox
 from own_processes import PROCESSES
@@ -22,8 +22,8 @@ COUNT = 40  # a warp and a part of one
 @pytest.fixture
 def kernels_of_device(device):
     """Kernels are made afresh: those of an emulated device are no use to another one."""
-    caches = (backend._made, twin.twin_kernel, cuda._module, cuda.available)
-    clear = [backend._KERNELS.clear, *(kept.cache_clear for kept in caches)]
+    caches = (kernels.make_kernel, twin.twin_kernel, cuda._module, cuda.available)
+    clear = [kernels.KERNELS.clear, *(kept.cache_clear for kept in caches)]
     for forget in clear:
         forget()
     yield device

@@ -194,7 +194,7 @@ def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
     """Sites 1 and 4 of a chain of five are read, with noise; the answer is that of the
     network's own moments.
     """
-    task = tcmt.transmission(CHAIN, horizon=1.0, dt=0.05, source=0, to=1, s=3.0)
+    task = tcmt.transmission(CHAIN, horizon=1.0, dt=0.05, drive=tcmt.Drive(0, 3.0), to=1)
     theta = {
         "omega": jnp.array([0.3, -0.2, 0.1, 0.4, 0.0]),
         "kappa": jnp.array([1.0, 0.8, 1.2, 1.0]),

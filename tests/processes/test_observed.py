@@ -303,7 +303,7 @@ def test_a_network_with_hidden_resonators_and_noisy_readout(key):
     of hidden sites too.
     """
     network = tcmt.chain(4)
-    task = tcmt.transmission(network, horizon=2.0, dt=0.05, s=3.0)
+    task = tcmt.transmission(network, horizon=2.0, dt=0.05, drive=tcmt.Drive(0, 3.0))
     theta = {"omega": jnp.array([0.3, -0.2, 0.1, 0.4]), "kappa": jnp.array([1.0, 0.7, 1.2])}
     sites, ends = network.sites, np.array([0, network.sites - 1])
     rows = np.concatenate([ends, ends + sites])

@@ -15,7 +15,7 @@ from fluctua import insitu, tcmt
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.server import background
-from fluctua.tcmt.fused import kernel_spec
+from fluctua.tcmt.conversion import kernel_spec
 
 COMMON = {
     "np": np,

@@ -12,11 +12,12 @@ from fluctua import tcmt
 from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.scores import full_score
 from fluctua.runs.unknown import Device
+from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.exact import value_and_gradient
-from fluctua.tcmt.fused import OfLosses, kernel_spec
 from fluctua.tcmt.kernel.cpu import measured_scores
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import expected_lambda
+from fluctua.tcmt.losses import OfLosses
 from fluctua.tcmt.state_scores import evidence as of_network
 from fluctua.tcmt.state_scores import sum_states
 

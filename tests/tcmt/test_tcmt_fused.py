@@ -49,7 +49,10 @@ def assert_same(a, b, rtol):
     [
         (tcmt.transmission, {}),
         (tcmt.isolation, {"sigma_kappa": 0.2}),  # two copies, each with its own modulation
-        (tcmt.isolation, {"frame": "lab", "envelope": jnp.cos}),
+        (
+            tcmt.isolation,
+            {"frame": "lab", "drive": tcmt.Drive(0, frequency=10.0, envelope=jnp.cos)},
+        ),
     ],
 )
 def test_every_family_equals_the_reference(make, options):

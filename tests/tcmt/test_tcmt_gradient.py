@@ -102,7 +102,7 @@ SEVERAL = (Lead({0: 0.8, 1: 0.6}), Lead({2: 0.5, 3: 1.0}))
     ids=["random", "leads on several resonators"],
 )
 def test_gradient_against_exact_moments(network, spread, resolved):
-    task = transmission(network, horizon=2.0, dt=0.02, s=8.0)
+    task = transmission(network, horizon=2.0, dt=0.02, drive=Drive(0, 8.0))
     theta = parameters_of(network, spread=spread)
     value, gradient = with_kerr(task, theta)
     estimate = task.estimator()(jax.random.key(1), theta, 4000)
@@ -113,7 +113,7 @@ def test_gradient_against_exact_moments(network, spread, resolved):
 @pytest.mark.long
 def test_binned_baseline_is_unbiased():
     network = kite()
-    task = transmission(network, horizon=2.0, dt=0.1, s=8.0)
+    task = transmission(network, horizon=2.0, dt=0.1, drive=Drive(0, 8.0))
     theta = parameters_of(network, spread=1.0)
     _, gradient = with_kerr(task, theta)
     estimate = task.estimator(baseline="binned")(jax.random.key(2), theta, 500)
@@ -123,7 +123,7 @@ def test_binned_baseline_is_unbiased():
 @pytest.mark.long
 def test_kerr_and_modulation_against_common_noise_differences():
     network = chain(3, gamma=0.2, sigma_w=0.25)
-    task = transmission(network, horizon=2.0, dt=0.04, s=3.0, sigma_kappa=0.4)
+    task = transmission(network, horizon=2.0, dt=0.04, drive=Drive(0, 3.0), sigma_kappa=0.4)
     theta = {
         "omega": jnp.array([0.6, -0.5, 0.9]),
         "kappa": jnp.array([1.0, 0.7]),
@@ -137,7 +137,7 @@ def test_kerr_and_modulation_against_common_noise_differences():
 
 def test_kerr_gradient_against_differences_of_the_noise_free_run():
     network = chain(3, gamma=0.2, sigma_w=0.0)
-    task = transmission(network, horizon=2.0, dt=0.02, s=2.0)
+    task = transmission(network, horizon=2.0, dt=0.02, drive=Drive(0, 2.0))
     theta = {"omega": jnp.array([0.6, -0.5, 0.9]), "chi": jnp.zeros(3)}
     run = task.simulator(silent)
 
@@ -155,7 +155,9 @@ def test_kerr_gradient_against_differences_of_the_noise_free_run():
 def test_exact_rewards_are_those_of_the_moments():
     """The vector recursion of the noise power against the covariance recursion."""
     network = kite(SEVERAL)
-    task = transmission(network, horizon=1.0, dt=0.02, s=2.0, frame="lab")
+    task = transmission(
+        network, horizon=1.0, dt=0.02, drive=Drive(0, 2.0, frequency=10.0), frame="lab"
+    )
     theta = parameters_of(network, spread=1.0)
     mean, covariance = exact.moments(task, theta)
     d = network.lead_weights[:, 1] * np.sqrt(2 * np.asarray(theta["gamma_e"])[1])
@@ -165,7 +167,7 @@ def test_exact_rewards_are_those_of_the_moments():
 
 def test_exact_gradient_against_differences():
     network = kite()
-    task = transmission(network, horizon=1.0, dt=0.02, s=2.0)
+    task = transmission(network, horizon=1.0, dt=0.02, drive=Drive(0, 2.0))
     theta = {
         name: np.asarray(v)
         for name, v in parameters_of(network, spread=1.0).items()
@@ -203,7 +205,7 @@ def test_exact_beside_a_float32_run_of_the_same_network(first):
     see `exact._numbers`.
     """
     network = kite()
-    task = transmission(network, horizon=1.0, dt=0.02, s=2.0)
+    task = transmission(network, horizon=1.0, dt=0.02, drive=Drive(0, 2.0))
     theta = {"omega": network.omega}
     run = jax.jit(lambda x: task.process.drift(theta, x, jnp.zeros(()), None))
 
@@ -219,7 +221,7 @@ def test_exact_beside_a_float32_run_of_the_same_network(first):
         positions=0.0
     )  # the same physics, compiled afresh; float32 would show at 1e-7
     again, expected = exact.value_and_gradient(
-        transmission(other, horizon=1.0, dt=0.02, s=2.0), {"omega": other.omega}
+        transmission(other, horizon=1.0, dt=0.02, drive=Drive(0, 2.0)), {"omega": other.omega}
     )
     assert value == pytest.approx(again, rel=1e-12)
     np.testing.assert_allclose(gradient["omega"], expected["omega"], rtol=1e-10, atol=1e-14)
@@ -263,7 +265,7 @@ def test_isolation_is_zero_by_reciprocity_without_kerr():
     assert max(np.abs(leaf).max() for leaf in gradient.values()) < 1e-12
 
 
-OPTIONS = {"horizon": 4.0, "dt": 0.04, "s": 2.0}
+OPTIONS = {"horizon": 4.0, "dt": 0.04}
 
 
 @pytest.mark.long
@@ -274,9 +276,9 @@ def test_isolation_of_a_kerr_network_is_forward_minus_backward():
         "kappa": jnp.array([1.3]),
         "chi": jnp.array([-0.93, 0.46]),
     }
-    both = isolation(network, **OPTIONS)
-    forward = noise_free_value(transmission(network, source=0, to=1, **OPTIONS), theta)
-    backward = noise_free_value(transmission(network, source=1, to=0, **OPTIONS), theta)
+    both = isolation(network, drive=Drive(0, 2.0), **OPTIONS)
+    forward = noise_free_value(transmission(network, drive=Drive(0, 2.0), to=1, **OPTIONS), theta)
+    backward = noise_free_value(transmission(network, drive=Drive(1, 2.0), to=0, **OPTIONS), theta)
     assert abs(noise_free_value(both, theta) - (forward - backward)) < 1e-12
     assert forward - backward > 0.1  # nonreciprocal
 
@@ -294,7 +296,7 @@ def test_isolation_of_a_kerr_network_is_forward_minus_backward():
 def test_copies_share_their_parameters_noise_included():
     network = diode(sigma_w=0.2)
     theta = parameters_of(network, ALL[:4], spread=1.0)
-    task = isolation(network, **OPTIONS)
+    task = isolation(network, drive=Drive(0, 2.0), **OPTIONS)
     value, gradient = with_kerr(task, theta)  # unequal leads emit unequal noise
     estimate = task.estimator()(jax.random.key(0), theta, 4000)
     assert abs(estimate.value - value) < 4 * estimate.value_stderr
@@ -311,7 +313,7 @@ def test_a_reward_of_ones_own():
     mine = custom(
         network, drive, lambda th, x, t: abs2(s_minus(th, x, t)[0]) / 64.0, horizon=1.0, dt=0.02
     )
-    reflection = transmission(network, source=0, to=0, horizon=1.0, dt=0.02, s=8.0)
+    reflection = transmission(network, drive=Drive(0, 8.0), to=0, horizon=1.0, dt=0.02)
     _, gradient = exact.value_and_gradient(reflection, theta)
     assert_agree(mine.estimator()(jax.random.key(0), theta, 2000), gradient, resolved=("gamma_e",))
     assert (

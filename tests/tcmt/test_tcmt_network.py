@@ -121,7 +121,10 @@ def test_parameters_that_are_not_trained_come_from_the_network():
         (lambda: process(chain(3), Drive(0), frame="spinning"), "'rotating', 'lab'"),
         (lambda: transmission(chain(3), to=5), "leads 0…1"),
         (lambda: transmission(chain(3), horizon=1.0, dt=0.3), "whole number of steps"),
-        (lambda: transmission(chain(3), s=0.0), "`s` must be a positive number"),
+        (
+            lambda: transmission(chain(3), drive=Drive(0, 0.0)),
+            "`amplitude` must be a positive number",
+        ),
         (lambda: transmission(chain(3), sigma_kappa=-0.1), "must not be negative"),
         (lambda: transmission(chain(3)).estimator("gpu"), '"jax", "cpu" or "cuda"'),
         (lambda: transmission(chain(3)).estimator(baseline="best"), r"'best'.*none, time,.*binned"),

@@ -94,7 +94,7 @@ def test_energy_balance_of_a_lossless_network_to_first_order():
     network = rectangular(2, 3, gamma=0.0, chi=0.1)
 
     def missing(dt):
-        task = transmission(network, horizon=2.0, dt=dt, s=1.0)
+        task = transmission(network, horizon=2.0, dt=dt, drive=Drive(0, 1.0))
         theta = {"omega": jnp.linspace(-1, 1, 6)}
         x = task.simulator(silent)(jax.random.key(0), theta, 1).x[0]
         stored = jnp.sum(x[-1] ** 2)
@@ -116,14 +116,14 @@ def test_stationary_noise_power_at_a_lead():
     network = rectangular(
         2, 2, leads=[Lead(0, gamma_e), Lead(3, gamma_e)], gamma=0.5, sigma_w=sigma
     )
-    task = transmission(network, horizon=6.0, dt=0.02, s=1e-9)
+    task = transmission(network, horizon=6.0, dt=0.02, drive=Drive(0, 1e-09))
     moments = exact.moments(task, {"omega": np.array([0.3, -0.4, 0.2, 0.9])})
     # O(Δt) of the scheme: |λ|²Δt/2 against the loss
     np.testing.assert_allclose(
         moments.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.12 * 2 * sigma**2
     )
     finer = exact.moments(
-        transmission(network, horizon=6.0, dt=0.005, s=1e-9),
+        transmission(network, horizon=6.0, dt=0.005, drive=Drive(0, 1e-09)),
         {"omega": np.array([0.3, -0.4, 0.2, 0.9])},
     )
     np.testing.assert_allclose(
@@ -270,7 +270,7 @@ def test_a_step_from_plain_arrays_and_native_noise_is_the_references():
     trajectory.
     """
     network = rectangular(2, 3, leads=[Lead(0, 0.7), Lead({5: 1.2})], gamma=0.05)
-    task = transmission(network, horizon=0.5, dt=0.05, s=2.0)
+    task = transmission(network, horizon=0.5, dt=0.05, drive=Drive(0, 2.0))
     theta, key, count = some_parameters(network), jax.random.key(11), 3
     x = np.asarray(task.simulator()(key, theta, count).x)
 

@@ -15,6 +15,7 @@ from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.time_step import SERIES, largest_step
 
 KEY = jax.random.key(4)
+LAB_DRIVE = tcmt.Drive(0, frequency=3.0, envelope=jnp.cos)
 NETWORK = tcmt.rectangular(2, 3)
 THETA = {
     "omega": jnp.linspace(-0.5, 0.8, 6),
@@ -41,7 +42,7 @@ def assert_same(fused, reference, rtol=1e-9):
         pytest.param(tcmt.transmission, {}, "time", marks=pytest.mark.long),
         (
             tcmt.isolation,
-            {"sigma_kappa": 0.2, "frame": "lab", "frequency": 3.0, "envelope": jnp.cos},
+            {"sigma_kappa": 0.2, "frame": "lab", "drive": LAB_DRIVE},
             "none",
         ),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.tcmt import exact, rectangular, transmission
+from fluctua.tcmt import Drive, exact, rectangular, transmission
 from problems import flat, tolerance
 
 NETWORK = rectangular(3, 3, gamma=0.2, sigma_w=0.25)
@@ -31,7 +31,7 @@ def off(error):
 @pytest.mark.long
 @pytest.mark.parametrize("order", [1, 2])
 def test_linear_network_against_exact_moments(key, order):
-    task = transmission(NETWORK, horizon=2.0, dt=0.04, s=3.0)
+    task = transmission(NETWORK, horizon=2.0, dt=0.04, drive=Drive(0, 3.0))
     theta = theta_of()
     value, gradient = exact.value_and_gradient(task, theta)
     gradient["chi"] = exact.kerr_gradient(task, theta)
@@ -46,7 +46,7 @@ def test_linear_network_against_exact_moments(key, order):
 @pytest.mark.long
 def test_kerr_and_modulation_against_the_derivative_of_the_simulation(key):
     # χ|ψ|² up to about one, and couplings that are modulated for each trajectory in its own way.
-    task = transmission(NETWORK, horizon=2.0, dt=0.04, s=3.0, sigma_kappa=0.4)
+    task = transmission(NETWORK, horizon=2.0, dt=0.04, drive=Drive(0, 3.0), sigma_kappa=0.4)
     theta = theta_of(chi=0.2)
     k_reference, k_plain, *keys = jax.random.split(key, 5)
     reference = fl.reference.pathwise(task.objective, task.simulator())(k_reference, theta, 4000)

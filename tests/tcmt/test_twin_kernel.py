@@ -15,7 +15,8 @@ import pytest
 
 from fluctua import tcmt
 from fluctua.tcmt import exact
-from fluctua.tcmt.fused import Carried, kernel_spec
+from fluctua.tcmt.conversion import kernel_spec
+from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.twin import KernelTwin, run_twin
 from fluctua.tcmt.native import _native

@@ -34,7 +34,8 @@ def number_generator(wiener: Wiener) -> int:
         raise Unsupported(
             "wiener", "a source of noise other than `threefry`, `philox` and `silent`"
         )
-    if wiener is threefry and not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+    partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    if wiener is threefry and not partitionable:
         raise Unsupported("wiener", "the noise of jax_threefry_partitionable = False")
     return known[wiener]
 

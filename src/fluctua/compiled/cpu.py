@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluctua.compiled.emit import COMMON, Layout, common, definitions, functions, native
+from fluctua.compiled import emit
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
@@ -65,7 +65,7 @@ than `SUM_BYTES`.
 
 def cpu_source(
     program: Program,
-    layout: Layout,
+    layout: emit.Layout,
     *,
     double: bool,
     noise64: bool,
@@ -91,11 +91,11 @@ def cpu_source(
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in head.items()),
-            definitions(program, layout),
-            common(*COMMON, "vectors.hpp"),
-            native("lanes.hpp", "noise.hpp"),
-            functions(program, layout, scores=sweep > 0),
-            native("sweep.hpp"),
+            emit.definitions(program, layout),
+            emit.common(*emit.COMMON, "vectors.hpp"),
+            emit.native("lanes.hpp", "noise.hpp"),
+            emit.functions(program, layout, scores=sweep > 0),
+            emit.native("sweep.hpp"),
         ]
     )
 
@@ -125,7 +125,7 @@ def cache_folder() -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """The folder, made if need be, after a check that nobody else can write to it."""
+    """The folder, made if need be, after a check that no other user can write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -319,7 +319,7 @@ class CpuLibrary(CpuArrays):
         """Returns (E,), gradients (E, P) in the type of θ, final states (E, M)."""
 
         def taken(v):
-            return jax.device_put(v, may_alias=True)  # nobody writes to them any more
+            return jax.device_put(v, may_alias=True)  # no pass writes to them any more
 
         return (
             taken(places["reward"]),

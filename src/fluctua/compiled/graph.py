@@ -330,7 +330,11 @@ class Graph:
 
     def _mul(self, a: int, b: int) -> int:
         if (self.shared(b) and not self.shared(a)) or self.ops[b] == "const":
-            a, b = b, a  # what is shared comes first, constants before all
+            return self._mul_ordered(b, a)  # what is shared comes first, constants before all
+        return self._mul_ordered(a, b)
+
+    def _mul_ordered(self, a: int, b: int) -> int:
+        """a·b, of which a is shared or a constant if either is."""
         if self._is(a, 0.0):
             return a
         if self._is(a, 1.0):
@@ -350,7 +354,7 @@ class Graph:
             factor, rest = self.args[a]
             return self.make("mul", factor, self.make("mul", rest, b))
         if self.shared(a) == self.shared(b) and self.ops[a] != "const":
-            a, b = min(a, b), max(a, b)
+            return self._plain("mul", min(a, b), max(a, b))
         return self._plain("mul", a, b)
 
     def _div(self, a: int, b: int) -> int:

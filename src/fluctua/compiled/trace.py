@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.compiled.events import DRAWS, Inner, bind_event, left_by, served
+from fluctua.compiled import events as jump_events
 from fluctua.compiled.graph import Graph
 from fluctua.compiled.scalar import Unsupported, scalarise
+from fluctua.core import draws, simulate
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.draws import Wiener, silent
 from fluctua.core.model import EstimatorModel, Moment
 from fluctua.core.process import Process
-from fluctua.core.simulate import Ensemble, Recipe, transition_one, width
+from fluctua.core.simulate import width
 from fluctua.core.text import names
 
 MOST_STATES = 300
@@ -50,7 +50,7 @@ class Program(NamedTuple):
     contexts: int
     width: int
     names: list[str]
-    inner: Inner | None = None
+    inner: jump_events.Inner | None = None
 
     @property
     def state(self) -> int:
@@ -84,13 +84,17 @@ def flattened(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Pa
 
 
 def traced(
-    model: EstimatorModel, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array
+    model: EstimatorModel,
+    recipe: simulate.Recipe,
+    theta: Params,
+    ensemble: simulate.Ensemble,
+    t: Array,
 ) -> Program:
     """The step of a trajectory of an ensemble, which may be shapes and types alone. t: the time
     grid.
     """
     process = recipe.process
-    jumps = served(recipe)
+    jumps = jump_events.served(recipe)
     if jumps is not None:
         smooth = jumps.diffusion
     elif isinstance(process, Process) and isinstance(model.process, Process):
@@ -114,7 +118,9 @@ def traced(
             f"{MOST_PARAMETERS} are written out",
         )
     wieners = 0 if smooth is None else width(smooth, theta, x, like(), context)
-    replayed = recipe._replace(wiener=Wiener(silent.stream, lambda stream, step, width: stream))
+    replayed = recipe._replace(
+        wiener=draws.Wiener(draws.silent.stream, lambda stream, step, width: stream)
+    )
 
     def one(tree):
         return jax.tree.map(lambda leaf: leaf[None], tree)
@@ -125,8 +131,8 @@ def traced(
         theta = unravel(flat)
         n = jnp.zeros((), int)
         if jumps is None:
-            return transition_one(replayed, theta, x, context, z, n, t, dt)[0]
-        left = left_by(unravel, x, *events)
+            return simulate.transition_one(replayed, theta, x, context, z, n, t, dt)[0]
+        left = jump_events.left_by(unravel, x, *events)
         return jumps.joined(theta, x, events[0], left, (context, z, replayed.wiener.draw, n, t, dt))
 
     def rewards(
@@ -150,7 +156,7 @@ def traced(
         origin: Array,
         events: PyTree,
     ) -> tuple[Array, Array]:
-        left = None if events is None else left_by(unravel, x, *events)
+        left = None if events is None else jump_events.left_by(unravel, x, *events)
         moment = Moment(0, t, dt, *one((x, x_next, context, left)))
         rows = terms.scores(model, unravel(flat), moment, origin[:2])
         return rows.score[0], rows.explicit[0]
@@ -175,7 +181,7 @@ def traced(
         "z": tracer.input("z", z),
         "origin": tracer.input("origin", origin),
     }
-    if recipe.wiener is silent:
+    if recipe.wiener is draws.silent:
         inputs["z"] = np.full(wieners, graph.const(0.0))
     values = {
         "theta": flat,
@@ -187,7 +193,7 @@ def traced(
         "origin": origin,
         "x_next": x,
         "events": None if jumps is None else (x, flat),
-        "p": like(DRAWS, of=x),
+        "p": like(jump_events.DRAWS, of=x),
     }
 
     def call(function, *kinds):
@@ -198,10 +204,10 @@ def traced(
     if jumps is not None:
         inputs["p"] = tracer.input("p", values["p"])
         new, after, over, own = call(
-            bind_event(jumps, unravel), "theta", "x", "t", "dt", "context", "p"
+            jump_events.bind_event(jumps, unravel), "theta", "x", "t", "dt", "context", "p"
         )
         scored = [p for p, node in enumerate(own) if graph.value(int(node)) != 0.0]
-        inner = Inner(new.tolist(), int(after), int(over), own.tolist(), scored)
+        inner = jump_events.Inner(new.tolist(), int(after), int(over), own.tolist(), scored)
         score = np.full(flat.size, graph.const(0.0))
         score[scored] = tracer.input("p", score[scored], x.size)
         inputs["events"] = tracer.input("p", x), score

@@ -8,25 +8,22 @@ before the first is theirs as well.
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache, partial
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled import ahead, cpu, cuda
-from fluctua.compiled.ahead import OUT_OF_RANGE, number_generator
-from fluctua.compiled.emit import Layout, function, laid_out, native, numbers_ahead
+from fluctua.compiled import ahead as precomputed
+from fluctua.compiled import cpu, cuda, emit, trace
 from fluctua.compiled.scalar import Unsupported
-from fluctua.compiled.trace import Program, Tracer, alone, describe_shapes, flattened, traced
 from fluctua.core import baselines, check, twin_sweep
+from fluctua.core import twin as core_twin
 from fluctua.core.arrays import Array, PyTree, jit, on_host
 from fluctua.core.draws import Density
 from fluctua.core.process import Step
 from fluctua.core.simulate import Ensemble
-from fluctua.core.twin import Guess, Numbers, check_path, direct_terms, expand
-from fluctua.core.twin_sweep import Backward, Parts, TwinCall, advance_twin, batches, end
 
 KEPT_BYTES = 256 * 2**20
 """The most that the kept states of the trajectories of one pass may take."""
@@ -45,7 +42,7 @@ class TwinProgram(NamedTuple):
     gain: vₙ − vₙ₊₁. slope: pₙ (M,), and Sₙ of order 2.
     """
 
-    program: Program
+    program: trace.Program
     ahead: list[int]
     delta: int
     reward: int
@@ -54,27 +51,29 @@ class TwinProgram(NamedTuple):
     slope: list[int]
 
 
-def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
+def traced_twin(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgram:
     """The step of a trajectory and of its twin, from the first of an ensemble that is about to
     begin.
     """
     twin = call.twin
     numbers = call.numbers
     t = call.substrate.t
-    x, context, _ = alone(ensemble._replace(streams=None))
+    x, context, _ = trace.alone(ensemble._replace(streams=None))
     if twin.order == 2 and x.size > MOST_BENT:
         raise Unsupported(
             "twin", f"a twin of order 2 with {x.size} states; kernels follow up to {MOST_BENT}"
         )
-    program = traced(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
-    tracer = Tracer(program.graph)
+    program = trace.traced(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
+    tracer = trace.Tracer(program.graph)
     m = x.size
-    (flat, unravel) = flattened(numbers.theta)
-    (own, unravel_own) = flattened(numbers.twin)
+    (flat, unravel) = trace.flattened(numbers.theta)
+    (own, unravel_own) = trace.flattened(numbers.twin)
 
     def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
         one = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
-        return advance_twin(twin, Numbers(None, unravel_own(own)), one[0], t, dt, one[1])[0]
+        return twin_sweep.advance_twin(
+            twin, core_twin.Numbers(None, unravel_own(own)), one[0], t, dt, one[1]
+        )[0]
 
     def back(
         flat: Array,
@@ -88,11 +87,13 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
         context: PyTree,
         origin: Array,
     ) -> tuple[Array, ...]:
-        numbers = Numbers(unravel(flat), unravel_own(own))
+        numbers = core_twin.Numbers(unravel(flat), unravel_own(own))
         guess = unrolled(of_v, m)
         step = Step(x, x_next, t, dt, context)
-        direct, expected, reward, left = direct_terms(twin, numbers, guess, step, xbar, origin)
-        new, gain = expand(twin, numbers, guess, xbar, t, dt, context)
+        direct, expected, reward, left = core_twin.direct_terms(
+            twin, numbers, guess, step, xbar, origin
+        )
+        new, gain = core_twin.expand(twin, numbers, guess, xbar, t, dt, context)
         return direct, expected - gain - new.at(x - xbar), reward, left, gain, rolled(new)
 
     time, origin = (jax.ShapeDtypeStruct(shape, t.dtype) for shape in ((), (2,)))
@@ -119,20 +120,20 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
     )
 
 
-def rolled(guess: Guess) -> Array:
+def rolled(guess: core_twin.Guess) -> Array:
     """V in one vector: the slope, and the bend of order 2. (…, M) or (…, M + M²)"""
     if guess.bend is None:
         return guess.slope
     return jnp.concatenate([guess.slope, guess.bend.reshape(*guess.bend.shape[:-2], -1)], axis=-1)
 
 
-def unrolled(of_v: Array, m: int) -> Guess:
+def unrolled(of_v: Array, m: int) -> core_twin.Guess:
     """The way back."""
     bend = of_v[..., m:].reshape(*of_v.shape[:-1], m, m) if of_v.shape[-1] > m else None
-    return Guess(of_v[..., :m], bend)
+    return core_twin.Guess(of_v[..., :m], bend)
 
 
-def _text(of: TwinProgram, layout: Layout) -> str:
+def _text(of: TwinProgram, layout: emit.Layout) -> str:
     """The functions `twin_ahead` and `twin_back`."""
     program = of.program
     ahead = [("y", k, node) for k, node in enumerate(of.ahead)]
@@ -148,8 +149,8 @@ def _text(of: TwinProgram, layout: Layout) -> str:
     results = "const V *p, V *s, V *d, V &delta, V &reward, V &left, V &gain, V *q"
     return "\n".join(
         [
-            function(program, layout, "twin_ahead", ahead, "const V *p, V *y"),
-            function(program, layout, "twin_back", back, results),
+            emit.function(program, layout, "twin_ahead", ahead, "const V *p, V *y"),
+            emit.function(program, layout, "twin_back", back, results),
         ]
     )
 
@@ -163,8 +164,8 @@ class TwinKernel(NamedTuple):
     numbers.
     """
 
-    program: Program
-    layout: Layout
+    program: trace.Program
+    layout: emit.Layout
     source: str
     library: CpuTwinLibrary | cuda.GpuTwinLibrary | None
     real: np.dtype
@@ -174,18 +175,18 @@ class TwinKernel(NamedTuple):
 class TwinKey:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
-    def __init__(self, call: TwinCall, optimise: str, place: str = "cpu"):
+    def __init__(self, call: twin_sweep.TwinCall, optimise: str, place: str = "cpu"):
         self.call = call
         self.optimise = optimise
         self.place = place
-        self.wiener = wiener = number_generator(call.substrate.recipe.wiener)
+        self.wiener = wiener = precomputed.number_generator(call.substrate.recipe.wiener)
         self.noise64 = jnp.result_type(float) == np.float64
         self.baseline = number_baseline(call)
         self._identity = (
             call.twin,
             call.substrate.recipe,
-            describe_shapes(call.numbers[:2]),
-            describe_shapes(call.substrate.x0),
+            trace.describe_shapes(call.numbers[:2]),
+            trace.describe_shapes(call.substrate.x0),
             call.substrate.t.dtype,
             self.noise64,
             wiener,
@@ -206,7 +207,7 @@ class TwinKey:
         return isinstance(other, TwinKey) and self._identity == other._identity
 
 
-def number_baseline(call: TwinCall) -> int:
+def number_baseline(call: twin_sweep.TwinCall) -> int:
     """How Λ is centred: by a table, by the mean of the others, by their weighted mean."""
     of = call.twin.model.baseline
     for make, number in BASELINES.items():
@@ -217,20 +218,20 @@ def number_baseline(call: TwinCall) -> int:
     )
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     """The kernel of a twin, traced, written and compiled."""
     ensemble = key.ensemble
     traced_step = traced_twin(key.call, ensemble)
     program = traced_step.program
     more = [*traced_step.ahead, *traced_step[2:6], *traced_step.slope]
-    layout = laid_out(program, more)
+    layout = emit.laid_out(program, more)
     real = np.dtype(ensemble.x.dtype)
     double = real == np.float64
     if key.place == "cuda":
         text = _head(key, traced_step) + _text(traced_step, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.call.numbers[:2])))
-        ahead = numbers_ahead(program, layout)
+        ahead = emit.numbers_ahead(program, layout)
         form = cuda.Form(
             program, layout, real, key.noise64, key.wiener, twin=text, ahead=ahead, theta=theta
         )
@@ -245,7 +246,7 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     source = cpu.cpu_source(
         program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0
     )
-    twin = native("twin.hpp")
+    twin = emit.native("twin.hpp")
     source = "\n".join([source, _head(key, traced_step) + _text(traced_step, layout), twin])
     loaded = (
         CpuTwinLibrary(ctypes.CDLL(str(cpu.find_or_build(source, key.optimise))), real)
@@ -306,7 +307,7 @@ class CpuTwinLibrary(cpu.CpuArrays):
         cpu.each(lambda piece: function(ctypes.byref(run), *map(ctypes.c_int64, piece)), pieces)
 
 
-def begun(call: TwinCall, count: int, low: int) -> Ensemble:
+def begun(call: twin_sweep.TwinCall, count: int, low: int) -> Ensemble:
     """Trajectories from number `low` on, before their first step."""
     substrate = call.substrate
     return twin_sweep.begin_from(
@@ -314,38 +315,38 @@ def begun(call: TwinCall, count: int, low: int) -> Ensemble:
     )
 
 
-def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
+def parts(call: twin_sweep.TwinCall, kernel: TwinKernel) -> twin_sweep.Parts:
     """Direct and correction (E, P), returns (E,), mean of Λ (T+1,)."""
     steps = len(call.substrate.times.dt)
     segment = int(np.ceil(np.sqrt(steps)))
     if isinstance(kernel.library, cuda.GpuTwinLibrary):
         segment = 4 * -(-segment // 4)  # normals of up to four steps are drawn together
     each = -(-steps // segment) * 2 * kernel.program.state * kernel.real.itemsize
-    slices = batches(call.count, call.batch)
+    slices = twin_sweep.batches(call.count, call.batch)
     at_once = max(1, KEPT_BYTES // (each * call.batch))
-    pieces: list[Parts] = []
+    pieces: list[twin_sweep.Parts] = []
     for k in range(0, len(slices), at_once):
         pieces += _pass(call, kernel, slices[k : k + at_once], segment)
     return twin_sweep.joined(pieces)
 
 
-def _arrays(call: TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str, Any]:
+def _arrays(call: twin_sweep.TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str, Any]:
     """An ensemble and the numbers that are computed ahead, or what a GPU computes them from."""
     library = kernel.library
     substrate = call.substrate
     thetas = call.numbers[:2]
     if isinstance(library, cuda.GpuTwinLibrary) and library.form.ahead:
-        wiener = number_generator(substrate.recipe.wiener)
-        ahead.check_generator(call.key)
+        wiener = precomputed.number_generator(substrate.recipe.wiener)
+        precomputed.check_generator(call.key)
         numbers = {"theta": library.parameters(*thetas), "times": library.times(substrate)}
         return library.ensemble(wiener, ensemble) | numbers
     flat = np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(thetas)])
-    return ahead.arrays(kernel.program, kernel.layout, kernel.real, substrate, flat, ensemble)
+    return precomputed.arrays(kernel.program, kernel.layout, kernel.real, substrate, flat, ensemble)
 
 
 def _pass(
-    call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], segment: int
-) -> list[Parts]:
+    call: twin_sweep.TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], segment: int
+) -> list[twin_sweep.Parts]:
     twin = call.twin
     numbers = call.numbers
     times = call.substrate.times
@@ -368,8 +369,8 @@ def _pass(
     library.run("twin_forward", arrays, **sizes)
     x, xbar = _ends(library.to_jax(arrays["last"]))
     check.finite_simulation(x, call.substrate.t, call.offset + low)
-    check_path(xbar, call.substrate.t)
-    carry = end(twin, numbers, x, xbar, times, ensemble.context)
+    core_twin.check_path(xbar, call.substrate.t)
+    carry = twin_sweep.end(twin, numbers, x, xbar, times, ensemble.context)
 
     own = library.from_jax(_stacked(carry, real))
     v = kernel.guess
@@ -392,8 +393,8 @@ def _pass(
     }
     library.run("twin_backward", arrays, **sizes)
     flags = library.read(arrays["flags"])
-    if flags & OUT_OF_RANGE:
-        raise ahead.make_range_error(real)
+    if flags & precomputed.OUT_OF_RANGE:
+        raise precomputed.make_range_error(real)
     if flags:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
@@ -409,10 +410,10 @@ def _pass(
             )
         ]
     finished = []
-    for number, (first, stop) in enumerate(
-        (a - low, b - low) for a, b in slices
-    ):  # its draw leaves one out of a batch
-        part, (x0, context) = jax.tree.map(lambda leaf: leaf[first:stop], (back, ends))  # noqa: B023
+    # its draw leaves one out of a batch
+    for number, (first, stop) in enumerate((a - low, b - low) for a, b in slices):
+        rows = slice(first, stop)
+        part, (x0, context) = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (back, ends))
         means = np.append(sums[number] / (stop - first), last[first:stop].mean()).astype(real)
         finished.append(
             twin_sweep.finish_parts(twin, numbers, part, x0, times, context, [jnp.asarray(means)])
@@ -427,8 +428,8 @@ def _ends(last: Array) -> tuple[Array, Array]:
     return last[:half].T, last[half:].T
 
 
-@partial(jit, static_argnums=1)
-def _stacked(carry: Backward, real: np.dtype) -> Array:
+@functools.partial(jit, static_argnums=1)
+def _stacked(carry: twin_sweep.Backward, real: np.dtype) -> Array:
     """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward,
     direct, correction.
     """
@@ -446,9 +447,11 @@ def _stacked(carry: Backward, real: np.dtype) -> Array:
     return jnp.concatenate([v.astype(real) for v in (*numbers, carry.direct.T, carry.correction.T)])
 
 
-@partial(jit, static_argnums=(1, 2, 3))
-def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> Backward:
+@functools.partial(jit, static_argnums=(1, 2, 3))
+def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> twin_sweep.Backward:
     """The way back, after the first step. v: numbers of V."""
     p = (len(own) - v - 3) // 2
     direct, correction = (own[k : k + p].T.astype(of_theta) for k in (v + 3, v + 3 + p))
-    return Backward(unrolled(own[:v].T, m), own[v], own[v + 1], own[v + 2], direct, correction)
+    return twin_sweep.Backward(
+        unrolled(own[:v].T, m), own[v], own[v + 1], own[v + 2], direct, correction
+    )

@@ -147,6 +147,16 @@ class Moments(NamedTuple):
     kurtosis: Array
 
 
+def standard_error(mean: np.ndarray, mean_square: np.ndarray, count: int) -> np.ndarray:
+    """Standard error of the mean of `count` samples, from their mean and mean square.
+
+    NaN where one sample has no spread.
+    """
+    if count < 2:
+        return np.full_like(mean, np.nan)
+    return np.sqrt(np.maximum(mean_square - mean**2, 0) / (count - 1))
+
+
 def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     """(low, high) that hold the mean with 95 %, of samples that are skewed and have heavy tails.
 

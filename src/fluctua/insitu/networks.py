@@ -25,7 +25,8 @@ from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import task_tables
 from fluctua.insitu.unknowns import DeviceFit, Runs, SelfCalibration, Unknown
 from fluctua.tcmt.coupled_modes import coefficients
-from fluctua.tcmt.fused import Fused, OfLosses
+from fluctua.tcmt.fused import Fused
+from fluctua.tcmt.losses import OfLosses
 
 LONGEST_STEP = 1e-3
 """Longest Euler step of the model that a training calibrates, in units of 1/κ."""
@@ -90,7 +91,11 @@ def network_model(
     >>> network_model(tcmt.rectangular(3, 4), interval=0.01)
     """
     task = tcmt.transmission(
-        network, horizon=(points - 1) * interval, dt=interval, s=s, sigma_kappa=sigma_kappa
+        network,
+        horizon=(points - 1) * interval,
+        dt=interval,
+        drive=tcmt.Drive(0, s, frequency=10.0),
+        sigma_kappa=sigma_kappa,
     )
     kerr = "chi" in bounds
     unknowns = _list_unknowns(network, spread)
@@ -205,7 +210,10 @@ def _make_self_calibration(
     steps = math.ceil(interval / LONGEST_STEP - 1e-9)
     horizon = float(task.t[-1] - task.t[0])
     fine = tcmt.transmission(
-        network, horizon=horizon, dt=interval / steps, s=task.drives[0].amplitude
+        network,
+        horizon=horizon,
+        dt=interval / steps,
+        drive=tcmt.Drive(0, task.drives[0].amplitude, frequency=10.0),
     )
     effective = _Effective(tuple(np.asarray(network.gamma, float).tolist()))
     settings = _list_starts(network)

@@ -26,8 +26,8 @@ from fluctua.runs.config import find_config, load_unedited
 from fluctua.runs.evaluate import load_parameters
 from fluctua.runs.reading import SavedRun, find_runs, read_run, rolling_mean
 from fluctua.store import tables
+from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.experiment import Experiment
-from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel.run import run as run_kernel
 
 CURVES = "curves.csv.gz"

@@ -102,8 +102,7 @@ def make_task(
         make_network(config, sigma_w) if network is None else network,
         horizon=t.horizon,
         dt=t.dt if dt is None else dt,
-        s=t.amplitude,
-        frequency=t.frequency,
+        drive=tcmt.Drive(0, t.amplitude, frequency=t.frequency),
         sigma_kappa=t.sigma_kappa if sigma_kappa is None else sigma_kappa,
         integrator=t.integrator,
     )

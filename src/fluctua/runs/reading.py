@@ -184,7 +184,7 @@ def _task(path: Path, course: Course) -> tcmt.Task:
         network,
         horizon=a["horizon"],
         dt=a["dt"],
-        s=a["drive_amplitude"],
+        drive=tcmt.Drive(0, a["drive_amplitude"], frequency=10.0),
         sigma_kappa=a["sigma_kappa"],
         integrator=steps[a.get("step_order", 1.0)],
     )

@@ -24,8 +24,8 @@ from fluctua.core.simulate import noise_key
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.runs.config import Config
+from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.experiment import Experiment
-from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel.run import run
 from fluctua.tcmt.state_scores import returns as measured_returns
 

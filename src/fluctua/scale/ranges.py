@@ -21,10 +21,11 @@ from fluctua.core.model import has_random_start
 from fluctua.core.simulate import Simulator, plan_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.scale.parts import Part, sum_samples
-from fluctua.tcmt import fused
+from fluctua.tcmt import conversion, fused
 from fluctua.tcmt.kernel.options import LANES, Binned
 from fluctua.tcmt.kernel.run import Families, KernelResult
 from fluctua.tcmt.kernel.twin import TwinResult
+from fluctua.tcmt.kernel_choice import EVERYONE
 
 LEAST = LANES
 """Trajectories that a shard has at least, if there are so many: a vector of the CPU kernels."""
@@ -107,10 +108,10 @@ class Ranged(NamedTuple):
                 )
         theta = check.parameters(theta)
         result = e.run(
-            key, theta, count, table, first=first, samples=fused.chain_rule(e.task, theta)
+            key, theta, count, table, first=first, samples=conversion.chain_rule(e.task, theta)
         )
         if result.samples is not None:
-            part = sum_samples(fused.collect_samples(e.task, theta, result))
+            part = sum_samples(conversion.collect_samples(e.task, theta, result))
         else:
             part = sum_result(theta, result, e.options.antithetic)
         return part._replace(table=fused.next_table(result)) if self.carries else part
@@ -162,7 +163,7 @@ def make_ranged(estimator: Any) -> Ranged:
             _refuse(compared[0])
         return Ranged(estimator)
     if isinstance(estimator, fused.Fused):
-        if isinstance(estimator.baseline, Binned) and estimator.baseline.group >= fused.EVERYONE:
+        if isinstance(estimator.baseline, Binned) and estimator.baseline.group >= EVERYONE:
             _refuse("optimal" if estimator.baseline.bins == 1 else "binned")
         return Ranged(estimator)
     raise TypeError(

@@ -36,8 +36,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core import draws
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.draws import box_muller, philox_key_words, philox_words
 from fluctua.core.process import STEPS, NoiseProduct, Process
 from fluctua.tcmt.drift import abs2, couple_bonds, lattice_drift
 from fluctua.tcmt.network import Network, parameters
@@ -430,8 +430,8 @@ class Draw:
         def same(v):
             return jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
 
-        words = philox_words(philox_key_words(key), same(trajectory), site, same(PAIR))
-        a = box_muller(words[0], words[1])[0].reshape(self.bonds, self.harmonics)
+        words = draws.philox_words(draws.philox_key_words(key), same(trajectory), site, same(PAIR))
+        a = draws.box_muller(words[0], words[1])[0].reshape(self.bonds, self.harmonics)
         phase = 2 * jnp.pi * (words[2].astype(a.dtype) + 0.5) * 2.0**-32
         return a / jnp.linalg.norm(a, axis=1, keepdims=True), phase.reshape(a.shape)
 

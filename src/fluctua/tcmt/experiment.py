@@ -18,17 +18,8 @@ from fluctua.core.integrators import integrate_by_trapezoids
 from fluctua.core.objective import Objective
 from fluctua.core.process import Process
 from fluctua.core.simulate import Counted, Simulator, simulator
-from fluctua.tcmt.coupled_modes import (
-    Draw,
-    Drive,
-    Frame,
-    Modulation,
-    abs2,
-    checked_drives,
-    incoming,
-    outgoing,
-    to_psi,
-)
+from fluctua.tcmt import coupled_modes
+from fluctua.tcmt.coupled_modes import Drive
 from fluctua.tcmt.network import Network, parameters
 
 
@@ -51,8 +42,8 @@ class Experiment(NamedTuple):
     condition: Callable[..., PyTree]
     simulated: Network
     drives: tuple[Drive, ...]
-    frame: Frame = "rotating"
-    modulation: Modulation | None = None
+    frame: coupled_modes.Frame = "rotating"
+    modulation: coupled_modes.Modulation | None = None
     weights: tuple[float, ...] | None = None
     copies: int = 1
 
@@ -74,7 +65,7 @@ class Experiment(NamedTuple):
         """The modulation of each trajectory, from the counters of its noise."""
         if self.modulation is None:
             return None
-        return Counted(Draw(len(self.simulated.bonds), self.modulation.harmonics))
+        return Counted(coupled_modes.Draw(len(self.simulated.bonds), self.modulation.harmonics))
 
     def simulator(self, wiener: Wiener = philox) -> Simulator:
         """The JAX substrate.
@@ -90,16 +81,18 @@ class Outputs:
 
     network: Network
     drives: tuple[Drive, ...]
-    frame: Frame = "rotating"
+    frame: coupled_modes.Frame = "rotating"
 
     def __call__(self, theta: Params, x: Array, t: Array) -> Array:
         """s⁻. (L,)"""
-        s_plus = incoming(self.drives, self.network.leads, t, self.frame)
-        return outgoing(self.network, parameters(self.network, theta), to_psi(x), s_plus)
+        s_plus = coupled_modes.incoming(self.drives, self.network.leads, t, self.frame)
+        return coupled_modes.outgoing(
+            self.network, parameters(self.network, theta), coupled_modes.to_psi(x), s_plus
+        )
 
 
 def outputs(
-    network: Network, drive: Drive | Sequence[Drive], *, frame: Frame = "rotating"
+    network: Network, drive: Drive | Sequence[Drive], *, frame: coupled_modes.Frame = "rotating"
 ) -> Outputs:
     """s⁻, the waves that leave, for rewards.
 
@@ -110,7 +103,7 @@ def outputs(
 
     Returns: (theta, x, t) -> s⁻.
     """
-    return Outputs(network, checked_drives(network, drive), frame)
+    return Outputs(network, coupled_modes.checked_drives(network, drive), frame)
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class WeightedPower:
 
     def __call__(self, theta: Params, x: Array, t: Array) -> Array:
         """A rate of reward."""
-        return jnp.asarray(self.weights, x.dtype) @ abs2(self.s_minus(theta, x, t))
+        return jnp.asarray(self.weights, x.dtype) @ coupled_modes.abs2(self.s_minus(theta, x, t))
 
 
 @dataclass(frozen=True)

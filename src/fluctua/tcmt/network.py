@@ -355,7 +355,8 @@ def copies(network: Network, count: int) -> Network:
 def _build(
     edges: list[tuple[int, int]], sites: int, positions: np.ndarray, options: dict[str, object]
 ) -> Network:
-    return from_edges(edges, sites=sites, **{"positions": positions, **options})  # type: ignore[arg-type]
+    placed: dict[str, Any] = {"positions": positions, **options}
+    return from_edges(edges, sites=sites, **placed)
 
 
 def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:

@@ -18,9 +18,9 @@ up to what the network does within it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,15 +30,15 @@ import scipy
 
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.dependence import varies_in_slope
-from fluctua.core.likelihood.evidence import Evidence
+from fluctua.core.likelihood import evidence as likelihood_evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import TwinSamples
-from fluctua.tcmt.coupled_modes import delta_kappa, to_psi
-from fluctua.tcmt.drift import coupling_matrix, lattice_drift, linear_operator
+from fluctua.tcmt import coupled_modes
+from fluctua.tcmt import drift as lattice
 from fluctua.tcmt.experiment import Experiment
+from fluctua.tcmt.kernel import options
 from fluctua.tcmt.kernel.cpu import measured_scores
-from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, KernelSpec
 from fluctua.tcmt.kernel.run import run
 
 KNOWN = ("omega", "kappa", "chi")
@@ -82,7 +82,7 @@ class NetworkNumbers(NamedTuple):
     force: Array
 
 
-def list_slots(spec: KernelSpec) -> NeighbourSlots:
+def list_slots(spec: options.KernelSpec) -> NeighbourSlots:
     """The neighbours of every site of a network."""
     around: list[list[tuple[int, int]]] = [[] for _ in range(spec.sites)]
     for b, (i, j) in enumerate(spec.bonds.tolist()):
@@ -97,7 +97,7 @@ def list_slots(spec: KernelSpec) -> NeighbourSlots:
     return NeighbourSlots(site, bond, there, jnp.asarray(spec.bonds))
 
 
-def tabulate_network(spec: KernelSpec) -> NetworkNumbers:
+def tabulate_network(spec: options.KernelSpec) -> NetworkNumbers:
     """The numbers of a kernel's network, in JAX's precision."""
     force = np.zeros((len(spec.drive), spec.sites), complex)
     force[:, spec.drive_sites] = spec.drive
@@ -105,7 +105,7 @@ def tabulate_network(spec: KernelSpec) -> NetworkNumbers:
     def real(v):
         return jnp.asarray(v, jnp.result_type(float))
 
-    coupling = coupling_matrix(spec.bonds, spec.kappa, spec.sites)
+    coupling = lattice.coupling_matrix(spec.bonds, spec.kappa, spec.sites)
     whole = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
     return NetworkNumbers(
         real(spec.omega),
@@ -124,7 +124,7 @@ def to_complex(x: Array) -> Array:
     return np.asarray(x)[..., :n] + 1j * np.asarray(x)[..., n:]
 
 
-def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
+def returns(spec: options.KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
     """R of every trajectory, by the rule that goes with the step. x: (E, T+1, 2N) -> (E,)"""
     interval = np.diff(np.asarray(t, np.float64))
     weight = interval
@@ -142,7 +142,7 @@ def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
 
 def evidence(
     task: Experiment,
-    spec: KernelSpec,
+    spec: options.KernelSpec,
     at: At,
     theta: Params,
     u: np.ndarray,
@@ -150,7 +150,7 @@ def evidence(
     every: int,
     readout: float = 0.0,
     slope: dict[str, np.ndarray] | None = None,
-) -> Evidence:
+) -> likelihood_evidence.Evidence:
     """What measured states say about unknowns of ω, κ, χ and γ: the network's own
     `fluctua.core.likelihood.evidence.collect_evidence`.
 
@@ -182,7 +182,9 @@ def evidence(
         score, information = _weakened(score, information, sums.scatter)
     information = jacobian.T @ (information @ jacobian)
     dense = information.toarray() if scipy.sparse.issparse(information) else information
-    return Evidence(jacobian.T @ score, dense, linear and _stride(spec, trajectories.t) <= 1)
+    return likelihood_evidence.Evidence(
+        jacobian.T @ score, dense, linear and _stride(spec, trajectories.t) <= 1
+    )
 
 
 class StateSums(NamedTuple):
@@ -208,7 +210,7 @@ class StateSums(NamedTuple):
 
 def sum_states(
     task: Experiment,
-    spec: KernelSpec,
+    spec: options.KernelSpec,
     trajectories: Trajectories,
     every: int,
     kerr: bool,
@@ -223,7 +225,9 @@ def sum_states(
     native = stride and trajectories.context is None and len(spec.drive) == 1
     if native:
         scores = measured_scores(
-            KernelJob(lowered, 0, 1, KernelOptions(dtype=_precision())), trajectories.x, stride
+            options.KernelJob(lowered, 0, 1, options.KernelOptions(dtype=_precision())),
+            trajectories.x,
+            stride,
         )
     else:
         scores = _blockwise(task, lowered, t, trajectories)
@@ -235,24 +239,25 @@ def sum_states(
     if not readout:
         return StateSums(scores, gram, np.zeros_like(scores))
     some = np.abs(to_complex(np.asarray(trajectories.x)[:, :-1:thinned])) ** 2
-    return _without_readout(
-        spec, some, len(trajectories.x), scores, gram, power, stride if native else 1, t
-    )
+    noisy = StateSums(scores, gram, np.zeros_like(scores))
+    return _without_readout(spec, noisy, some, t, power, stride if native else 1)
 
 
 def _without_readout(
-    spec: KernelSpec,
+    spec: options.KernelSpec,
+    noisy: StateSums,
     intensity: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    gram: np.ndarray,
+    t: np.ndarray,
     power: float,
     steps: int,
-    t: np.ndarray,
 ) -> StateSums:
-    """intensity: |ψ|² of some samples (E, ·, N). count: trajectories. steps: of the model in an
-    interval.
+    """The sums less what the noise of a readout adds to them on average.
+
+    noisy: sums as they were measured. intensity: |ψ|² of some samples (E, ·, N). power: E|ε|².
+    steps: of the model in an interval.
     """
+    scores = noisy.scores
+    count = len(intensity)
     n = spec.sites
     samples = count * (len(t) - 1)
     time = float(t[-1] - t[0]) * count
@@ -261,9 +266,9 @@ def _without_readout(
     square = np.maximum(
         (intensity**2).mean(axis=(0, 1), dtype=np.float64) - 4 * power * bright, 0.0
     )
-    coupling = coupling_matrix(spec.bonds, spec.kappa, n)
+    coupling = lattice.coupling_matrix(spec.bonds, spec.kappa, n)
     shifted = spec.omega + 2 * spec.chi * bright
-    generator = linear_operator(shifted, coupling, np.diag(spec.damping))
+    generator = lattice.linear_operator(shifted, coupling, np.diag(spec.damping))
     one = np.eye(n) + generator * (t[1] - t[0]) / steps
     onward = np.eye(n, dtype=complex)
     mean = np.zeros((n, n), complex)
@@ -290,7 +295,7 @@ def _without_readout(
         4 * square * inverse**2,
         3 * inverse**2,
     ]
-    gram = gram.copy()
+    gram = noisy.gram.copy()
     site = np.arange(n)
     gram[site, site] -= power * time
     if len(gram) > n:
@@ -314,7 +319,7 @@ def _weakened(
     return weight.T @ score, inner @ weight
 
 
-def _stride(spec: KernelSpec, t: np.ndarray) -> int:
+def _stride(spec: options.KernelSpec, t: np.ndarray) -> int:
     return count_steps(spec.dt, t)
 
 
@@ -330,7 +335,7 @@ def _precision() -> str:
 
 
 def _blockwise(
-    task: Experiment, spec: KernelSpec, t: np.ndarray, trajectories: Trajectories
+    task: Experiment, spec: options.KernelSpec, t: np.ndarray, trajectories: Trajectories
 ) -> np.ndarray:
     """ΣU of Euler steps from sample to sample, with modulation and drives that vary.
 
@@ -348,7 +353,7 @@ def _blockwise(
 
 
 def recorded(
-    task: Experiment, spec: KernelSpec, table: np.ndarray, trajectories: Trajectories
+    task: Experiment, spec: options.KernelSpec, table: np.ndarray, trajectories: Trajectories
 ) -> TwinSamples:
     """The two parts of the twin correction on measured states, model and score being one: see
     `kernel.twin`.
@@ -434,9 +439,9 @@ def blocks(
         )
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _delta(modulation: Any, context: PyTree, t: Array) -> Array:
-    return jax.vmap(lambda when: delta_kappa(modulation, context, when))(
+    return jax.vmap(lambda when: coupled_modes.delta_kappa(modulation, context, when))(
         t.astype(jnp.result_type(float))
     )
 
@@ -462,7 +467,7 @@ def drift(
             total = total + k * psi[..., graph.site[:, d]]
         return total
 
-    return lattice_drift(
+    return lattice.lattice_drift(
         numbers.omega,
         numbers.chi,
         psi,
@@ -488,7 +493,7 @@ def _residual(
     shift: Array | None,
 ) -> Residual:
     """The residuals of the steps from x (b+1, 2N)."""
-    psi = to_psi(x)
+    psi = coupled_modes.to_psi(x)
     moved = drift(numbers, graph, psi[:-1], force, shift) * dt[:, None]
     return Residual(psi[1:] - psi[:-1] - moved, psi[:-1])
 
@@ -561,7 +566,7 @@ class Products(NamedTuple):
     site: np.ndarray
 
 
-@lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=8)
 def _pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> Products:
     """Which products of features are the information: those of every site's own parameters."""
     n = sites
@@ -585,7 +590,7 @@ def _pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> Produc
     return Products(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _information(spec: KernelSpec, gram: np.ndarray, kerr: bool) -> scipy.sparse.csr_array:
+def _information(spec: options.KernelSpec, gram: np.ndarray, kerr: bool) -> scipy.sparse.csr_array:
     """F of ω, κ, χ and Γ, (N + B + 2N)²: every site's own block, whose features are those of
     its parameters.
     """
@@ -617,7 +622,7 @@ def at_point(
         }
 
 
-@lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=32)
 def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool:
     """Whether ∂p/∂u does not depend on u: a property of `at`, which takes longer to trace than
     to use.
@@ -626,7 +631,7 @@ def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool
     return not varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _with_jacobian(at: At, theta: Params, u: Array) -> tuple[Params, Params]:
     return at(theta, u), jax.jacfwd(lambda v: at(theta, v))(u)
 
@@ -640,7 +645,7 @@ class Ports(NamedTuple):
     incoming: Array
 
 
-def _ports(spec: KernelSpec) -> Ports:
+def _ports(spec: options.KernelSpec) -> Ports:
     real = jnp.result_type(float)
     return Ports(
         jnp.asarray(spec.port_sites),

@@ -17,42 +17,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fluctua.core.arrays import Array, PyTree
-from fluctua.core.baselines import Baseline, Twin, resolve_baseline
-from fluctua.core.check import leading
+from fluctua.core import baselines
+from fluctua.core.arrays import Array
 from fluctua.core.draws import Wiener, philox
 from fluctua.core.estimator import ppgt
-from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.protocols import Estimator
-from fluctua.tcmt.coupled_modes import (
-    Drive,
-    Frame,
-    Modulation,
-    checked,
-    checked_drives,
-    condition,
-    process,
-)
-from fluctua.tcmt.experiment import (
-    CrossPower,
-    Experiment,
-    Tied,
-    TiedCondition,
-    WeightedPower,
-    accumulated,
-    grid,
-    outputs,
-    positive,
-)
-from fluctua.tcmt.fused import fused
+from fluctua.tcmt import experiment
+from fluctua.tcmt.assembly import Dynamics, assemble, assemble_power
+from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked_drives
 from fluctua.tcmt.kernel.twin import KernelTwin
+from fluctua.tcmt.kernel_choice import fused
 from fluctua.tcmt.network import Network, copies
+
+DRIVE = Drive(lead=0, amplitude=10.0, frequency=10.0)
+"""The drive of the paper."""
 
 Guard = Literal["dark", "coherent"]
 """What keeps amplified noise from passing for transmitted power."""
 
 
-class Task(Experiment):
+class Task(experiment.Experiment):
     """An experiment with its estimators: what a network is trained for.
 
     The fields are those of `Experiment`.
@@ -64,7 +48,7 @@ class Task(Experiment):
         self,
         backend: str = "jax",
         *,
-        baseline: Baseline | Twin | KernelTwin | str | None = None,
+        baseline: baselines.Baseline | baselines.Twin | KernelTwin | str | None = None,
         wiener: Wiener = philox,
         **options: Any,
     ) -> Estimator:
@@ -82,7 +66,9 @@ class Task(Experiment):
                 raise ValueError(
                     'a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".'
                 )
-            plan = resolve_baseline(baseline, caller='backend="jax"', condition=self.condition)
+            plan = baselines.resolve_baseline(
+                baseline, caller='backend="jax"', condition=self.condition
+            )
             return ppgt(self.simulator(wiener), self.objective, baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
@@ -92,30 +78,25 @@ class Task(Experiment):
 def transmission(
     network: Network,
     *,
-    source: int = 0,
+    drive: Drive = DRIVE,
     to: int = 1,
     horizon: float = 20.0,
     dt: float = 1e-3,
-    s: float = 10.0,
-    frequency: float = 10.0,
-    envelope: Callable[[Array], Array] | None = None,
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
     guard: Guard | None = None,
     integrator: str = "euler",
 ) -> Task:
-    """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power
+    """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_drive|² dt]``, the time-averaged fraction of power
     transmitted.
 
     Args:
         network: what is driven.
-        source: lead that is driven.
-        to: lead that is read; the source itself makes it a reflection.
+        drive: what drives it; power is counted relative to the square of its amplitude, whatever
+            the envelope.
+        to: lead that is read; that of the drive makes it a reflection.
         horizon: T, the time of a trajectory.
         dt: Δt, the time step.
-        s: amplitude of the drive; power is counted relative to s², whatever the envelope.
-        frequency: of the drive.
-        envelope: t -> factor of the drive.
         sigma_kappa: σ_κ of the antagonistic modulation.
         frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
         guard: how noise is kept from counting as transmitted power, which matters where θ can
@@ -135,59 +116,36 @@ def transmission(
     >>> guarded = transmission(network, horizon=2.0, guard="dark")
     >>> guarded.estimator("cpu")(key, {"gamma_e": jnp.ones(2)}, 50)
     """
-    _a_lead(network, source=source, to=to)
+    _check_leads(network, drive=drive.lead, to=to)
     leads = network.leads
     weights = np.zeros(leads)
-    weights[to] = 1 / (positive(s=s) ** 2 * positive(horizon=horizon))
-    drive = Drive(source, s, 0.0, frequency, envelope)
+    weights[to] = _relative_power(drive, horizon)
+    dynamics = Dynamics(experiment.grid(horizon, dt), Modulation(sigma_kappa), frame, integrator)
     if guard is None:
-        return _quadratic(
-            network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame, integrator
-        )
+        return Task(*assemble_power(network, 1, (drive,), weights, dynamics))
     if guard == "dark":
-        return _quadratic(
-            network,
-            2,
-            (drive,),
-            np.append(weights, -weights),
-            horizon,
-            dt,
-            sigma_kappa,
-            frame,
-            integrator,
-        )
+        both = np.append(weights, -weights)
+        return Task(*assemble_power(network, 2, (drive,), both, dynamics))
     if guard == "coherent":
-        both = (drive, Drive(leads + source, s, 0.0, frequency, envelope))
-        reward = CrossPower(outputs(copies(network, 2), both, frame=frame), tuple(weights.tolist()))
-        return assembled(
-            network,
-            2,
-            both,
-            reward,
-            None,
-            grid(horizon, dt),
-            Modulation(sigma_kappa),
-            frame,
-            integrator,
-        )
+        drives = (drive, drive._replace(lead=leads + drive.lead))
+        s_minus = experiment.outputs(copies(network, 2), drives, frame=frame)
+        reward = experiment.CrossPower(s_minus, tuple(weights.tolist()))
+        return Task(*assemble(network, 2, drives, reward, dynamics))
     raise ValueError(f'`guard` must be None, "dark" or "coherent"; got {guard!r}.')
 
 
 def isolation(
     network: Network,
     *,
-    source: int = 0,
+    drive: Drive = DRIVE,
     to: int = 1,
     horizon: float = 20.0,
     dt: float = 1e-3,
-    s: float = 10.0,
-    frequency: float = 10.0,
-    envelope: Callable[[Array], Array] | None = None,
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
     integrator: str = "euler",
 ) -> Task:
-    """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt]``.
+    """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_drive|² − |s⁻_drive / s⁺_to|²) dt]``.
 
     Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric), so there must be a Kerr effect to
     train.
@@ -199,31 +157,28 @@ def isolation(
 
     Args:
         network: one copy.
-        source: lead that is driven.
+        drive: what drives it forward; backward, the same drives lead `to`. Power is counted
+            relative to the square of its amplitude, whatever the envelope.
         to: lead that is read.
         horizon: T, the time of a trajectory.
         dt: Δt, the time step.
-        s: amplitude of the drive; power is counted relative to s², whatever the envelope.
-        frequency: of the drive.
-        envelope: t -> factor of the drive.
         sigma_kappa: σ_κ of the antagonistic modulation.
         frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
         integrator: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
     """
-    _a_lead(network, source=source, to=to)
+    source = drive.lead
+    _check_leads(network, drive=source, to=to)
     if source == to:
         raise ValueError(f"isolation is between two different leads; got {source} twice.")
     leads = network.leads
     weights = np.zeros(2 * leads)
-    weights[to] = 1 / (positive(s=s) ** 2 * positive(horizon=horizon))
+    weights[to] = _relative_power(drive, horizon)
     weights[leads + source] = -weights[to]
-    drives = (
-        Drive(source, s, 0.0, frequency, envelope),
-        Drive(leads + to, s, 0.0, frequency, envelope),
-    )
-    return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame, integrator)
+    drives = (drive, drive._replace(lead=leads + to))
+    dynamics = Dynamics(experiment.grid(horizon, dt), Modulation(sigma_kappa), frame, integrator)
+    return Task(*assemble_power(network, 2, drives, weights, dynamics))
 
 
 def with_noise(
@@ -251,19 +206,10 @@ def with_noise(
     if sigma_kappa is None:
         sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
     horizon = float(task.t[-1])
-    dt = horizon / (len(task.t) - 1)
+    t = experiment.grid(horizon, horizon / (len(task.t) - 1))
+    dynamics = Dynamics(t, Modulation(sigma_kappa), task.frame, task.integrator)
     weights = np.asarray(task.weights)
-    return _quadratic(
-        network,
-        task.copies,
-        task.drives,
-        weights,
-        horizon,
-        dt,
-        sigma_kappa,
-        task.frame,
-        task.integrator,
-    )
+    return Task(*assemble_power(network, task.copies, task.drives, weights, dynamics))
 
 
 def custom(
@@ -291,89 +237,18 @@ def custom(
 
     Returns: the task.
     """
-    modulation = checked(Modulation(sigma_kappa))
     drives = checked_drives(network, drive)
-    t = grid(horizon, dt)
-    return Task(
-        network=network,
-        process=process(network, drives, frame=frame, modulation=modulation, integrator=integrator),
-        objective=accumulated(running, integrator),
-        t=t,
-        condition=condition(network),
-        simulated=network,
-        drives=drives,
-        frame=frame,
-        modulation=modulation,
-    )
+    dynamics = Dynamics(experiment.grid(horizon, dt), Modulation(sigma_kappa), frame, integrator)
+    return Task(*assemble(network, 1, drives, running, dynamics))
 
 
-def _quadratic(
-    network: Network,
-    count: int,
-    drives: tuple[Drive, ...],
-    weights: np.ndarray,
-    horizon: float,
-    dt: float,
-    sigma_kappa: float,
-    frame: Frame,
-    integrator: str,
-) -> Task:
-    """A task whose reward is a weighted sum of output powers."""
-    simulated = network if count == 1 else copies(network, count)
-    fixed_weights = tuple(weights.tolist())
-    reward = WeightedPower(outputs(simulated, drives, frame=frame), fixed_weights)
-    t = grid(horizon, dt)
-    modulation = Modulation(sigma_kappa)
-    return assembled(
-        network, count, drives, reward, fixed_weights, t, modulation, frame, integrator
-    )
+def _relative_power(drive: Drive, horizon: float) -> float:
+    """1/(s²T): the weight of an output power in the mean fraction that is transmitted."""
+    amplitude = experiment.positive(amplitude=drive.amplitude)
+    return 1 / (amplitude**2 * experiment.positive(horizon=horizon))
 
 
-def assembled(
-    network: Network,
-    count: int,
-    drives: tuple[Drive, ...],
-    reward: Callable[..., Array],
-    weights: tuple[float, ...] | None,
-    t: np.ndarray,
-    modulation: Modulation | None,
-    frame: Frame,
-    integrator: str = "euler",
-) -> Task:
-    """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all,
-    x, t).
-    """
-    simulated = network if count == 1 else copies(network, count)
-    modulation = checked(modulation)
-    drift, noise = process(
-        simulated, drives, frame=frame, modulation=modulation, integrator=integrator
-    )[:2]
-    of_device: Callable[..., PyTree] = condition(network)
-    if count > 1:
-        drift = Tied(drift, count)
-        reward = Tied(leading(reward, 4), count)
-        of_device = TiedCondition(of_device, count)
-        assert noise is not None
-        if isinstance(noise, NoiseProduct):
-            noise = NoiseProduct(Tied(noise.product, count), noise.width)
-        else:
-            noise = Tied(noise, count)
-    return Task(
-        network=network,
-        process=Process(drift, noise, integrator=integrator),
-        objective=accumulated(reward, integrator),
-        t=t,
-        condition=of_device,
-        simulated=simulated,
-        drives=drives,
-        frame=frame,
-        modulation=modulation,
-        weights=weights,
-        copies=count,
-    )
-
-
-def _a_lead(network: Network, **leads: int) -> None:
+def _check_leads(network: Network, **leads: int) -> None:
     for name, lead in leads.items():
         if not 0 <= lead < network.leads:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Whether a time step is stable at these parameters, told before a run.
+"""Whether a time step is stable at these parameters, checked before a run.
 
 A mode that the network moves as e^{λt} is multiplied a step by P(λΔt), with P(z) = 1 + z for
 Euler–Maruyama, 1 + z + z²/2 for Heun, and two terms more of e^z for RK4. For |P| > 1 it grows

@@ -222,7 +222,11 @@ def test_a_wrong_drift_is_found_and_its_bias_foretold():
 def test_linear_model_is_the_network():
     network = tcmt.rectangular(2, 2, gamma=0.1, chi=0.02, omega=0.3)
     task = tcmt.transmission(
-        network, horizon=1.0, dt=0.1, sigma_kappa=0.2, envelope=lambda t: 1 - jnp.exp(-t)
+        network,
+        horizon=1.0,
+        dt=0.1,
+        sigma_kappa=0.2,
+        drive=tcmt.Drive(0, envelope=lambda t: 1 - jnp.exp(-t)),
     )
     theta = tcmt.initial_parameters(jax.random.key(0), network)
     model = linear_model(task, theta)

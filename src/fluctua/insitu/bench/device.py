@@ -22,8 +22,8 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core.knob import Knob
+from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.coupled_modes import Draw
-from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import KernelSpec
 
@@ -245,5 +245,10 @@ def _seed(sheet: Sheet, shots: int) -> int:
 def _unit_spec(sheet: Sheet, points: int) -> KernelSpec:
     """The nominal network with a drive of 1 on its first lead."""
     dt = sheet.interval / sheet.oversample
-    task = tcmt.transmission(sheet.nominal, horizon=(points - 1) * sheet.interval, dt=dt, s=1.0)
+    task = tcmt.transmission(
+        sheet.nominal,
+        horizon=(points - 1) * sheet.interval,
+        dt=dt,
+        drive=tcmt.Drive(0, 1.0, frequency=10.0),
+    )
     return kernel_spec(task, {})

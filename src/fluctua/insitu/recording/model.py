@@ -19,9 +19,8 @@ from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.jumps import Jumps
 from fluctua.store.code import load_code
-from fluctua.tcmt.experiment import WeightedPower, outputs
-from fluctua.tcmt.network import copies
-from fluctua.tcmt.tasks import Task, assembled
+from fluctua.tcmt.assembly import Dynamics, assemble_power
+from fluctua.tcmt.tasks import Task
 
 
 def task_tables(task: Task) -> dict[str, dict[str, Any]]:
@@ -94,16 +93,15 @@ def build_task(description: Description) -> Task:
         )
     network = build_network(d)
     count = int(table["copies"])
-    simulated = network if count == 1 else copies(network, count)
     drives = _drives(d)
     modulation = tcmt.Modulation(
         float(table["sigma_kappa"]), int(table["harmonics"]), float(table["omega_max"])
     )
     frame: Any = str(table["frame"])
-    weights = tuple(np.asarray(table["weights"], float).tolist())
-    reward = WeightedPower(outputs(simulated, drives, frame=frame), weights)
-    step = str(table.get("step", "euler"))
-    return assembled(network, count, drives, reward, weights, d.t, modulation, frame, step)
+    weights = np.asarray(table["weights"], float)
+    integrator = str(table.get("step", "euler"))
+    dynamics = Dynamics(np.asarray(d.t), modulation, frame, integrator)
+    return Task(*assemble_power(network, count, drives, weights, dynamics))
 
 
 def observed_sites(description: Description, sites: int) -> np.ndarray:

@@ -58,7 +58,8 @@ def run(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
         if not device.tabulated(sums["ends"]):
             out.overflow[1] = e.first
             return out
-        out.returns[begin:end], out.gained[begin:end] = sums["returns"], sums["gained"]
+        out.returns[begin:end] = sums["returns"]
+        out.gained[begin:end] = sums["gained"]
         out.prefix_sum += sums["prefix_sum"]
         out.reward_sum += sums["reward_sum"]
         flags = sums["overflow"]
@@ -69,7 +70,8 @@ def run(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
         out.moments += sums["moments"].reshape(3, 3, p).swapaxes(0, 1)
         if out.direct is not None and out.correction is not None:
             each = part.samples.get().reshape(end - begin, 3, p)
-            out.direct[begin:end], out.correction[begin:end] = each[:, 0], each[:, 1]
+            out.direct[begin:end] = each[:, 0]
+            out.correction[begin:end] = each[:, 1]
     return out
 
 
@@ -249,7 +251,8 @@ class TwinDevice:
         prefixes.sum(axis=0, out=sums["prefix_sum"])
         if self.path is not None and self.adjoint is not None:
             ends = sums["ends"]
-            ends[0], ends[1] = self.path[-1, :n], self.adjoint[0, :n]
+            ends[0] = self.path[-1, :n]
+            ends[1] = self.adjoint[0, :n]
         return self.device.with_moments(part)
 
 

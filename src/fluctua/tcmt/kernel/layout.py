@@ -4,7 +4,7 @@ kernels' order.
 The fields of `KernelPlan` are those of the C++ struct `Plan` (`native/cpu/plan.hpp`), which reads
 them by name and checks type and length of each; that the two lists are one is checked on import.
 The device's blocks of addresses are declared in `native/cuda/blocks.cuh` and filled from it by
-name: `Block`.
+name: `AddressBlock`.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def source(*names: str) -> str:
     )
 
 
-class Block(NamedTuple):
+class AddressBlock(NamedTuple):
     """A struct of addresses in the device's constant memory, as `native/cuda/blocks.cuh`
     declares it.
     """
@@ -282,12 +282,13 @@ class Block(NamedTuple):
 
 
 @functools.cache
-def blocks() -> dict[str, Block]:
+def blocks() -> dict[str, AddressBlock]:
     """The blocks by name."""
     text = re.sub(r"//.*", "", source("blocks.cuh"))
     declared = re.findall(
         r"struct (\w+) \{([^}]*)\};\s*static_assert\(sizeof\(\1\) == (\w+)_BYTES", text
     )
     return {
-        name: Block(name, tuple(re.findall(r"\*\s*(\w+)\s*;", body))) for name, body, _ in declared
+        name: AddressBlock(name, tuple(re.findall(r"\*\s*(\w+)\s*;", body)))
+        for name, body, _ in declared
     }

@@ -243,7 +243,7 @@ class KernelOptions:
 
 @dataclass(frozen=True, eq=False)
 class KernelJob:
-    """Trajectories first … first + count − 1 of a network: all that a backend is told.
+    """Trajectories first … first + count − 1 of a network: all that a backend needs.
 
     Args:
         table: λ̄ (T+1,), the score of step n meets table[n+1]; or None.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fluctua.core.estimate import standard_error
 from fluctua.tcmt.kernel import cpu, cuda, cuda_binned, gpus
 from fluctua.tcmt.kernel.cpu import EnsembleSums, mean_to_go
 from fluctua.tcmt.kernel.layout import neighbours
@@ -92,13 +93,14 @@ def run(
         ensemble = ensemble.replace(binned=None)
     groups = _groups(ensemble)
 
-    def of_group(part):
-        return result(part, _sums(part))
-
     on_gpus = ensemble.options.backend == "cuda" and len(groups) > 1
-    return _combined(
-        gpus.over_gpus(of_group, groups) if on_gpus else [of_group(part) for part in groups]
+    return _combine(
+        gpus.over_gpus(_run_group, groups) if on_gpus else [_run_group(part) for part in groups]
     )
+
+
+def _run_group(group: KernelJob) -> KernelResult:
+    return result(group, _sums(group))
 
 
 def _groups(e: KernelJob) -> list[KernelJob]:
@@ -126,12 +128,12 @@ def _sums(e: KernelJob) -> EnsembleSums:
     return cuda.run(e) if e.binned is None else cuda_binned.run(e)
 
 
-def _combined(parts: list[KernelResult]) -> KernelResult:
+def _combine(parts: list[KernelResult]) -> KernelResult:
     """One result from the results of groups of trajectories."""
     if len(parts) == 1:
         return parts[0]
     sizes = np.array([len(part.returns) for part in parts])
-    count = sizes.sum()
+    count = int(sizes.sum())
     share = sizes / sizes.sum()
 
     def mean(name: str) -> Families:
@@ -155,14 +157,15 @@ def _combined(parts: list[KernelResult]) -> KernelResult:
     gradient = mean("gradient")
     second = mean("second_moment")
     spread: list[Any] = [
-        None if g is None or s is None else np.sqrt(np.maximum(s - g**2, 0) / (count - 1))
+        None if g is None or s is None else standard_error(g, s, count)
         for g, s in zip(gradient, second, strict=True)
     ]
     returns = joined("returns")
+    value = returns.mean()
     return KernelResult(
         returns,
-        float(returns.mean()),
-        float(returns.std(ddof=1) / np.sqrt(count)),
+        float(value),
+        float(standard_error(value, (returns**2).mean(), count)),
         gradient,
         Families(*spread),
         second,
@@ -175,7 +178,7 @@ def _combined(parts: list[KernelResult]) -> KernelResult:
 def result(e: KernelJob, sums: EnsembleSums) -> KernelResult:
     """The kernels' sums as means, errors and families; raises if a trajectory overflowed."""
     explain_overflow(e, *(int(v) for v in sums.overflow))
-    value, error = value_of(e, sums.returns)
+    value, error = reduce_returns(e, sums.returns)
     gradient = stderr = second = None
     if e.scores:
         of_all = families(e, np.stack(statistics(e, sums.moments)))
@@ -214,7 +217,7 @@ def explain_overflow(e: KernelJob, trajectory: int, step: int) -> None:
     )
 
 
-def value_of(e: KernelJob, returns: np.ndarray) -> tuple[float, float]:
+def reduce_returns(e: KernelJob, returns: np.ndarray) -> tuple[float, float]:
     """J and its standard error."""
     paired = 0.0  # asked for of antithetic pairs alone
     if e.options.antithetic:
@@ -231,9 +234,7 @@ def statistics(e: KernelJob, moments: np.ndarray) -> tuple[np.ndarray, np.ndarra
     second = moments[1] / e.count
     units = e.count // 2 if antithetic else e.count  # the two of a pair are not independent
     square = moments[2] / 4 / max(units, 1) if antithetic else second
-    if units < 2:
-        return mean, second, np.full_like(mean, np.nan)
-    return mean, second, np.sqrt(np.maximum(square - mean**2, 0) / (units - 1))
+    return mean, second, standard_error(mean, square, units)
 
 
 def families(e: KernelJob, columns: np.ndarray) -> Families:

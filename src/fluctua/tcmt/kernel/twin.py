@@ -39,7 +39,14 @@ from fluctua.tcmt.kernel.options import (
     KernelTwinModel,
     require_euler,
 )
-from fluctua.tcmt.kernel.run import Families, explain_overflow, families, run, statistics, value_of
+from fluctua.tcmt.kernel.run import (
+    Families,
+    explain_overflow,
+    families,
+    reduce_returns,
+    run,
+    statistics,
+)
 
 TABLE_BYTES = 2**29
 """A path and adjoint that all trajectories share are tabulated at every step up to this size."""
@@ -246,7 +253,7 @@ def result(e: KernelJob, sums: TwinSums) -> TwinResult:
     direct, _, direct_stderr = (families(e, v) for v in statistics(e, sums.moments[0]))
     correction, _, correction_stderr = (families(e, v) for v in statistics(e, sums.moments[1]))
     gradient, second, stderr = (families(e, v) for v in statistics(e, sums.moments[2]))
-    value, value_stderr = value_of(e, sums.returns)
+    value, value_stderr = reduce_returns(e, sums.returns)
     each = sums.direct, sums.correction
     samples = None if each[0] is None or each[1] is None else families(e, each[0] + each[1])
     assert e.table is not None

@@ -1,0 +1,98 @@
+"""An experiment put together from a network, its drives and a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua.core.arrays import Array, PyTree
+from fluctua.core.check import leading
+from fluctua.core.process import NoiseProduct, Process
+from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked, condition, process
+from fluctua.tcmt.experiment import (
+    Experiment,
+    Tied,
+    TiedCondition,
+    WeightedPower,
+    accumulated,
+    outputs,
+)
+from fluctua.tcmt.network import Network, copies
+
+
+class Dynamics(NamedTuple):
+    """How a network is simulated.
+
+    t: the time grid (T+1,). modulation: of the couplings. frame: "rotating" or "lab". integrator:
+    "euler", "heun" or "rk4".
+    """
+
+    t: np.ndarray
+    modulation: Modulation | None = None
+    frame: Frame = "rotating"
+    integrator: str = "euler"
+
+
+def assemble(
+    network: Network,
+    count: int,
+    drives: tuple[Drive, ...],
+    reward: Callable[..., Array],
+    dynamics: Dynamics,
+    weights: tuple[float, ...] | None = None,
+) -> Experiment:
+    """An experiment on `count` copies of a network that share θ.
+
+    reward: of all copies, (theta of all, x, t). weights: of the output powers, if the reward is
+    their weighted sum.
+    """
+    simulated = network if count == 1 else copies(network, count)
+    modulation = checked(dynamics.modulation)
+    whole = process(
+        simulated,
+        drives,
+        frame=dynamics.frame,
+        modulation=modulation,
+        integrator=dynamics.integrator,
+    )
+    drift = whole.drift
+    noise = whole.noise
+    intensity: Callable[..., PyTree] = condition(network)
+    if count > 1:
+        drift = Tied(drift, count)
+        reward = Tied(leading(reward, 4), count)
+        intensity = TiedCondition(intensity, count)
+        assert noise is not None
+        if isinstance(noise, NoiseProduct):
+            noise = NoiseProduct(Tied(noise.product, count), noise.width)
+        else:
+            noise = Tied(noise, count)
+    return Experiment(
+        network=network,
+        process=Process(drift, noise, integrator=dynamics.integrator),
+        objective=accumulated(reward, dynamics.integrator),
+        t=dynamics.t,
+        condition=intensity,
+        simulated=simulated,
+        drives=drives,
+        frame=dynamics.frame,
+        modulation=modulation,
+        weights=weights,
+        copies=count,
+    )
+
+
+def assemble_power(
+    network: Network,
+    count: int,
+    drives: tuple[Drive, ...],
+    weights: np.ndarray,
+    dynamics: Dynamics,
+) -> Experiment:
+    """An experiment whose reward is a weighted sum of output powers."""
+    simulated = network if count == 1 else copies(network, count)
+    fixed = tuple(np.asarray(weights, float).tolist())
+    reward = WeightedPower(outputs(simulated, drives, frame=dynamics.frame), fixed)
+    return assemble(network, count, drives, reward, dynamics, fixed)

@@ -1,0 +1,175 @@
+"""A task at θ as the arrays of the kernels, and their columns as gradients of θ.
+
+The kernels know sites, bonds, drives and ports. Their columns become the gradient of θ by the chain
+rule for γ_e and γ, which enter damping, diffusion, drive and output, and by the sum over copies of
+a network that share one θ.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core.arrays import Array, Params, jit, on_host
+from fluctua.core.estimate import Estimate, Samples
+from fluctua.tcmt import coupled_modes
+from fluctua.tcmt.experiment import Experiment
+from fluctua.tcmt.kernel.options import (
+    KernelSpec,
+)
+from fluctua.tcmt.kernel.run import Families, KernelResult
+from fluctua.tcmt.kernel.twin import TwinResult
+from fluctua.tcmt.network import parameters
+
+
+def incoming_table(task: Experiment) -> np.ndarray:
+    """s⁺ on every lead at every time that a step asks for, (T, L) or (T+1, L), or (L,) where it
+    is constant.
+    """
+    t = task.t[:-1] if task.integrator == "euler" else task.t
+    s_plus = coupled_modes.incoming_at(task.drives, task.simulated.leads, t, task.frame)
+    return s_plus[0] if np.all(s_plus == s_plus[0]) else s_plus
+
+
+def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = None) -> KernelSpec:
+    """The arrays of a task at θ. s_plus: `incoming_table(task)`, if it is at hand."""
+    network = task.simulated
+    repeated = repeat_parameters(task, theta)
+    c = coupled_modes.coefficients(network, repeated, offset=find_offset(task))
+    if s_plus is None:
+        s_plus = incoming_table(task)
+    weights = np.asarray(task.weights)
+    driven = np.array(sorted({drive.lead for drive in task.drives}), int)
+    ports = np.flatnonzero(weights)
+    return KernelSpec(
+        omega=c.omega,
+        kappa=c.kappa,
+        chi=c.chi,
+        bonds=c.bonds,
+        damping=c.decay,
+        noise=c.amplitude,
+        dt=_uniform_step(task.t),
+        steps=len(task.t) - 1,
+        drive_sites=c.lead_site[driven],
+        drive=s_plus[..., driven] * c.lead_coupling[driven],
+        port_sites=c.lead_site[ports],
+        port_gain=c.lead_coupling[ports],
+        port_weight=weights[ports],
+        incoming=s_plus[..., ports],
+        sigma_kappa=task.modulation.sigma_kappa if task.modulation else 0.0,
+        Omega=task.modulation.omega_max / task.modulation.harmonics if task.modulation else 0.1,
+        harmonics=task.modulation.harmonics if task.modulation else 10,
+        integrator=task.integrator,
+    )
+
+
+def find_offset(task: Experiment) -> float:
+    """What is added to ω: in the lab frame the carrier."""
+    return coupled_modes.carrier(task.drives) if task.frame == "lab" else 0.0
+
+
+def chain_rule(task: Experiment, theta: Params) -> bool:
+    """Whether gradients of θ are put together from several columns of the kernels, trajectory
+    by trajectory.
+    """
+    return task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
+
+
+def per_trajectory(task: Experiment, theta: Params, columns: Families) -> Params:
+    """The kernels' columns as gradients of θ, trajectory by trajectory: chain rule, and sum
+    over copies.
+    """
+    of = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
+    if columns.damping is not None:
+        of |= _rates(task, theta, columns)
+    return {
+        name: jnp.asarray(
+            of[name].reshape(len(of[name]), task.copies, -1).sum(axis=1),
+            jnp.asarray(theta[name]).dtype,
+        )
+        for name in theta
+    }
+
+
+def collect_samples(task: Experiment, theta: Params, result: KernelResult | TwinResult) -> Samples:
+    """The gradients of θ of the single trajectories, from a run with `samples`."""
+    assert result.samples is not None
+    return Samples(per_trajectory(task, theta, result.samples), jnp.asarray(result.returns))
+
+
+def _rates(task: Experiment, theta: Params, columns: Families) -> dict[str, np.ndarray]:
+    """∂/∂γ_e and ∂/∂γ from damping Γ, ln Q, the drive f = D s⁺ and the output gain D, with D =
+    w√(2γ_e).
+    """
+    network = task.simulated
+    repeated = repeat_parameters(task, theta)
+    p = {
+        name: np.asarray(value, np.float64) for name, value in parameters(network, repeated).items()
+    }
+    c = coupled_modes.coefficients(network, repeated)
+    q = c.amplitude**2 / 2
+    damping, log_q, drive, gain = (np.asarray(v) for v in columns[3:])
+    gamma = damping + log_q * (network.sigma_r**2 / q)
+    site = c.lead_site
+    square = network.lead_weights[c.lead_site, np.arange(network.leads)] ** 2
+    gamma_e = square * (damping[:, site] + log_q[:, site] * (network.sigma_e**2 / q[site]))
+    driven = sorted({d.lead for d in task.drives})
+    ports = np.flatnonzero(np.asarray(task.weights))
+    gamma_e[:, driven] += drive / (2 * p["gamma_e"][driven])
+    gamma_e[:, ports] += gain * c.lead_coupling[ports] / (2 * p["gamma_e"][ports])
+    return {"gamma_e": gamma_e, "gamma": gamma}
+
+
+def repeat_parameters(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
+    """θ of all copies."""
+    parameters(task.network, theta)  # names and shapes are checked against one device
+    values = {name: np.asarray(on_host(value), np.float64) for name, value in theta.items()}
+    return (
+        values
+        if task.copies == 1
+        else {name: np.tile(value, task.copies) for name, value in values.items()}
+    )
+
+
+def _uniform_step(t: np.ndarray) -> float:
+    return float(t[-1] - t[0]) / (len(t) - 1)
+
+
+def to_estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
+    """Means and errors as arrays of JAX, by few transfers: each by itself takes as long as a short
+    run.
+
+    On the host they are three programs: XLA wakes its threads for one of more than eight arrays,
+    and waits for them.
+    """
+    leaves = tuple((v.size, v.dtype) for v in theta.values())
+    wide = functools.reduce(np.promote_types, (dtype for _, dtype in leaves))
+
+    def flat(part):
+        return np.concatenate([np.asarray(getattr(part, name), wide) for name in theta])
+
+    parts = [flat(part) for part in (result.gradient, result.stderr, result.second_moment)]
+    numbers = (result.value, result.value_stderr)
+    if next(iter(theta.values())).devices().pop().platform == "cpu":
+        *gradient, value, stderr = _apart(leaves, parts[0], *numbers)
+        error, second = (_apart(leaves, part) for part in parts[1:])
+    else:
+        *arrays, value, stderr = _apart(3 * leaves, np.concatenate(parts), *numbers)
+        gradient, error, second = (
+            arrays[i : i + len(leaves)] for i in range(0, len(arrays), len(leaves))
+        )
+    named = [dict(zip(theta, each, strict=True)) for each in (gradient, error, second)]
+    return Estimate(named[0], named[1], named[2], value, stderr, len(result.returns))
+
+
+@functools.partial(jit, static_argnums=0)
+def _apart(
+    leaves: tuple[tuple[int, np.dtype], ...], flat: Array, *numbers: Array
+) -> tuple[Any, ...]:
+    """Leaves that stand one after the other, and some numbers as they are."""
+    ends = np.cumsum([size for size, _ in leaves])
+    each = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
+    return *(part.astype(dtype) for part, (_, dtype) in each), *numbers

@@ -1,0 +1,126 @@
+"""Measured trajectories of a task's device: their returns, evidence, twin parts and residuals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fluctua.core import baselines
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimator import ppgt
+from fluctua.core.integrators import Substeps
+from fluctua.core.likelihood import alternatives, guard
+from fluctua.core.likelihood import evidence as likelihood_evidence
+from fluctua.core.likelihood.unknowns import At
+from fluctua.core.scores import full_score
+from fluctua.core.trajectories import Trajectories
+from fluctua.core.twin import TwinSamples
+from fluctua.tcmt import conversion, state_scores
+from fluctua.tcmt.experiment import Experiment
+from fluctua.tcmt.kernel import twin as kernel_twin
+
+KICKS = 300_000
+"""Components of residuals that are examined in a call: a few per cent of its time."""
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """What trajectories that were measured say about the network of a task."""
+
+    task: Experiment
+
+    @cached_property
+    def s_plus(self) -> np.ndarray:
+        """s⁺ on every lead, (L,) or (T, L): it does not depend on θ, and takes milliseconds
+        to tabulate.
+        """
+        return conversion.incoming_table(self.task)
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """The return of each measured trajectory. (E,)"""
+        return state_scores.returns(
+            conversion.kernel_spec(self.task, theta, self.s_plus), trajectories.t, trajectories.x
+        )
+
+    def evidence(
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int = 1,
+        readout: float = 0.0,
+    ) -> likelihood_evidence.Evidence:
+        """Evidence of measured states about unknowns of the network (`core.likelihood`)."""
+        p, slope = state_scores.at_point(at, theta, u)
+        if (
+            self.task.integrator != "euler"
+            or self.task.copies > 1
+            or not set(p) <= set(state_scores.KNOWN)
+        ):
+            return likelihood_evidence.collect_evidence(
+                self.task.process,
+                full_score,
+                at,
+                theta,
+                u,
+                trajectories,
+                every=every,
+                readout=readout,
+            )
+        spec = conversion.kernel_spec(self.task, p, self.s_plus)
+        return state_scores.evidence(
+            self.task, spec, at, theta, u, trajectories, every, readout, slope
+        )
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The two parts of the twin correction on measured states; score and twin are of
+        the network at θ.
+        """
+        is_served = self.task.integrator == "euler" and len(trajectories.t) == len(self.task.t)
+        if (
+            self.task.copies > 1
+            or self.task.modulation
+            or not is_served
+            or not set(theta) <= set(state_scores.KNOWN)
+        ):
+            general = ppgt(self.task.simulator(), self.task.objective, baseline=baselines.Twin())
+            return general.recorded(theta, trajectories, examined=True)
+        spec = conversion.kernel_spec(self.task, theta, self.s_plus)
+        parts = state_scores.recorded(
+            self.task, spec, kernel_twin.expected_lambda(spec), trajectories
+        )
+
+        def mine(each):
+            return {name: each[name] for name in theta}
+
+        return parts._replace(direct=mine(parts.direct), correction=mine(parts.correction))
+
+    def examine(
+        self,
+        theta: Params,
+        trajectories: Trajectories,
+        readout: float,
+        earlier: alternatives.Table | None,
+        known_noise: bool = True,
+    ) -> guard.Examination:
+        """Whether they are those of the network at θ, by the model's own steps from each
+        sample to the next.
+        """
+        process = self.task.process
+        stride = state_scores.count_steps(self.task.t[1] - self.task.t[0], trajectories.t)
+        if stride > 1 and process.integrator == "euler":
+            process = process._replace(integrator=Substeps(stride))
+        return guard.examine_batch(
+            process,
+            theta,
+            trajectories,
+            readout=readout**2,
+            limits=alternatives.FITTED,
+            earlier=earlier,
+            start=self.task.start,
+            known_noise=known_noise,
+            most=max(guard.TRANSITIONS // 20, KICKS // (2 * self.task.network.sites)),
+        )
