@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from fluctua.cli.insitu import _model_of
 from fluctua.insitu import Plan, run
 from fluctua.insitu.bench import device
-from fluctua.insitu.bench.demo import bench_process, sheet_options
+from fluctua.insitu.bench.processes import bench_process, sheet_options
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.plot.style import LOOK, WIDTH, save_png
 from fluctua.store import history

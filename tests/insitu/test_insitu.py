@@ -22,7 +22,7 @@ from fluctua.cli.app import app
 from fluctua.core.estimate import Estimate
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import files
-from fluctua.insitu.bench import demo, device, server
+from fluctua.insitu.bench import demo, device, server, simulated
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.calibrate.actuators import own_gains
@@ -214,7 +214,7 @@ def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
         horizon=(POINTS - 1) * SHEET.interval,
         dt=SHEET.interval,
     )
-    expected = demo.Exact(task, HIDDEN.offset, HIDDEN.gain)(None, model.start, 1)
+    expected = simulated.Exact(task, HIDDEN.offset, HIDDEN.gain)(None, model.start, 1)
     with server.background(Bench(SHEET)) as port:
         substrate = instrument_substrate(
             lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), batch=500

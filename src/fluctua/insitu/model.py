@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.arrays import Array, Params
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.instrument.substrate import Head
+from fluctua.insitu.instrument.archive import Head
+from fluctua.insitu.self_calibration import SelfCalibration, derive_self_calibration
+from fluctua.insitu.translation import Corrected, translate_process, translate_rewards
 from fluctua.insitu.unknowns import (
     DeviceFit,
-    Place,
     Runs,
-    SelfCalibration,
     Unknown,
     Values,
-    derive_self_calibration,
     fit_unknowns,
-    translate_process,
-    translate_rewards,
 )
 
 
@@ -155,16 +151,6 @@ class Model(NamedTuple):
         return derive_self_calibration(self.process, self.objective, self.unknowns, self.x0, self.t)
 
 
-@dataclass(frozen=True)
-class _Corrected:
-    """(θ, calibration) -> the settings at which a device does θ, and its calibration."""
-
-    correct: Callable[[Params, Values], Params]
-
-    def __call__(self, theta: Params, context: PyTree) -> Place:
-        return Place(self.correct(theta, context), context)
-
-
 def share_parameters(model: Model) -> Model:
     """The experiment as a function of what its devices are to do, from which settings follow.
 
@@ -177,7 +163,7 @@ def share_parameters(model: Model) -> Model:
             "this model has no `correct` among its methods: (θ, calibration) -> the settings at "
             "which a device does θ. Give one, or let the devices share settings."
         )
-    translate = _Corrected(model.methods.correct)
+    translate = Corrected(model.methods.correct)
     return model._replace(
         process=translate_process(model.process, translate),
         objective=translate_rewards(model.objective, translate),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,14 +14,14 @@ from fluctua.core.arrays import Params
 from fluctua.core.knob import read_knob
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibrate import knobs
-from fluctua.insitu.calibrate.knobs import KnobValues
 from fluctua.insitu.calibrate.network import linear_model
+from fluctua.insitu.instrument.archive import shapes
 from fluctua.insitu.instrument.protocol import Batch
-from fluctua.insitu.instrument.substrate import shapes
 from fluctua.insitu.model import Knob, Methods, Model
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import task_tables
-from fluctua.insitu.unknowns import DeviceFit, Runs, SelfCalibration, Unknown
+from fluctua.insitu.self_calibration import SelfCalibration
+from fluctua.insitu.unknowns import DeviceFit, Runs, Unknown
 from fluctua.tcmt.coupled_modes import coefficients
 from fluctua.tcmt.fused import Fused
 from fluctua.tcmt.losses import OfLosses
@@ -165,12 +163,12 @@ class _Laboratory:
         return DeviceFit(values, knobs.describe(self.task, listed, fits))
 
     def follow(
-        self, values: KnobValues, settings: Params, trajectories: Trajectories
-    ) -> KnobValues:
+        self, values: knobs.KnobValues, settings: Params, trajectories: Trajectories
+    ) -> knobs.KnobValues:
         """The values, moved towards what new trajectories say."""
         return knobs.follow(values, self.task, settings, trajectories, rate=self.rate)
 
-    def correct(self, theta: Params, values: KnobValues) -> Params:
+    def correct(self, theta: Params, values: knobs.KnobValues) -> Params:
         """The settings at which a device does θ."""
         return knobs.settings(values, theta, self.reach)
 
@@ -207,7 +205,7 @@ def _make_self_calibration(
     network: tcmt.Network, task: tcmt.Task, interval: float, unknowns: Mapping[str, Unknown]
 ) -> SelfCalibration:
     """A model with offset and gain of each knob and each loss, whose steps divide the interval."""
-    steps = math.ceil(interval / LONGEST_STEP - 1e-9)
+    steps = int(np.ceil(interval / LONGEST_STEP - 1e-9))
     horizon = float(task.t[-1] - task.t[0])
     fine = tcmt.transmission(
         network,
@@ -218,8 +216,8 @@ def _make_self_calibration(
     effective = _Effective(tuple(np.asarray(network.gamma, float).tolist()))
     settings = _list_starts(network)
 
-    def context(phi: Params) -> KnobValues:
-        effective_values = effective(settings, jax.tree.map(jnp.asarray, phi))
+    def context(phi: Params) -> knobs.KnobValues:
+        effective_values = effective(settings, {name: jnp.asarray(v) for name, v in phi.items()})
         p = {name: np.asarray(v) for name, v in effective_values.items()}
         drift = linear_model(task, p, kerr=False).theta
         own = {name: np.asarray(phi[name], float) for name in phi if name != "loss"}

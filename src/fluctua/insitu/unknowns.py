@@ -10,8 +10,7 @@ The process takes φ as its context, so that it is compiled once for every calib
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,17 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.estimator import ppgt
-from fluctua.core.integrators import step_at
 from fluctua.core.likelihood.evidence import collect_evidence
-from fluctua.core.objective import Objective, Rewards
-from fluctua.core.process import NoiseProduct, Process
+from fluctua.core.process import Process
 from fluctua.core.scores import full_score
-from fluctua.core.simulate import simulator
 from fluctua.core.trajectories import Trajectories
-from fluctua.core.twin import Twin
+from fluctua.insitu.translation import Place, translate_process
 from fluctua.learn.belief import Belief, like, prior_precision
 from fluctua.learn.fit import fit_map
 from fluctua.learn.self_calibrating import Effective
@@ -67,92 +61,6 @@ class DeviceFit(NamedTuple):
     report: str = ""
 
 
-class SelfCalibration(NamedTuple):
-    """What `fluctua.SelfCalibrating` is made from, where the trajectories of a training calibrate.
-
-    model: an estimator with a twin in the parameters p.
-    effective: (settings, φ) -> p.
-    start: φ by the data sheet.
-    spread: standard deviations of φ about that.
-    context: φ -> the context of the process.
-    every: steps of which one counts for the information.
-    """
-
-    model: Any
-    effective: Callable[[Params, Params], Params]
-    start: Params
-    spread: Params
-    context: Callable[[Params], Values]
-    every: int = 1
-
-
-class Place(NamedTuple):
-    """Settings and context at which a process is evaluated."""
-
-    settings: Params
-    context: PyTree
-
-
-Translate = Callable[[Params, PyTree], Place]
-"""(parameters, context) -> settings and context."""
-
-
-@dataclass(frozen=True)
-class _Translated:
-    """A function of settings and context as one of other parameters.
-
-    A record, so that equal ones share a compilation. position: of the context after θ.
-    """
-
-    function: Callable[..., Any]
-    translate: Translate
-    position: int
-
-    def __call__(self, theta: Params, *rest: Any) -> Any:
-        settings, context = self.translate(theta, rest[self.position])
-        arguments = list(rest)
-        arguments[self.position] = context
-        return self.function(settings, *arguments)
-
-
-@dataclass(frozen=True)
-class _SettingsAt:
-    """(parameters, context) -> settings."""
-
-    translate: Translate
-
-    def __call__(self, theta: Params, context: PyTree) -> Params:
-        return self.translate(theta, context).settings
-
-
-def translate_process(process: Process, translate: Translate) -> Process:
-    """The process as a function of other parameters, from which settings and context follow."""
-    process = check.process(process)
-
-    def at(function: Any) -> Any:
-        return None if function is None else _Translated(function, translate, 2)
-
-    noise = process.noise
-    if isinstance(noise, NoiseProduct):
-        noise = noise._replace(product=at(noise.product))
-    else:
-        noise = at(noise)
-    step = step_at(process.integrator, _SettingsAt(translate))
-    return process._replace(
-        drift=at(process.drift), noise=noise, diffusion=at(process.diffusion), integrator=step
-    )
-
-
-def translate_rewards(objective: Objective | Rewards, translate: Translate) -> Rewards:
-    """The rewards as functions of other parameters, from which settings and context follow."""
-    rewards = check.objective(objective)
-    return Rewards(*(_translate_reward(reward, translate) for reward in rewards))
-
-
-def _translate_reward(reward: Any, translate: Translate) -> Any:
-    return None if reward is None else _Translated(reward, translate, -1)
-
-
 def separate(parameters: Params, context: PyTree) -> Place:
     """Settings, and the context with the unknowns, of parameters that hold both."""
     return Place(parameters[SETTINGS], {**(context or {}), **parameters[UNKNOWNS]})
@@ -175,7 +83,7 @@ def fit_unknowns(process: Process, unknowns: Mapping[str, Unknown], runs: Runs) 
     """
     if not unknowns:
         return DeviceFit({})
-    start = _list_starts(unknowns)
+    start = list_starts(unknowns)
     leaves, tree = jax.tree.flatten(start)
     at = Effective(join, tree, tuple(leaf.shape for leaf in leaves))
     joined = translate_process(process, separate)
@@ -192,36 +100,8 @@ def fit_unknowns(process: Process, unknowns: Mapping[str, Unknown], runs: Runs) 
     return DeviceFit(values, head + _tabulate(values, errors))
 
 
-def derive_self_calibration(
-    process: Process,
-    objective: Objective | Rewards,
-    unknowns: Mapping[str, Unknown],
-    x0: Array,
-    t: Array,
-) -> SelfCalibration:
-    """What a training needs to calibrate the unknowns of a process as it goes.
-
-    Args:
-        process: drift and noise as functions of settings, its context being the unknowns.
-        objective: rewards.
-        unknowns: by name, with spreads.
-        x0: state at which trajectories start, (M,).
-        t: times of the samples, (T+1,).
-
-    Returns: an estimator in settings and unknowns, with start and spreads.
-    """
-    joined = translate_process(process, separate)
-    rewards: Any = translate_rewards(objective, separate)
-    twin = ppgt(simulator(joined, x0, t), rewards, baseline=Twin())
-    spread = {name: unknown.spread for name, unknown in unknowns.items()}
-    return SelfCalibration(twin, join, _list_starts(unknowns), spread, _as_context)
-
-
-def _as_context(values: Params) -> Values:
-    return {name: np.asarray(value) for name, value in values.items()}
-
-
-def _list_starts(unknowns: Mapping[str, Unknown]) -> dict[str, Array]:
+def list_starts(unknowns: Mapping[str, Unknown]) -> dict[str, Array]:
+    """The values by the data sheet."""
     real = jnp.result_type(float)
     return {name: jnp.asarray(unknown.start, real) for name, unknown in unknowns.items()}
 

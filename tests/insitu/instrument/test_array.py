@@ -15,7 +15,7 @@ from fluctua import tcmt
 from fluctua.cli.app import app
 from fluctua.core.estimate import Samples
 from fluctua.insitu import Plan, files, network_model
-from fluctua.insitu.bench import demo, device
+from fluctua.insitu.bench import device, processes
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.device_training import run_and_resume as loop
@@ -404,7 +404,7 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
 @pytest.mark.long
 def test_several_addresses_on_the_command_line(tmp_path):
     """Two boxes of one process behind sockets, trained and resumed."""
-    with demo.bench_processes(
+    with processes.bench_processes(
         2, "--set", "rows=2", "--set", "columns=2", "--set", "interval=0.05", "--fault", "2:drop@5"
     ) as places:
         addresses = [f"tcp://{host}:{port}" for host, port in places]

@@ -8,7 +8,8 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.instrument.guard import Repeats, ResidualGuard
+from fluctua.insitu.instrument.guard import ResidualGuard
+from fluctua.insitu.instrument.repeats import Repeats
 
 SIGMA = np.array([0.3, 0.1])
 T = np.linspace(0, 2, 101)
@@ -128,7 +129,7 @@ def test_short_coarse_trajectories_may_repeat():
 
 
 def test_repeats_forget_what_is_long_ago(monkeypatch):
-    monkeypatch.setattr("fluctua.insitu.instrument.guard.REMEMBERED", 20)
+    monkeypatch.setattr("fluctua.insitu.instrument.repeats.REMEMBERED", 20)
     repeats = Repeats()
     for seed in range(5):
         repeats(kicked(10, seed))

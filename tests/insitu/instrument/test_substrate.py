@@ -17,9 +17,10 @@ from fluctua.insitu import files, network_model
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import KINDS, Bench, Fault, FaultPlan, parse
 from fluctua.insitu.instrument import transport, virtual
+from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
-from fluctua.insitu.instrument.substrate import Archive, Retry, instrument_substrate
+from fluctua.insitu.instrument.substrate import Retry, instrument_substrate
 from fluctua.insitu.instrument.virtual import VirtualBench
 from processes import wait_until
 

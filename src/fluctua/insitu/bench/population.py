@@ -22,7 +22,8 @@ import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.insitu.bench import device
-from fluctua.insitu.bench.demo import Level, bench_processes, power, sheet_options
+from fluctua.insitu.bench.levels import Level, power
+from fluctua.insitu.bench.processes import bench_processes, sheet_options
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.run_and_resume import Rows, run
 from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
@@ -30,6 +31,9 @@ from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
 from fluctua.store import tables
+
+LEVEL_TRAJECTORIES = 200
+"""Behind every level."""
 
 WAYS = {
     "one device": "settings",
@@ -114,7 +118,6 @@ def compare(
     sheet: device.Sheet | None = None,
     plan: Plan | None = None,
     bench_options: tuple[str, ...] = (),
-    measure: int = 200,
     say: Callable[[str], None] = print,
     show: Callable[[Rows], Rows] = lambda rows: rows,
     report: Callable[[Incident], None] = lambda incident: None,
@@ -129,7 +132,6 @@ def compare(
         sheet: of the first box; the others have the seeds after its own.
         plan: of every training.
         bench_options: further words for `fluctua virtual-bench`.
-        measure: trajectories behind every level.
         say: called with a line of text about each stage.
         show: wraps the rows of a training, for a display.
         report: called with every incident.
@@ -151,7 +153,11 @@ def compare(
             f"bench      {devices} boxes to train and {held_out} that take no part, each with its "
             "own disorder"
         )
-        designs = [Design("before", _levels(model, boxes, [model.start] * len(boxes), measure), 0)]
+        designs = [
+            Design(
+                "before", _levels(model, boxes, [model.start] * len(boxes), LEVEL_TRAJECTORIES), 0
+            )
+        ]
         for name in ways:
             say(f"training   {name}")
             own = wide if name == "whole range" else model
@@ -165,7 +171,9 @@ def compare(
             settings = [
                 theta if share == "settings" else _corrected(own, box, plan, theta) for box in boxes
             ]
-            designs.append(Design(name, _levels(model, boxes, settings, measure), row.trajectories))
+            designs.append(
+                Design(name, _levels(model, boxes, settings, LEVEL_TRAJECTORIES), row.trajectories)
+            )
         for box in boxes:
             box.close()
     result = PopulationComparison(devices, designs)

@@ -14,9 +14,10 @@ import numpy as np
 from fluctua.core.arrays import PyTree
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument
-from fluctua.insitu.instrument.substrate import Archive, Incident, instrument_substrate
+from fluctua.insitu.instrument.substrate import Incident, instrument_substrate
 from fluctua.insitu.model import Model
 from fluctua.store import checkpoint
 

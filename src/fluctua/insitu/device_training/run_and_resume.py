@@ -26,23 +26,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fluctua.insitu.device_training import plan_file
+from fluctua.insitu.device_training import choice, instruments, plan_file
 from fluctua.insitu.device_training.incidents import IncidentLog
-from fluctua.insitu.device_training.instruments import Connects, Instruments, list_connects
 from fluctua.insitu.device_training.model_parts import describe_model
+from fluctua.insitu.device_training.optimiser import make_optimiser
 from fluctua.insitu.device_training.plan import Plan
-from fluctua.insitu.device_training.session import (
-    MakeEstimator,
-    Session,
-    check_plan,
-    make_optimiser,
-    resolve_estimator,
-)
+from fluctua.insitu.device_training.session import TrainingSession
 from fluctua.insitu.instrument.substrate import Incident
 from fluctua.insitu.model import Model
 from fluctua.learn.training import Record, check_bounds
 from fluctua.store import checkpoint, history, journal, loop, parts
-from fluctua.store.folder import RunFolder, explain_failures, find_run, hold
+from fluctua.store import folder as runfolder
 
 Rows = Iterator[tuple[history.Row, Record]]
 
@@ -51,12 +45,12 @@ JOURNAL = journal.JournalOptions(checkpoints=3, seconds=0.0, every=1)
 
 
 def run(
-    connect: Connects,
+    connect: instruments.Connects,
     model: Model,
     plan: Plan,
     folder: str | Path,
     *,
-    estimator: MakeEstimator | None = None,
+    estimator: choice.MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
     """Calibrate and train into a new folder.
@@ -78,14 +72,14 @@ def run(
 
 
 def resume(
-    connect: Connects,
+    connect: instruments.Connects,
     model: Model,
     folder: str | Path,
     *,
     iterations: int | None = None,
     time_limit: float | None = None,
     on_doubt: str | None = None,
-    estimator: MakeEstimator | None = None,
+    estimator: choice.MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
     """Go on after a stop, a kill or a failure.
@@ -108,7 +102,7 @@ def resume(
 
     """
     place = _find(folder)
-    with hold(place) as lock:
+    with runfolder.hold(place) as lock:
         entries = plan_file.read_entries(place)
         changes: dict[str, Any] = {
             "iterations": iterations,
@@ -131,16 +125,16 @@ def read_plan(folder: str | Path) -> Plan:
     return _make_plan(place, plan_file.read_entries(place))
 
 
-def _locate(folder: str | Path) -> RunFolder:
-    return RunFolder(Path(folder), "plan.json", "fluctua insitu --resume {folder}")
+def _locate(folder: str | Path) -> runfolder.RunFolder:
+    return runfolder.RunFolder(Path(folder), "plan.json", "fluctua insitu --resume {folder}")
 
 
-def _find(folder: str | Path) -> RunFolder:
+def _find(folder: str | Path) -> runfolder.RunFolder:
     """The folder of a run, which must exist."""
-    return find_run(folder, _locate(folder))
+    return runfolder.find_run(folder, _locate(folder))
 
 
-def _make_plan(place: RunFolder, entries: dict[str, Any]) -> Plan:
+def _make_plan(place: runfolder.RunFolder, entries: dict[str, Any]) -> Plan:
     try:
         return Plan(**plan_file.get_fields(entries))
     except TypeError as error:
@@ -164,21 +158,22 @@ class _Preparation:
 
     def __init__(
         self,
-        connect: Connects,
+        connect: instruments.Connects,
         model: Model,
         plan: Plan,
-        place: RunFolder,
-        make: MakeEstimator | None,
+        place: runfolder.RunFolder,
+        make: choice.MakeEstimator | None,
         report: Callable[[Incident], None],
     ):
         self.model = model
         self.plan = plan
         self.place = place
         self.make = make
-        self.connects = list_connects(connect)
-        check_plan(plan, model, make, len(self.connects))
+        self.connects = instruments.list_connects(connect)
+        choice.check_plan(plan, model, make, len(self.connects))
         self.log = IncidentLog(place.path / "incidents.csv", report)
-        self.stamp = parts.stamp_parts(describe_model(model, resolve_estimator(plan, make)))
+        described = describe_model(model, choice.resolve_estimator(plan, make))
+        self.stamp = parts.stamp_parts(described)
 
     def list_files(self, run: str) -> journal.RunFiles:
         """The files of the run, whose fingerprint is `run`."""
@@ -219,13 +214,15 @@ class _Preparation:
             )
         return state
 
-    def open(self) -> Session:
+    def open(self) -> TrainingSession:
         """Open the instruments, once the folder is ours."""
-        instruments = Instruments(self.connects, self.model, self.plan, self.place.path, self.log)
-        return Session(self.model, self.plan, instruments, self.log, self.make)
+        opened = instruments.Instruments(
+            self.connects, self.model, self.plan, self.place.path, self.log
+        )
+        return TrainingSession(self.model, self.plan, opened, self.log, self.make)
 
 
-def _iterate(session: Session, opened: loop.Opened) -> Rows:
+def _iterate(session: TrainingSession, opened: loop.Opened) -> Rows:
     """Calibrate or put back what a checkpoint holds, then train."""
     book, state = opened
     try:
@@ -235,9 +232,9 @@ def _iterate(session: Session, opened: loop.Opened) -> Rows:
             else:
                 session.calibrate()
                 state = dataclasses.replace(state, further=session.arrays())
-                with explain_failures(book.place):
+                with runfolder.explain_failures(book.place):
                     book.save(state)
-            training = session.loop
+            training = session.make_loop()
             loop.restore_memory(training.training, state)
             session.table.open(state.row)
         except BaseException:

@@ -3,81 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 
 from fluctua.core.arrays import Params
 from fluctua.core.estimate import Groups
-from fluctua.core.estimator import ppgt
 from fluctua.core.protocols import Estimator, as_estimator
 from fluctua.core.trajectories import Trajectories
+from fluctua.insitu.device_training.choice import MakeEstimator, resolve_estimator
 from fluctua.insitu.device_training.device_table import DeviceTable
 from fluctua.insitu.device_training.incidents import IncidentLog
-from fluctua.insitu.device_training.instruments import Instruments, check_share
+from fluctua.insitu.device_training.instruments import Instruments
+from fluctua.insitu.device_training.optimiser import make_optimiser
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.plan_file import hold_plan
 from fluctua.insitu.instrument.substrate import DOUBT, Incident
 from fluctua.insitu.model import Model
+from fluctua.learn import training
 from fluctua.learn.self_calibrating import SelfCalibrating
-from fluctua.learn.training import Length, Record, Training
-from fluctua.store import checkpoint, journal
-from fluctua.store.loop import Advance, Loop
-
-MakeEstimator = Callable[..., Estimator]
-"""(substrate, objective, process=...) -> Estimator: `ppgt`, or `functools.partial(ppgt, ...)`."""
+from fluctua.store import checkpoint, journal, loop
 
 
-def resolve_estimator(plan: Plan, make: MakeEstimator | None) -> MakeEstimator:
-    """The function that makes the estimator: the given one, or `ppgt` with the plan's baseline."""
-    return partial(ppgt, baseline=plan.baseline) if make is None else make
-
-
-def make_optimiser(plan: Plan, scale: Params | None) -> optax.GradientTransformationExtraArgs:
-    """Adam with a falling learning rate. scale: factors on it, a prefix of the settings."""
-    decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
-    rule = optax.adam(decay)
-    if scale is not None:
-        rule = optax.chain(rule, optax.stateless(partial(_scale_updates, scale)))
-    return optax.with_extra_args_support(rule)
-
-
-def _scale_updates(scale: Params, updates: Params, theta: Params | None) -> Params:
-    """Updates with the factor of each knob."""
-
-    def scale_family(factor: Any, family: Params) -> Params:
-        return jax.tree.map(lambda v: factor * v, family)
-
-    return jax.tree.map(scale_family, scale, updates)
-
-
-def check_plan(plan: Plan, model: Model, make: MakeEstimator | None, devices: int) -> None:
-    """Refuse a plan that the model or the number of devices does not allow."""
-    check_share(plan, model, devices)
-    if plan.calibration == "training":
-        _check_self_calibration(model, make, devices)
-
-
-def _check_self_calibration(model: Model, make: MakeEstimator | None, devices: int) -> None:
-    """Refuse a training that is to calibrate as it goes and cannot."""
-    obstacle = ""
-    if devices > 1:
-        obstacle = f"is of one device, and there are {devices}"
-    elif make is not None:
-        obstacle = "makes its own estimator, and one was given"
-    elif model.find_self_calibration() is None:
-        obstacle = "needs `unknowns`, `x0` and `t` of the model, and this model lacks some of them"
-    if obstacle:
-        raise ValueError(
-            f'a training that calibrates as it goes {obstacle}. Use calibration="probes".'
-        )
-
-
-class Session:
+class TrainingSession:
     """A training while it runs.
 
     Args:
@@ -141,10 +89,9 @@ class Session:
             on_doubt=plan.on_doubt,
         )
 
-    @property
-    def loop(self) -> Loop:
+    def make_loop(self) -> loop.Loop:
         """The training, with what happens after an iteration."""
-        training = Training(
+        described = training.Training(
             self.estimator,
             self.model.start,
             make_optimiser(self.plan, self.model.learning_rate_scale),
@@ -152,7 +99,8 @@ class Session:
             bounds=(self.model.lower, self.model.upper),
             seed=self.plan.seed,
         )
-        return Loop(training, Length(self.plan.iterations), advance=self.advance)
+        length = training.Length(self.plan.iterations)
+        return loop.Loop(described, length, advance=self.advance)
 
     def calibrate(self) -> None:
         """Calibrate each instrument at random settings; at none if the training calibrates."""
@@ -181,7 +129,7 @@ class Session:
         """State of the instruments, and the plan, for a checkpoint."""
         return self.instruments.arrays() | hold_plan(dataclasses.asdict(self.plan))
 
-    def advance(self, state: checkpoint.RunState, record: Record) -> Advance:
+    def advance(self, state: checkpoint.RunState, record: training.Record) -> loop.Advance:
         """State and row after a record, and the calibration that follows from it."""
         self._check_doubt()
         self.follow()
@@ -192,7 +140,7 @@ class Session:
         self.log.iteration = str(record.iteration + 1)
         new = checkpoint.add_record(state, record, self.estimator.state)
         new = dataclasses.replace(new, further=self.arrays())
-        return Advance(new, row._replace(trajectories=self.instruments.spent))
+        return loop.Advance(new, row._replace(trajectories=self.instruments.spent))
 
     def _check_doubt(self) -> None:
         """Log a doubt about a model that is calibrated as it goes, and stop before its step."""

@@ -1,5 +1,6 @@
 """Instruments: the protocol of a driver, lines to a device, retries, and drivers as substrates."""
 
+from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.device_array import array
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import (
@@ -10,7 +11,7 @@ from fluctua.insitu.instrument.protocol import (
     InstrumentError,
     InvalidReply,
 )
-from fluctua.insitu.instrument.substrate import Archive, Retry
+from fluctua.insitu.instrument.substrate import Retry
 from fluctua.insitu.instrument.transport import (
     Transport,
     connect,

@@ -19,8 +19,7 @@ distinguishes it from diffusion,
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -34,11 +33,12 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import mean_rate
-from fluctua.core.likelihood.alternatives import FEWEST_STEPS, Limits
+from fluctua.core.likelihood import alternatives
 from fluctua.core.likelihood.guard import Examination, examine_batch
 from fluctua.core.likelihood.report import TOLERANCE
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.trajectories import Trajectories
+from fluctua.insitu.instrument.repeats import FEWEST_SAMPLES
 
 SLACK = 2.0
 """Noise within this factor of that at calibration is the noise: calibrations are good to some per
@@ -54,19 +54,9 @@ FEWEST_FOR_MEDIAN = 3
 """Of fewer trajectories the median is one of them; their noise is then measured with what the drift
 misses.
 """
-FEWEST_SAMPLES = 64
-"""Shorter trajectories may repeat by chance where the converter is coarse."""
-REMEMBERED = 2**16
-"""Trajectories that a new one is compared with, bit by bit."""
-RECENT = 2**10
-"""Trajectories that a new one is compared with, sample by sample."""
-ALIKE = 0.01
-"""Of the root mean square step of a channel: samples that are closer are the same ones with a
-little noise.
-"""
 CERTAIN = 4.0
 """Standard errors of ⟨rₙ rₙ₊₁⟩ beyond which there is noise of a readout."""
-DOUBTFUL = Limits(variance=0.1)
+DOUBTFUL = alternatives.Limits(variance=0.1)
 """Deviations that pass in a laboratory: a tenth of the drift, and of the noise, which is calibrated
 and may age.
 """
@@ -90,59 +80,6 @@ class Verdict(NamedTuple):
 
     bad: np.ndarray
     reason: str
-
-
-class Repeats:
-    """Remembers trajectories, and knows one that comes again: noise does not repeat itself, a full
-    buffer does.
-
-    Bit for bit, or with a little noise on top: `FEWEST_SAMPLES` samples, evenly over times and
-    channels, are all within `ALIKE` of those of a recent one.
-    """
-
-    def __init__(self, marks: Iterable[int] = ()) -> None:
-        self.seen = dict.fromkeys(int(mark) for mark in marks)
-        self.recent = np.zeros((0, FEWEST_SAMPLES))
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Which trajectories came before, in this batch or an earlier one. x: (E, T+1, M)
-        -> (E,)
-        """
-        repeated = np.zeros(len(x), bool)
-        if x[0].size < FEWEST_SAMPLES:
-            return repeated
-        for i, one in enumerate(x):
-            mark = int.from_bytes(
-                hashlib.blake2b(np.ascontiguousarray(one).tobytes(), digest_size=8).digest(), "big"
-            )
-            repeated[i] = mark in self.seen
-            self.seen[mark] = None
-        repeated |= self._alike(x)
-        while len(self.seen) > REMEMBERED:
-            del self.seen[next(iter(self.seen))]
-        return repeated
-
-    def _alike(self, x: np.ndarray) -> np.ndarray:
-        """Which trajectories are earlier ones but for a little noise. (E,)"""
-        places = np.linspace(0, x[0].size - 1, FEWEST_SAMPLES).round().astype(int)
-        samples = x.reshape(len(x), -1)[:, places].astype(float)
-        step = np.sqrt(np.mean(np.diff(x, axis=1) ** 2, axis=(0, 1)))
-        near = ALIKE * step[places % x.shape[2]]
-        known = np.concatenate([self.recent, samples])
-        alike = np.zeros(len(x), bool)
-        for i, one in enumerate(samples):
-            left = known[: len(self.recent) + i]
-            for k in range(0, FEWEST_SAMPLES, 8):  # the first few places tell nearly all apart
-                left = left[
-                    np.all(np.abs(left[:, k : k + 8] - one[k : k + 8]) <= near[k : k + 8], axis=1)
-                ]
-            alike[i] = len(left) > 0
-        self.recent = known[-RECENT:]
-        return alike
-
-    def marks(self) -> np.ndarray:
-        """For a checkpoint."""
-        return np.fromiter(self.seen, np.uint64)
 
 
 class ResidualGuard:
@@ -250,11 +187,11 @@ class ResidualGuard:
         missed = _missed(steps, x.shape[2])
         few = min(steps // PER_CALIBRATED, MOST_EXAMINED)
         cause = ""
-        if few >= max(FEWEST_STEPS, 2 * (len(t) - 1)):
+        if few >= max(alternatives.FEWEST_STEPS, 2 * (len(t) - 1)):
             cause = _judge(look(limits=DOUBTFUL, most=few), missed)
         if cause:
             return cause
-        limits = Limits(
+        limits = alternatives.Limits(
             mean=np.inf,
             variance=DOUBTFUL.variance + missed,
             product=DOUBTFUL.product + missed,

@@ -20,13 +20,11 @@ averaged are in files of their own, batch-000007-left-out.nc, with the reason in
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -36,19 +34,12 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.likelihood.guard import DoubtError
 from fluctua.core.trajectories import Trajectories
+from fluctua.insitu.instrument import protocol
+from fluctua.insitu.instrument import visit as visits
+from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.connection import Connection, Hung
-from fluctua.insitu.instrument.guard import Repeats, ResidualGuard, find_dead
-from fluctua.insitu.instrument.protocol import (
-    Batch,
-    CommandRejected,
-    Health,
-    Instrument,
-    InstrumentError,
-    InvalidReply,
-)
-from fluctua.insitu.recording.description import Description
-from fluctua.insitu.recording.reader import open_recording
-from fluctua.insitu.recording.writer import save
+from fluctua.insitu.instrument.guard import ResidualGuard, find_dead
+from fluctua.insitu.instrument.repeats import Repeats
 
 SELECTION_WARNING = 0.01
 """Share of clipped or odd trajectories above which their removal is a selection that biases the
@@ -78,7 +69,7 @@ ADVICE = {
 }
 
 
-class Doubt(CommandRejected, DoubtError):
+class Doubt(protocol.CommandRejected, DoubtError):
     """A batch that is not what the calibrated process does.
 
     It is kept and not averaged; asking again does not help.
@@ -121,7 +112,7 @@ class InstrumentSubstrate:
 
     def __init__(
         self,
-        connect: Callable[[], Instrument],
+        connect: Callable[[], protocol.Instrument],
         *,
         batch: int,
         retry: Retry,
@@ -167,7 +158,7 @@ class InstrumentSubstrate:
 
     def gather(
         self, settings: Params, count: int
-    ) -> tuple[Trajectories | None, InstrumentError | None]:
+    ) -> tuple[Trajectories | None, protocol.InstrumentError | None]:
         """As many good trajectories as came, up to `count`, and what kept the others from
         coming.
         """
@@ -176,18 +167,18 @@ class InstrumentSubstrate:
         beside = []
         have = 0
         wasted = 0
-        failure: InstrumentError | None = None
+        failure: protocol.InstrumentError | None = None
         while have < count and failure is None:
             size = min(self.batch, count - have)
             try:
                 taken, usable = self._acquire(settings, size)
                 if t is not None and not np.array_equal(t, taken.t):
-                    raise CommandRejected(
+                    raise protocol.CommandRejected(
                         f"the sampling times changed within one ensemble: {len(t)} times at first, "
                         f"{len(taken.t)} now. "
                         "Set the number of points and the interval when the driver connects."
                     )
-            except InstrumentError as error:
+            except protocol.InstrumentError as error:
                 failure = error
                 break
             t = np.asarray(taken.t)
@@ -196,7 +187,7 @@ class InstrumentSubstrate:
             have += int(usable.sum())
             wasted = 0 if usable.any() else wasted + 1
             if wasted >= self.retry.attempts:
-                failure = InstrumentError(
+                failure = protocol.InstrumentError(
                     f"{wasted} acquisitions in a row held no usable trajectory "
                     f"({self.describe()}). Of the last one "
                     f"{self.reason}. Look at them"
@@ -249,7 +240,7 @@ class InstrumentSubstrate:
             self.connection.close()
             self.connection = None
 
-    def _acquire(self, settings: Params, size: int) -> tuple[Batch, np.ndarray]:
+    def _acquire(self, settings: Params, size: int) -> tuple[protocol.Batch, np.ndarray]:
         """One batch and which of its trajectories are usable (E,), after as many attempts
         as it takes.
         """
@@ -258,23 +249,25 @@ class InstrumentSubstrate:
             try:
                 if self.connection is None:
                     self.connection = Connection(self.connect)
-                visit = self.connection.use(partial(_visit, settings, size), self.retry.limit)
+                visit = self.connection.use(
+                    partial(visits.visit_instrument, settings, size), self.retry.limit
+                )
                 self.seconds["run"] += visit.ran
                 self.seconds["visit"] += visit.took - visit.ran
                 self.visits = self.visits + 1
                 self.ran = self.ran + size
                 return visit.batch, self._judge(visit.batch, settings, size, visit.health)
-            except CommandRejected:
+            except protocol.CommandRejected:
                 self.close()
                 raise
-            except (InstrumentError, OSError) as error:
+            except (protocol.InstrumentError, OSError) as error:
                 self.close()
                 failures += 1
                 hangs = hangs + 1 if isinstance(error, Hung) else 0
                 self.counts["failures"] += 1
                 self.report(Incident("failure", 0, str(error)))
                 if failures >= self.retry.attempts or hangs >= HANGS:
-                    raise InstrumentError(
+                    raise protocol.InstrumentError(
                         f"the instrument failed {failures} times in a row, at last with: {error}. "
                         "Everything "
                         "acquired so far is kept; mend it and go on with the run."
@@ -286,9 +279,11 @@ class InstrumentSubstrate:
                     ) from error
                 self.sleep(self.retry.pause(failures))
 
-    def _judge(self, batch: Batch, settings: Params, size: int, health: Health) -> np.ndarray:
+    def _judge(
+        self, batch: protocol.Batch, settings: Params, size: int, health: protocol.Health
+    ) -> np.ndarray:
         """Which trajectories may be averaged. (E,)"""
-        _check_answers(batch, health, size, self.channels)
+        visits.check_answers(batch, health, size, self.channels)
         x = batch.x
         self.channels = x.shape[2]
         self._recognise(health.identity)
@@ -328,7 +323,9 @@ class InstrumentSubstrate:
             )
         return good
 
-    def _examine(self, batch: Batch, x: np.ndarray, settings: Params, good: np.ndarray) -> str:
+    def _examine(
+        self, batch: protocol.Batch, x: np.ndarray, settings: Params, good: np.ndarray
+    ) -> str:
         """What is wrong with the trajectories that may be averaged, taken together; empty
         if nothing.
         """
@@ -356,14 +353,14 @@ class InstrumentSubstrate:
                 "nothing: constant, or noise without memory about a constant"
             )
             self.report(Incident(DEAD, len(x), text))
-            raise CommandRejected(f"{text}. Look at the channel, and begin again.")
+            raise protocol.CommandRejected(f"{text}. Look at the channel, and begin again.")
 
     def _verdicts(
-        self, batch: Batch, x: np.ndarray, settings: Params, health: Health
+        self, batch: protocol.Batch, x: np.ndarray, settings: Params, health: protocol.Health
     ) -> Iterator[tuple[str, np.ndarray, str]]:
         """What may be wrong, which trajectories it is wrong with (E,), and what exactly."""
         size = len(x)
-        if health.rebooted or not _same(settings, health.settings):
+        if health.rebooted or not visits.are_same(settings, health.settings):
             yield "at other settings", np.ones(size, bool), ""
             return
         invalid = ~np.isfinite(x).all(axis=(1, 2))
@@ -385,7 +382,7 @@ class InstrumentSubstrate:
     def _recognise(self, identity: str) -> None:
         """Hold on to the instrument that was met first."""
         if self.identity and identity and identity != self.identity:
-            raise CommandRejected(
+            raise protocol.CommandRejected(
                 f"this is the instrument {identity!r}, and the run belongs to {self.identity!r}, "
                 "which was calibrated. "
                 "Connect that one, or begin another run."
@@ -431,7 +428,7 @@ class InstrumentSubstrate:
 
 
 def instrument_substrate(
-    connect: Callable[[], Instrument],
+    connect: Callable[[], protocol.Instrument],
     *,
     batch: int = 100,
     retry: Retry | None = None,
@@ -491,155 +488,3 @@ def instrument_substrate(
         report=report,
         sleep=sleep,
     )
-
-
-class _Visit(NamedTuple):
-    """What an instrument returned. took: seconds in all. ran: of these, running and fetching."""
-
-    batch: Batch
-    health: Health
-    took: float
-    ran: float
-
-
-def _visit(settings: Params, size: int, instrument: Instrument) -> _Visit:
-    """Set, arm, acquire, and read back."""
-    begun = time.perf_counter()
-    instrument.set(settings)
-    instrument.arm(size)
-    armed = time.perf_counter()
-    batch = instrument.acquire()
-    acquired = time.perf_counter()
-    health = instrument.health()
-    return _Visit(batch, health, time.perf_counter() - begun, acquired - armed)
-
-
-def _check_answers(batch: Batch, health: Health, size: int, channels: int | None) -> None:
-    """Refuse what is not `size` trajectories of so many channels, whatever a driver returns."""
-    for method, expected, answer in (("acquire", Batch, batch), ("health", Health, health)):
-        if not isinstance(answer, expected):
-            came = "None" if answer is None else f"a {type(answer).__name__}"
-            raise InvalidReply(
-                f"`{method}` of the driver returned {came}, where a `{expected.__name__}` was "
-                "expected"
-            )
-    samples = np.asarray(batch.samples)
-    if samples.dtype.kind not in "fiu":
-        raise InvalidReply(
-            f"the samples of a batch must be real numbers; their type is {samples.dtype}"
-        )
-    times = np.shape(batch.t)
-    if len(times) != 1 or samples.ndim != 3 or samples.shape[:2] != (size, *times):
-        raise InvalidReply(
-            f"samples must be ({size} trajectories, times, channels); samples of shape "
-            f"{samples.shape} came, and times "
-            f"of shape {times}"
-        )
-    if samples.shape[2] != (channels or samples.shape[2]):
-        raise InvalidReply(f"a sample has {channels} channels; {samples.shape[2]} came")
-    for name, values in (batch.context or {}).items():
-        if np.shape(values)[:1] != (size,):
-            raise InvalidReply(
-                f"the context {name!r} must have {size} rows, one per trajectory; got "
-                f"{np.shape(values)}"
-            )
-    if not batch.full_scale > 0:
-        raise CommandRejected(
-            "`full_scale` of a batch must be positive (np.inf if unknown); got "
-            f"{batch.full_scale!r}"
-        )
-
-
-def _same(asked: Params, answered: Params | None) -> bool:
-    """Settings read back are those that were sent, to the rounding of a decimal number."""
-    if answered is None:
-        return True
-    sent = jax.tree.leaves(asked)
-    read = jax.tree.leaves(answered)
-    pairs = zip(sent, read, strict=False)
-    return len(sent) == len(read) and all(
-        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs
-    )
-
-
-# ------------------------------------------------------------------------------------------ archive
-
-
-Head = Callable[[Batch, Params], Description]
-"""(batch, settings) -> the head of its recording."""
-
-
-class Archive:
-    """A folder of batches. head: what their files say of the system; without one, states and
-    settings only.
-    """
-
-    def __init__(self, folder: str | Path, head: Head | None = None):
-        self.folder = Path(folder)
-        self.head = head or _plain
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.number = 1 + max(
-            (_number(path) for path in self.folder.glob("batch-*.nc")), default=-1
-        )
-
-    def add(
-        self, batch: Batch, settings: Params, good: np.ndarray, verdict: str, doubt: str = ""
-    ) -> None:
-        """Write one batch.
-
-        Args:
-            batch: as it came.
-            settings: that were asked for.
-            good: which of its trajectories may be averaged (E,).
-            verdict: why not the others.
-            doubt: why those that are averaged should not be trusted; empty if they may be.
-
-        """
-        head = self.head(batch, settings)
-        for which, end, provenance in (
-            (good, "", f"in doubt: {doubt}" if doubt else ""),
-            (~good, "-left-out", f"left out: {verdict}"),
-        ):
-            if which.any():
-                path = self.folder / f"batch-{self.number:06d}{end}.nc"
-                context = {name: v[which] for name, v in (batch.context or {}).items()}
-                save(
-                    path,
-                    dataclasses.replace(head, provenance=provenance),
-                    batch.x[which],
-                    context or None,
-                )
-        self.number += 1
-
-    def trajectories_since(self, number: int) -> int:
-        """Trajectories in the batches from `number` on."""
-        total = 0
-        for path in self.folder.glob("batch-*.nc"):
-            if _number(path) >= number:
-                with open_recording(path) as recording:
-                    total += recording.count
-        return total
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.split("-")[1])
-
-
-def _plain(batch: Batch, settings: Params) -> Description:
-    named = jax.tree_util.tree_leaves_with_path(settings)
-    return Description(
-        np.asarray(batch.t),
-        tuple(f"x[{i}]" for i in range(batch.x.shape[2])),
-        batch.x.dtype.name,
-        context=shapes(batch),
-        settings={_name(path): np.asarray(leaf) for path, leaf in named},
-    )
-
-
-def shapes(batch: Batch) -> dict[str, tuple[int, ...]] | None:
-    """Of what was recorded once a trajectory."""
-    return {name: np.shape(v)[1:] for name, v in batch.context.items()} if batch.context else None
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="_") or "settings"

@@ -1,0 +1,30 @@
+"""J of given settings, measured on a bench."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core.arrays import Params
+from fluctua.insitu.instrument.substrate import InstrumentSubstrate
+from fluctua.insitu.model import Model
+
+
+class Level(NamedTuple):
+    """J of some settings, measured on the bench."""
+
+    J: float
+    stderr: float
+
+
+def power(model: Model, substrate: InstrumentSubstrate, settings: Params, count: int) -> Level:
+    """J on the bench, afresh."""
+    t, x = substrate(None, settings, count)[:2]
+    running = model.objective.running
+    assert running is not None
+    rate = jax.vmap(jax.vmap(lambda x: running(settings, x, 0.0)))(jnp.asarray(x[:, :-1]))
+    returns = np.asarray(rate.sum(axis=1) * (t[1] - t[0]))
+    return Level(float(returns.mean()), float(returns.std(ddof=1) / np.sqrt(count)))

@@ -1,0 +1,95 @@
+"""A folder of recordings: every batch that an instrument returned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fluctua.core.arrays import Params
+from fluctua.insitu.instrument.protocol import Batch
+from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.reader import open_recording
+from fluctua.insitu.recording.writer import save
+
+Head = Callable[[Batch, Params], Description]
+"""(batch, settings) -> the head of its recording."""
+
+
+class Archive:
+    """A folder of batches. head: what their files say of the system; without one, states and
+    settings only.
+    """
+
+    def __init__(self, folder: str | Path, head: Head | None = None):
+        self.folder = Path(folder)
+        self.head = head or _plain
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.number = 1 + max(
+            (_number(path) for path in self.folder.glob("batch-*.nc")), default=-1
+        )
+
+    def add(
+        self, batch: Batch, settings: Params, good: np.ndarray, verdict: str, doubt: str = ""
+    ) -> None:
+        """Write one batch.
+
+        Args:
+            batch: as it came.
+            settings: that were asked for.
+            good: which of its trajectories may be averaged (E,).
+            verdict: why not the others.
+            doubt: why those that are averaged should not be trusted; empty if they may be.
+
+        """
+        head = self.head(batch, settings)
+        for which, end, provenance in (
+            (good, "", f"in doubt: {doubt}" if doubt else ""),
+            (~good, "-left-out", f"left out: {verdict}"),
+        ):
+            if which.any():
+                path = self.folder / f"batch-{self.number:06d}{end}.nc"
+                context = {name: v[which] for name, v in (batch.context or {}).items()}
+                save(
+                    path,
+                    dataclasses.replace(head, provenance=provenance),
+                    batch.x[which],
+                    context or None,
+                )
+        self.number += 1
+
+    def trajectories_since(self, number: int) -> int:
+        """Trajectories in the batches from `number` on."""
+        total = 0
+        for path in self.folder.glob("batch-*.nc"):
+            if _number(path) >= number:
+                with open_recording(path) as recording:
+                    total += recording.count
+        return total
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def _plain(batch: Batch, settings: Params) -> Description:
+    named = jax.tree_util.tree_leaves_with_path(settings)
+    return Description(
+        np.asarray(batch.t),
+        tuple(f"x[{i}]" for i in range(batch.x.shape[2])),
+        batch.x.dtype.name,
+        context=shapes(batch),
+        settings={_name(path): np.asarray(leaf) for path, leaf in named},
+    )
+
+
+def shapes(batch: Batch) -> dict[str, tuple[int, ...]] | None:
+    """Of what was recorded once a trajectory."""
+    return {name: np.shape(v)[1:] for name, v in batch.context.items()} if batch.context else None
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="_") or "settings"

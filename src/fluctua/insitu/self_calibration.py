@@ -1,0 +1,65 @@
+"""What a training needs to calibrate the unknowns of a process as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimator import ppgt
+from fluctua.core.objective import Objective, Rewards
+from fluctua.core.process import Process
+from fluctua.core.simulate import simulator
+from fluctua.core.twin import Twin
+from fluctua.insitu.translation import translate_process, translate_rewards
+from fluctua.insitu.unknowns import Unknown, Values, join, list_starts, separate
+
+
+class SelfCalibration(NamedTuple):
+    """What `fluctua.SelfCalibrating` is made from, where the trajectories of a training calibrate.
+
+    model: an estimator with a twin in the parameters p.
+    effective: (settings, φ) -> p.
+    start: φ by the data sheet.
+    spread: standard deviations of φ about that.
+    context: φ -> the context of the process.
+    every: steps of which one counts for the information.
+    """
+
+    model: Any
+    effective: Callable[[Params, Params], Params]
+    start: Params
+    spread: Params
+    context: Callable[[Params], Values]
+    every: int = 1
+
+
+def derive_self_calibration(
+    process: Process,
+    objective: Objective | Rewards,
+    unknowns: Mapping[str, Unknown],
+    x0: Array,
+    t: Array,
+) -> SelfCalibration:
+    """What a training needs to calibrate the unknowns of a process as it goes.
+
+    Args:
+        process: drift and noise as functions of settings, its context being the unknowns.
+        objective: rewards.
+        unknowns: by name, with spreads.
+        x0: state at which trajectories start, (M,).
+        t: times of the samples, (T+1,).
+
+    Returns: an estimator in settings and unknowns, with start and spreads.
+    """
+    joined = translate_process(process, separate)
+    rewards: Any = translate_rewards(objective, separate)
+    twin = ppgt(simulator(joined, x0, t), rewards, baseline=Twin())
+    spread = {name: unknown.spread for name, unknown in unknowns.items()}
+    return SelfCalibration(twin, join, list_starts(unknowns), spread, _as_context)
+
+
+def _as_context(values: Params) -> Values:
+    return {name: np.asarray(value) for name, value in values.items()}

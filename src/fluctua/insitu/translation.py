@@ -1,0 +1,90 @@
+"""A process as a function of other parameters, from which its settings and context follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fluctua.core import check
+from fluctua.core.arrays import Params, PyTree
+from fluctua.core.integrators import step_at
+from fluctua.core.objective import Objective, Rewards
+from fluctua.core.process import NoiseProduct, Process
+
+
+class Place(NamedTuple):
+    """Settings and context at which a process is evaluated."""
+
+    settings: Params
+    context: PyTree
+
+
+Translate = Callable[[Params, PyTree], Place]
+"""(parameters, context) -> settings and context."""
+
+
+@dataclass(frozen=True)
+class _Translated:
+    """A function of settings and context as one of other parameters.
+
+    A record, so that equal ones share a compilation. position: of the context after θ.
+    """
+
+    function: Callable[..., Any]
+    translate: Translate
+    position: int
+
+    def __call__(self, theta: Params, *rest: Any) -> Any:
+        settings, context = self.translate(theta, rest[self.position])
+        arguments = list(rest)
+        arguments[self.position] = context
+        return self.function(settings, *arguments)
+
+
+@dataclass(frozen=True)
+class _SettingsAt:
+    """(parameters, context) -> settings."""
+
+    translate: Translate
+
+    def __call__(self, theta: Params, context: PyTree) -> Params:
+        return self.translate(theta, context).settings
+
+
+def translate_process(process: Process, translate: Translate) -> Process:
+    """The process as a function of other parameters, from which settings and context follow."""
+    process = check.process(process)
+
+    def at(function: Any) -> Any:
+        return None if function is None else _Translated(function, translate, 2)
+
+    noise = process.noise
+    if isinstance(noise, NoiseProduct):
+        noise = noise._replace(product=at(noise.product))
+    else:
+        noise = at(noise)
+    step = step_at(process.integrator, _SettingsAt(translate))
+    return process._replace(
+        drift=at(process.drift), noise=noise, diffusion=at(process.diffusion), integrator=step
+    )
+
+
+def translate_rewards(objective: Objective | Rewards, translate: Translate) -> Rewards:
+    """The rewards as functions of other parameters, from which settings and context follow."""
+    rewards = check.objective(objective)
+    return Rewards(*(_translate_reward(reward, translate) for reward in rewards))
+
+
+def _translate_reward(reward: Any, translate: Translate) -> Any:
+    return None if reward is None else _Translated(reward, translate, -1)
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """(θ, calibration) -> the settings at which a device does θ, and its calibration."""
+
+    correct: Callable[[Params, PyTree], Params]
+
+    def __call__(self, theta: Params, context: PyTree) -> Place:
+        return Place(self.correct(theta, context), context)
