@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fluctua.core.arrays import Array
 
 
-class Knob(NamedTuple):
+class KnobLine(NamedTuple):
     """A setting and its parameter: θ = offset + gain · setting, element by element."""
 
     offset: Array | float = 0.0
@@ -19,6 +19,6 @@ class Knob(NamedTuple):
         return self.offset + self.gain * setting
 
 
-def read_knob(values: Mapping[str, Any], name: str) -> Knob:
+def read_knob(values: Mapping[str, Any], name: str) -> KnobLine:
     """The knob of a family from its entries `NAME_offset` and `NAME_gain`."""
-    return Knob(values[f"{name}_offset"], values[f"{name}_gain"])
+    return KnobLine(values[f"{name}_offset"], values[f"{name}_gain"])

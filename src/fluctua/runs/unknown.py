@@ -19,7 +19,7 @@ import numpy as np
 from fluctua import tcmt
 from fluctua.core.arrays import Array, Params
 from fluctua.core.draws import philox_seed
-from fluctua.core.knob import Knob
+from fluctua.core.knob import KnobLine
 from fluctua.core.simulate import noise_key
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn.self_calibrating import SelfCalibrating
@@ -160,9 +160,9 @@ def true_system(
 
     def parameters(theta: Params) -> Params:
         # NumPy, not JAX: it is what the device does
-        kappa = Knob(gain=errors["gain"]).set(np.asarray(theta["kappa"], np.float64))
+        kappa = KnobLine(gain=errors["gain"]).set(np.asarray(theta["kappa"], np.float64))
         return {
-            "omega": Knob(errors["offset"]).set(np.asarray(theta["omega"], np.float64)),
+            "omega": KnobLine(errors["offset"]).set(np.asarray(theta["omega"], np.float64)),
             "kappa": kappa if richer is None else np.asarray(richer.kappa(kappa, errors["second"])),
             "chi": np.asarray(theta["chi"], np.float64) + errors["kerr"],
         }
@@ -178,9 +178,9 @@ class EffectiveSettings:
 
     def __call__(self, theta: Params, phi: Params) -> Params:
         """What the model takes the device to be."""
-        kappa = Knob(gain=phi["gain"]).set(theta["kappa"])
+        kappa = KnobLine(gain=phi["gain"]).set(theta["kappa"])
         return {
-            "omega": Knob(phi["offset"]).set(theta["omega"]),
+            "omega": KnobLine(phi["offset"]).set(theta["omega"]),
             "kappa": kappa if self.richer is None else self.richer.kappa(kappa, phi["second"]),
             "chi": theta["chi"] + phi["kerr"] if "kerr" in phi else theta["chi"],
         }

@@ -45,7 +45,7 @@ class _WorkingStates(NamedTuple):
     context: PyTree
 
 
-class Units(NamedTuple):
+class FeatureUnits(NamedTuple):
     """Mean and spread of every component, units for φ. mask: 0 for components to leave out."""
 
     center: Array
@@ -53,13 +53,13 @@ class Units(NamedTuple):
     mask: Array
 
 
-def measure_units(data: Trajectories, usable: np.ndarray | None) -> Units:
+def measure_units(data: Trajectories, usable: np.ndarray | None) -> FeatureUnits:
     """Units from the first trajectories."""
     some = np.asarray(next(load_pieces(data, BATCH)).x, np.float64)[:, 1:]
     spread = some.std(axis=(0, 1))
     mask = np.ones(data.x.shape[2]) if usable is None else np.asarray(usable, float)
     scale = np.where(spread > 0, spread, 1.0)
-    return Units(some.mean(axis=(0, 1)), scale, jnp.asarray(mask))
+    return FeatureUnits(some.mean(axis=(0, 1)), scale, jnp.asarray(mask))
 
 
 def number_pieces(data: Trajectories) -> Iterator[tuple[int, Trajectories]]:
@@ -75,7 +75,7 @@ def prepare(piece: Trajectories, theta: Params) -> tuple[Array, Times]:
     return jnp.asarray(piece.x, working_dtype(theta, piece.x)), check.grid(piece.t)
 
 
-def form_features(x: Array, units: Units) -> Array:
+def form_features(x: Array, units: FeatureUnits) -> Array:
     """φ(x). (M,) -> (2M+1,)"""
     z = ((x - units.center) / units.scale).astype(x.dtype)
     return jnp.concatenate([jnp.ones(1, x.dtype), z, z**3])
@@ -126,7 +126,7 @@ def _probe(
 
 
 def measure_bias(
-    data: Trajectories, model: BiasModel, theta: Params, beta: np.ndarray, units: Units
+    data: Trajectories, model: BiasModel, theta: Params, beta: np.ndarray, units: FeatureUnits
 ) -> np.ndarray:
     """B of every group, with the coefficients (G, K, M) of the one before. (G, P)"""
     groups = len(beta)
@@ -169,7 +169,7 @@ def _sum_biases(
     theta: Params,
     states: _WorkingStates,
     beta: Array,
-    units: Units,
+    units: FeatureUnits,
     table: Array,
 ) -> Array:
     """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory, or its mean over n with rewards of

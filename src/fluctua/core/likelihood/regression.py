@@ -162,7 +162,7 @@ class _Regression(NamedTuple):
 
 
 def _sum_regression(
-    data: Trajectories, law: _RegressionLaw, theta: Params, units: bias.Units, groups: int
+    data: Trajectories, law: _RegressionLaw, theta: Params, units: bias.FeatureUnits, groups: int
 ) -> _Regression:
     width = data.x.shape[2]
     size = 1 + 2 * width
@@ -185,7 +185,12 @@ def _sum_regression(
 
 @partial(jit, static_argnums=0)
 def _regress(
-    law: _RegressionLaw, theta: Params, x: Array, times: Times, context: PyTree, units: bias.Units
+    law: _RegressionLaw,
+    theta: Params,
+    x: Array,
+    times: Times,
+    context: PyTree,
+    units: bias.FeatureUnits,
 ) -> tuple[Array, Array, Array, Array]:
     """Σφφᵀ (E, K, K), Σφ rᵀ/Δt (E, K, M), Σ(r/Δt)² (E, M) and Σμ² (E, M) of each trajectory."""
 

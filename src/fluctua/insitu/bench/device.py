@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.core.knob import Knob
+from fluctua.core.knob import KnobLine
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.coupled_modes import Draw
 from fluctua.tcmt.kernel import run as kernel
@@ -164,8 +164,8 @@ def parameters(
 ) -> dict[str, np.ndarray]:
     """θ of the network at these settings: what the box truly does."""
     off = offsets(sheet, box, shots)
-    linear = {name: Knob(off[name], box.gain[name]).set(settings[name]) for name in off}
-    kerr = {"chi": Knob(gain=box.chi_gain).set(settings["chi"])} if "chi" in settings else {}
+    linear = {name: KnobLine(off[name], box.gain[name]).set(settings[name]) for name in off}
+    kerr = {"chi": KnobLine(gain=box.chi_gain).set(settings["chi"])} if "chi" in settings else {}
     return linear | kerr | {"gamma": box.gamma}
 
 
