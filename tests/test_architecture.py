@@ -170,12 +170,12 @@ def test_programs_are_compiled_in_full_precision():
 LEFT = {
     "tuple parameters": {"core": 7, "processes": 5, "runs": 1, "scale": 2},
     "record slices": {"compiled": 1, "core": 6},
-    "tuple assignments": {"compiled": 4, "core": 2, "processes": 1, "runs": 1, "tcmt": 3},
+    "tuple assignments": {"compiled": 4, "core": 1, "processes": 1, "runs": 1, "tcmt": 3},
     "imports": {
         "cli": 9,
         "compiled": 4,
         "core": 7,
-        "insitu": 15,
+        "insitu": 10,
         "learn": 3,
         "paper": 1,
         "processes": 3,
@@ -184,17 +184,17 @@ LEFT = {
         "tcmt": 5,
     },
     "parameters": {
-        "cli": 9,
+        "cli": 6,
         "core": 2,
-        "insitu": 4,
+        "insitu": 3,
         "learn": 1,
         "processes": 3,
         "runs": 3,
         "tcmt": 4,
     },
-    "named of": {"cli": 6, "core": 23, "insitu": 2, "paper": 2, "processes": 6, "tcmt": 2},
-    "persons": {"src": 13},
-    "repeated classes": 6,
+    "named of": {"cli": 3, "core": 3, "paper": 2, "tcmt": 2},
+    "persons": {"src": 5},
+    "repeated classes": 4,
     "private imports of examples": 8,
     "private imports of docs": 2,
 }
@@ -252,8 +252,8 @@ def test_the_package_has_at_most_45_public_names():
 
 def test_the_command_line_has_at_most_13_commands_and_95_options():
     options = public_names.options_of_commands()
-    assert len(options) <= 17, sorted(options)
-    assert sum(map(len, options.values())) <= 195, {name: len(o) for name, o in options.items()}
+    assert 1 <= len(options) <= 13, sorted(options)
+    assert 1 <= sum(map(len, options.values())) <= 95, {name: len(o) for name, o in options.items()}
 
 
 @pytest.mark.parametrize("folder", ["examples", "docs"])

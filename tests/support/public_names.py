@@ -4,6 +4,7 @@ import ast
 import re
 import types
 
+import click
 import typer
 
 import fluctua
@@ -35,15 +36,14 @@ def namespaces():
 def options_of_commands():
     """The options of every command, `--help` not counted."""
 
-    def walk(command, path):
-        if hasattr(command, "commands"):
-            for name, child in command.commands.items():
-                yield from walk(child, (*path, name))
-        else:
-            options = [p.name for p in command.params if p.param_type_name == "option"]
-            yield " ".join(path), [name for name in options if name != "help"]
-
-    return dict(walk(typer.main.get_command(app), ()))
+    group = typer.main.get_command(app)
+    context = click.Context(group)
+    options = {}
+    for name in group.list_commands(context):
+        parameters = group.get_command(context, name).params
+        given = [p.name for p in parameters if p.param_type_name == "option"]
+        options[name] = [option for option in given if option != "help"]
+    return options
 
 
 def python_texts(folder):
