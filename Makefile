@@ -3,7 +3,8 @@ PYTHON ?= python3
 JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/*)
+NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/* src/fluctua/compiled/native/* \
+  src/fluctua/compiled/native/*/*)
 
 .PHONY: help demo test test-long test-all lint docs clean
 help:
