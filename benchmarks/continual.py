@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,9 +214,8 @@ def follow(
     estimator = lattice.calibrated(**WAYS[way].options)
     estimator.restore(belief)
     if way == "never":
-        estimator.measure_every = (
-            10**9
-        )  # its trajectories are measured and rewarded, and teach nothing
+        # its trajectories are measured and rewarded, and teach nothing
+        estimator.options = replace(estimator.options, measure_every=10**9)
     now = resume
     while now.iteration < END:
         i = now.iteration
@@ -261,7 +261,7 @@ def tell(estimator: fl.SelfCalibrating, hidden: dict[str, np.ndarray]) -> None:
     estimator.belief = estimator.belief._replace(
         start=truth, information=np.zeros((size, size)), vector=np.zeros(size)
     )
-    estimator.measure_every = 10**9
+    estimator.options = replace(estimator.options, measure_every=10**9)
 
 
 def trainings(job: tuple[str, int, tuple[str, ...]]) -> list[Point]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
     from fluctua.core.trajectories import Trajectories
     from fluctua.learn import optimisers, reference
     from fluctua.learn.evaluate import evaluate
-    from fluctua.learn.natural import fisher, natural
+    from fluctua.learn.fisher_information import fisher
+    from fluctua.learn.natural import natural
     from fluctua.learn.reuse import reweighted
     from fluctua.learn.self_calibrating import SelfCalibrating
     from fluctua.learn.shrunk_correction import ShrunkCorrection

@@ -13,7 +13,7 @@ import pytest
 import fluctua as fl
 from fluctua.core.likelihood.guard import DoubtError
 from fluctua.learn.belief import CHANCE, beyond
-from fluctua.learn.self_calibrating import CORRECTIONS
+from fluctua.learn.calibration_options import CORRECTIONS
 
 DT, STEPS, SIGMA = 0.02, 100, 0.3
 T = np.arange(STEPS + 1) * DT

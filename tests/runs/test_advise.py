@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fluctua import tcmt
 from fluctua.cli.app import app
-from fluctua.runs.advise import advise
+from fluctua.runs.advise import Pilots, advise
 from fluctua.runs.noise import Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
 from fluctua.tcmt import exact
 
@@ -72,7 +72,7 @@ def test_the_optimum_is_the_one_on_paper():
 
 @pytest.fixture(scope="module")
 def advice():
-    return advise(jax.random.key(5), TASK, THETA, error=0.2, pilot=3000, directions=16)
+    return advise(jax.random.key(5), TASK, THETA, error=0.2, pilots=Pilots(3000))
 
 
 def test_what_is_measured_is_exact(advice):

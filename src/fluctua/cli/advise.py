@@ -121,6 +121,7 @@ def _advise_network(
     """Measure by pilots and print."""
     import jax
 
+    from fluctua.runs.advise import Pilots
     from fluctua.runs.advise import advise as measure
     from fluctua.runs.build import resolve_backend
 
@@ -131,7 +132,8 @@ def _advise_network(
         raise ValueError(f"return_bias must be positive; got {options['return_bias']:g}.")
     subject = _find_subject(source, params)
     device = resolve_backend(backend)
-    advice = measure(jax.random.key(0), subject.task, subject.theta, backend=device, **options)
+    pilots = Pilots(options.pop("pilot", 400), backend=device)
+    advice = measure(jax.random.key(0), subject.task, subject.theta, pilots=pilots, **options)
     if as_json:
         say(json.dumps(_to_json(advice, subject.title, rate, device)))
         return

@@ -355,7 +355,6 @@ def _find_injected(text: str, sheet: Sheet, plan: Plan) -> float:
             start,
             trajectories=plan.trajectories,
             sigma_w=grid,
-            baseline="time",
         ).best
         wanted = best.sigma_w
         say(

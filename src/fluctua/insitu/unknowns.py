@@ -25,8 +25,8 @@ from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.translation import Place, translate_process
 from fluctua.learn.belief import Belief, like, prior_precision
+from fluctua.learn.effective import Effective
 from fluctua.learn.fit import fit_map
-from fluctua.learn.self_calibrating import Effective
 
 SETTINGS = "settings"
 UNKNOWNS = "unknowns"

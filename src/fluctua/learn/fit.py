@@ -160,3 +160,8 @@ def _round(u: np.ndarray) -> np.ndarray:
 def _is_rounding(fit: Fit) -> bool:
     """Whether the step is below the precision of the model."""
     return np.array_equal(_round(fit.posterior.mean), fit.point)
+
+
+def is_gaussian(fit: Fit, likelihoods: Sequence[Likelihood], prior: Belief) -> bool:
+    """Whether a Gaussian describes the evidence of a fit, and its trajectories are not needed."""
+    return fit.converged and measure_bend(likelihoods, fit, prior) <= BENT

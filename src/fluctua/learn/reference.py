@@ -10,7 +10,7 @@ known to be right.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,8 +41,8 @@ class Yardstick(protocols.PlainEstimator):
     Estimate.
     """
 
-    kernel: Callable[..., tuple[Array, Array]]
-    runs: Callable[[Params], int]
+    kernel: Any  # (rewards, recipe, count, run, *sizes) -> gradients (E, P), returns (E,)
+    runs: Any  # θ -> trajectories per sample
     objective: objectives.Rewards | objectives.FunctionOfMeans
     substrate: simulate.Simulator
     options: tuple[float | None, ...] = ()

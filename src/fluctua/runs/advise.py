@@ -71,6 +71,20 @@ class Advice(NamedTuple):
     h200_seconds_per_trajectory: float
 
 
+class Pilots(NamedTuple):
+    """How amplitudes are measured.
+
+    trajectories: at each amplitude. directions: random ones along which the bias of the gradient is
+    differenced. done: called with the number of trajectories that were just run.
+    """
+
+    trajectories: int = 400
+    baseline: Any = "time"
+    directions: int = 16
+    backend: str = "cpu"
+    done: noise.Done = noise.ignore
+
+
 def advise(
     key: Array,
     task: Task,
@@ -80,11 +94,7 @@ def advise(
     trajectories: int | None = None,
     return_bias: float = 0.02,
     sigma_w: Sequence[float] | None = None,
-    pilot: int = 400,
-    baseline: Any = "time",
-    directions: int = 16,
-    backend: str = "cpu",
-    done: noise.Done = noise.ignore,
+    pilots: Pilots | None = None,
 ) -> Advice:
     """Recommend σ_W and the number of trajectories for a relative error of the gradient, or for a
     budget.
@@ -92,9 +102,9 @@ def advise(
     error: wanted ``|estimate − ∇J| / |∇J|``, 0.1 if neither it nor `trajectories`, the budget, is
     given.
     return_bias: most of J(0) that noise may add to the return. sigma_w: amplitudes to measure at;
-    1/4 to 4 times the task's if not given. pilot: trajectories at each. directions: random ones
-    along which the bias of the gradient is differenced.
+    1/4 to 4 times the task's if not given. pilots: how they are measured.
     """
+    pilots = Pilots() if pilots is None else pilots
     own = float(task.network.sigma_r[0])
     grid = np.array(sorted(sigma_w if sigma_w else [own * f for f in FACTORS]))
     if len(grid) < 2 or grid[0] <= 0:
@@ -104,22 +114,26 @@ def advise(
     if error is None and trajectories is None:
         error = 0.1
     keys = jax.random.split(key, len(grid) + 2)
-    means, variances, seconds = _gradients(
-        keys[2:], task, theta, grid, pilot, baseline, backend, done
-    )
+    means, variances, seconds = _gradients(keys[2:], task, theta, grid, pilots)
     returns = noise.returns(
-        keys[0], task, theta, grid.tolist(), count=pilot, backend=backend, batches=10, done=done
+        keys[0],
+        task,
+        theta,
+        grid.tolist(),
+        count=pilots.trajectories,
+        backend=pilots.backend,
+        batches=10,
+        done=pilots.done,
     )
     small = grid <= max(own, grid[0])
     c, c_error = jackknife(lambda b: np.mean(b / grid[small] ** 2), returns.bias[small])
     at_own = int(np.argmin(np.abs(grid - own)))
     families = []
     for k, (name, v) in enumerate(variances.items()):
-        of_slopes, slope = _slopes(
-            jax.random.fold_in(keys[1], k), task, theta, name, float(grid[-1]), directions, backend
-        )
-        of_pilots = squared_norm(means[name], v / pilot)
-        norm2 = min(of_slopes, of_pilots, key=lambda m: m.error)
+        k_slopes = jax.random.fold_in(keys[1], k)
+        by_slopes, slope = _slopes(k_slopes, task, theta, name, float(grid[-1]), pilots)
+        by_pilots = squared_norm(means[name], v / pilots.trajectories)
+        norm2 = min(by_slopes, by_pilots, key=lambda m: m.error)
         families.append(Family(name, v.shape[1], norm2, fit_variance(grid, v.sum(axis=1)), slope))
     ceiling = float(np.sqrt(return_bias * abs(returns.silent) / max(abs(float(c)), 1e-300)))
     lifted, tradeoff = weigh(families, own, ceiling, grid)
@@ -167,25 +181,23 @@ def _gradients(
     task: Task,
     theta: Params,
     grid: np.ndarray,
-    pilot: int,
-    baseline: Any,
-    backend: str,
-    done: noise.Done,
+    pilots: Pilots,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
     """Estimates and variances of one trajectory, {family: (S, P)}, at every σ; seconds a
     trajectory, the fastest.
     """
     estimates = []
     seconds = []
+    pilot = pilots.trajectories
     for key, sigma in zip(keys, grid, strict=True):
         estimator: Any = with_noise(task, sigma_w=float(sigma)).estimator(
-            backend, baseline=baseline
+            pilots.backend, baseline=pilots.baseline
         )
         begun = time.perf_counter()
         estimates.append(estimator(key, theta, pilot))
         jax.block_until_ready(estimates[-1].gradient)
         seconds.append((time.perf_counter() - begun) / (pilot + estimator.pilot))
-        done(pilot)
+        pilots.done(pilot)
 
     def rows(of):
         return {n: np.array([np.asarray(of(e)[n], float) for e in estimates]) for n in theta}
@@ -200,8 +212,7 @@ def _slopes(
     theta: Params,
     name: str,
     sigma: float,
-    directions: int,
-    backend: str,
+    pilots: Pilots,
     count: int = 16,
 ) -> tuple[Measured, float]:
     """|∇J(0)|² and |∇c| of one family from slopes along K random unit vectors u: E(u·g)² = |g|²/P.
@@ -212,14 +223,14 @@ def _slopes(
     """
     size = np.shape(theta[name])[0]
     k_noise, k_u = jax.random.split(key)
-    u = np.asarray(jax.random.normal(k_u, (directions, size)), float)
+    u = np.asarray(jax.random.normal(k_u, (pilots.directions, size)), float)
     loud = with_noise(task, sigma_w=sigma)
     silent = []
     bias = []
     for one in u / np.linalg.norm(u, axis=1, keepdims=True):
         quiet, noisy = (
             noise.difference(
-                k_noise, loud, theta, {name: one}, count=count, backend=backend, noise=on
+                k_noise, loud, theta, {name: one}, count=count, backend=pilots.backend, noise=on
             )
             for on in (False, True)
         )

@@ -128,11 +128,9 @@ def describing(network: tcmt.Network, attributes: dict[str, float]) -> Callable[
     """What the file says of the network and its task."""
 
     def describe(file: h5py.File) -> None:
-        file["bonds"], file["positions"], file["lead_sites"] = (
-            network.bonds,
-            network.positions,
-            network.lead_sites,
-        )
+        file["bonds"] = network.bonds
+        file["positions"] = network.positions
+        file["lead_sites"] = network.lead_sites
         file.attrs.update(attributes)
 
     return describe

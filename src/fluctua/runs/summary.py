@@ -62,7 +62,7 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         "backend": config.backend,
         "bounds": {name: list(getattr(config.bounds, name)) for name in FAMILIES},
         "at_bounds": {
-            name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES
+            name: _at_bound(theta[name], *getattr(config.bounds, name)) for name in FAMILIES
         },
         **find_fall(history.effective(rows), final, config.baseline.kind == "twin"),
         **(
@@ -207,10 +207,9 @@ def _summarise_twin(place: RunFolder, config: Config, theta: dict[str, Any]) -> 
     }
 
 
-def _at_bound(values: Any, bounds: tuple[float, float]) -> float:
+def _at_bound(values: Any, low: float, high: float) -> float:
+    """Share of the values that are at one of their bounds."""
     array = np.asarray(values)
-    return (
-        float(np.mean((array <= np.float32(bounds[0])) | (array >= np.float32(bounds[1]))))
-        if array.size
-        else 0.0
-    )
+    if not array.size:
+        return 0.0
+    return float(np.mean((array <= np.float32(low)) | (array >= np.float32(high))))

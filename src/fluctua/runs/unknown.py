@@ -210,7 +210,7 @@ def make_self_calibrating(
     device = Device(true_task, parameters, d.sample_every, d.readout)
     spread = {name: max(getattr(d, SPREAD[name]), LEAST) for name in start}
     return SelfCalibrating(
-        model.estimator(config.backend, baseline="twin"),  # type: ignore[arg-type]
+        model.estimator(config.backend, baseline="twin"),
         device,
         EffectiveSettings(richer),
         start,

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -37,6 +37,20 @@ def require_ray() -> Any:
     return ray
 
 
+class Cores(NamedTuple):
+    """How many cores a worker keeps to, and the number of the worker on its machine."""
+
+    count: int  # type: ignore[assignment]
+    place: int
+
+
+class Slot(NamedTuple):
+    """A place for a worker: a machine, and the number of the place on it."""
+
+    node: str
+    place: int
+
+
 class Worker:
     """What an actor runs.
 
@@ -49,7 +63,7 @@ class Worker:
 
     """
 
-    def __init__(self, pickled: bytes, double: bool, flags: str, cores: tuple[int, int] | None):
+    def __init__(self, pickled: bytes, double: bool, flags: str, cores: Cores | None):
         os.environ["XLA_FLAGS"] = flags  # read when JAX first looks for devices
         if cores is not None and hasattr(os, "sched_setaffinity"):
             count, place = cores
@@ -135,7 +149,7 @@ class Cluster:
         self.whole = each is None
         self.most = most
         self.pickled = ray.put(ray.cloudpickle.dumps(subject))
-        self.slots: dict[tuple[str, int], int] = {}  # (node, place on it) -> worker
+        self.slots: dict[Slot, int] = {}  # (node, place on it) -> worker
         self.actors: dict[int, Any] = {}
         self.ready: set[int] = set()
         self.refs: dict[
@@ -271,13 +285,13 @@ class Cluster:
                 int(has.get(name, 0) // amount) for name, amount in wanted.items() if amount > 0
             ]
             for place in range(min(fits, default=0)):
-                slot = (node["NodeID"], place)
+                slot = Slot(node["NodeID"], place)
                 if slot not in self.slots and (self.most is None or len(self.slots) < self.most):
                     self._begin(slot, wanted)
 
-    def _begin(self, slot: tuple[str, int], wanted: Mapping[str, float]) -> None:
+    def _begin(self, slot: Slot, wanted: Mapping[str, float]) -> None:
         strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            slot[0], soft=False
+            slot.node, soft=False
         )
         cpus = wanted.get("cpu", 0.0)
         options = {
@@ -288,7 +302,7 @@ class Cluster:
             "max_task_retries": 0,
             "scheduling_strategy": strategy,
         }
-        cores = (int(cpus), slot[1]) if cpus >= 1 and not self.whole else None
+        cores = Cores(int(cpus), slot.place) if cpus >= 1 and not self.whole else None
         worker = next(self.numbers)
         like = bool(jax.config.read("jax_enable_x64")), os.environ.get("XLA_FLAGS", "")
         self.actors[worker] = (

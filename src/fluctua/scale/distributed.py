@@ -22,8 +22,8 @@ from fluctua.core.simulate import planned_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.scale import dispatch
+from fluctua.scale import parts as sums
 from fluctua.scale.cluster import Cluster
-from fluctua.scale.parts import make_estimate, total
 from fluctua.scale.ranges import Shared, make_ranged
 from fluctua.tcmt import fused
 
@@ -74,10 +74,10 @@ class Distributed(EstimatorWrapper):
             ]
         if carried:
             carried.pilot = carried.fused.pilot if carried.table is None else 0
-        whole = total(self._gather_shards("part", key, theta, count, table))
+        whole = sums.total(self._gather_shards("part", key, theta, count, table))
         if carried:
             carried.table = whole.table
-        return make_estimate(whole, theta)
+        return sums.make_estimate(whole, theta)
 
     def split(
         self, key: Array, theta: Params, count: int, table: Array | None = None

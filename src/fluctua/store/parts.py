@@ -146,6 +146,8 @@ def describe_estimator(estimator: Any, theta: Params) -> Parts:
     for name, value in configuration(estimator).items():
         if hasattr(value, "restore") and hasattr(value, "cost"):  # an estimator within
             parts = describe_estimator(value, theta) | parts
+        elif name == "options" and dataclasses.is_dataclass(value):
+            parts |= describe_record(kind.__name__, value, None)
         elif name not in (*fingerprint.NOT_COMPUTED, "pool"):  # where it runs may change
             parts[f"{kind.__name__}.{name.lstrip('_')}"] = describe(value)
     return parts

@@ -25,7 +25,6 @@ from fluctua.store import checkpoint, history, journal, loop
 from fluctua.store import folder as runfolder
 from fluctua.store import parts as partlist
 from fluctua.store import summary as summaries
-from fluctua.store.checkpoint import replace
 from fluctua.store.fingerprint import describe
 from fluctua.store.history import Row
 
@@ -270,7 +269,7 @@ def _conclude(task: _Task, theta: Params) -> dict[str, Any]:
     summary |= summaries.find_fall(history.effective(rows), summary.get("final", summary["last"]))
     path = task.place.path
     with runfolder.explain_failures(task.place):
-        replace(path / "summary.txt", format_summary(summary).encode())
+        checkpoint.replace(path / "summary.txt", format_summary(summary).encode())
         # last: it marks the run as complete
-        replace(path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        checkpoint.replace(path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary

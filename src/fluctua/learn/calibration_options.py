@@ -1,0 +1,107 @@
+"""Settings of an estimator that calibrates its model as it measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fluctua.core.arrays import Params
+from fluctua.core.trajectories import Trajectories
+from fluctua.core.words import close_match
+
+CORRECTIONS = ("none", "simulated", "measured", "weighted")
+MEASURED = ("measured", "weighted")
+ON_DOUBT = ("stop", "continue")
+FROM_BATCHES = "measured"
+"""The readout's noise as every batch has it."""
+
+LIMITS = {"simulated": 2, "samples": 0, "measure_every": 1, "every": 1}
+"""Whole numbers, and the least that each may be."""
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationOptions:
+    """Settings of a `SelfCalibrating` estimator, refused when built if they are wrong.
+
+    Args:
+        watch: names of φ at its top level that are held where they are and watched: what the model
+            leaves out, such as couplings beyond the nearest. Leave a name out of `watch` to have it
+            fitted.
+        forget_after: calls over which measurements fade, for a device that changes slowly; inf
+            keeps everything.
+        renew: forget everything before a call whose trajectories were not expected (χ² of their
+            score beyond doubt), for a device that jumps. The history of a run says when (`event`).
+        correction: "none" takes the model's direct part alone, its noise-free gradient; "simulated"
+            adds the correction of its own simulated trajectories, which is what noise does to the
+            gradient; "measured" takes direct part and correction of the measured trajectories, in
+            which the score tells what the model's path misses. Their model is the one that was
+            calibrated before them: fitted to their noise, it would take that for granted.
+                "weighted" takes of that correction as much as is resolved over `steps` calls
+                (`fluctua.learn.shrunk_correction`).
+        steps: calls whose steps add up; see `ShrunkCorrection`. It matters with
+            correction="weighted" alone.
+        simulated: trajectories that the model runs a call. They cost time and no measurement.
+        samples: of the calibration's error in the gradient; exact, one for each unknown, where
+            these are as few.
+        measure_every: calls of which one measures; in the others the model alone is asked, and J is
+            the model's.
+        every: steps of which one counts for the information; see `evidence`.
+        readout: standard deviation of the measurement on each component of a sample, or "measured",
+            which takes it from every batch. What it would do to the calibration is taken off; see
+            `evidence`.
+        on_doubt: "stop" refuses the call after one whose trajectories are not those of the model
+            (`DoubtError`), before anything is measured; "continue" goes on with a warning. The
+            history of a run has the event in both.
+        returns: (theta, trajectories) -> returns (E,), what the output of the device says. By
+            default the method `returns` of the device, if it has one. Otherwise they follow from
+            the states by the model at φ̂: right where all between state and reward is known or
+            among the unknowns, such as γ_e of the leads of a resonator network.
+
+    """
+
+    watch: Sequence[str] = ()
+    forget_after: float = math.inf
+    renew: bool = False
+    correction: str = "none"
+    steps: float = 100
+    simulated: int = 16
+    samples: int = 8
+    measure_every: int = 1
+    every: int = 1
+    readout: float | str = 0.0
+    on_doubt: str = "stop"
+    returns: Callable[[Params, Trajectories], Any] | None = None
+
+    @property
+    def uses_measured(self) -> bool:
+        """Whether the correction is that of measured trajectories."""
+        return self.correction in MEASURED
+
+    def __post_init__(self) -> None:
+        if self.correction not in CORRECTIONS:
+            raise ValueError(
+                f"`correction` is one of {', '.join(map(repr, CORRECTIONS))}; got "
+                f"{self.correction!r}." + close_match(str(self.correction), CORRECTIONS)
+            )
+        for name in ("forget_after", "steps"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(
+                    f"`{name}` is a number of calls, at least 1; got {getattr(self, name)!r}."
+                )
+        readout = self.readout
+        if readout != FROM_BATCHES and (isinstance(readout, str) or not 0 <= readout < math.inf):
+            raise ValueError(
+                f'`readout` is a standard deviation, 0 or more, or "measured"; got {readout!r}.'
+            )
+        for name, minimum in LIMITS.items():
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
+                raise ValueError(
+                    f"`{name}` must be a whole number, at least {minimum}; got {number!r}."
+                )
+        if self.on_doubt not in ON_DOUBT:
+            raise ValueError(
+                f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}; got {self.on_doubt!r}."
+            )

@@ -1,0 +1,216 @@
+"""The Fisher information of trajectories, F = E[Σ_n U_n U_nᵀ], from the scores of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check, draws, recorded
+from fluctua.core import estimator as estimators
+from fluctua.core import model as terms
+from fluctua.core import process as processes
+from fluctua.core import trajectories as records
+from fluctua.core.arrays import Array, Params, jit
+from fluctua.core.baselines import none
+from fluctua.core.diffusion import check_model
+from fluctua.core.objective import Objective
+from fluctua.core.scores import full_score
+from fluctua.core.text import names
+
+ROWS = 20
+"""Rows of scores for every parameter that are aimed at: F is then known to about a quarter in every
+direction.
+"""
+
+DAMPING = 1e-3
+"""Added to F, as a share of its diagonal: what a few rows know nothing of does not run away."""
+
+
+class Fisher(NamedTuple):
+    """F = Σ rowᵀ row / count, the information that one trajectory holds of the parameters.
+
+    rows: (E·B, P), scores of each trajectory summed over each of B blocks of steps. count: E.
+    theta: the parameters.
+    """
+
+    rows: Array
+    count: int  # type: ignore[assignment]
+    theta: Params
+
+    @property
+    def matrix(self) -> Array:
+        """F in full, in the order of the flattened parameters. (P, P)"""
+        return self.rows.T @ self.rows / self.count
+
+    def product(self, v: Params) -> Params:
+        """F v, never forming F."""
+        flat, unravel = ravel_pytree(v)
+        return unravel(_product(self.rows, flat, self.count).astype(flat.dtype))
+
+    def solve(self, v: Params, *, damping: float = DAMPING) -> Params:
+        """(F + damping·diag F)⁻¹ v by conjugate gradients."""
+        flat, unravel = ravel_pytree(v)
+        diagonal = np.asarray(jnp.mean(self.rows**2, axis=0), float) * len(self.rows) / self.count
+        unknown = np.flatnonzero((diagonal <= 0) & (np.asarray(flat) != 0))
+        if unknown.size:
+            raise ValueError(
+                f"`{names(self.theta)[unknown[0]]}` does not change the law of the paths (its "
+                "score is zero), so no "
+                "step of it has a length. Leave it out of theta, or train it with another rule."
+            )
+        solution, residual = _solve(
+            self.rows, jnp.asarray(diagonal, flat.dtype), flat, self.count, damping
+        )
+        if not float(residual) < 1e-2:
+            raise FloatingPointError(
+                f"conjugate gradients left {float(residual):.2g} of the right-hand side: F from "
+                f"{len(self.rows)} rows "
+                f"is nearly singular in {flat.size} parameters. Take more trajectories or blocks, "
+                "or more `damping`."
+            )
+        return unravel(solution)
+
+
+def fisher(
+    process: processes.AnyProcess,
+    theta: Params,
+    trajectories: records.Trajectories | Iterable[records.Trajectories],
+    *,
+    start: draws.Density | draws.Reparameterised | None = None,
+    score: processes.Score = full_score,
+    blocks: int | None = None,
+) -> Fisher:
+    """The Fisher information E[Σ_n U_n U_nᵀ] of trajectories that came from somewhere.
+
+    Its inverse over the number of trajectories bounds the covariance of any calibration (Cramér and
+    Rao).
+
+    Args:
+        process: drift and noise, or another kind of process.
+        theta: the parameters at which the trajectories were taken.
+        trajectories: as `gradient` takes them.
+        start: as in `gradient`.
+        score: as in `gradient`.
+        blocks: of steps, over which scores are summed; enough for 20 rows a parameter if not given.
+
+    Returns: a `Fisher`.
+
+    """
+    theta = check.parameters(theta)
+    recording = recorded.Recording(trajectories, theta)
+    nothing = check.objective(Objective(terminal=_nothing))
+    moving = None if start is None else draws.check_start(start)[0]
+    process = check.process(process)
+    model = terms.EstimatorModel(
+        process, nothing, estimators.select_score(process, score), moving, none().of, none().of
+    )
+    return Fisher(recorded_rows(model, theta, recording, blocks), recording.count, theta)
+
+
+def _nothing(theta: Params, x: Array, context: Any) -> Array:
+    return jnp.zeros((), x.dtype)
+
+
+def blocks_for(count: int, parameters: int, steps: int, blocks: int | None = None) -> int:
+    """How many blocks of steps make enough rows, one at least and as many as there are steps at
+    the most.
+    """
+    return min(steps, max(1, -(-ROWS * parameters // count)) if blocks is None else blocks)
+
+
+def count_parameters(theta: Params) -> int:
+    """The number of parameters P."""
+    return ravel_pytree(theta)[0].size
+
+
+def recorded_rows(
+    model: terms.EstimatorModel, theta: Params, recording: recorded.Recording, blocks: int | None
+) -> Array:
+    """Scores of recorded trajectories, summed over each block of steps. (E·B, P)"""
+    context = recording.context
+    total = len(recording.t) - 1
+    model = terms.mark_noiseless(
+        model,
+        check_model(model.process, model.objective, theta, recording.first, recording.t, context),
+    )
+    many = blocks_for(recording.count, count_parameters(theta), total, blocks)
+    flat = ravel_pytree(theta)[0]
+    rows = jnp.zeros((many, recording.count, flat.size), flat.dtype)
+    rows = rows.at[0].add(start_score(model, theta, recording.first, recording.times, context))
+    for n, times, x in recording.blocks(recorded.BLOCK_BYTES):
+        block = recorded.StepBlock(n, times, x, context, recording.events(n, n + len(times.dt)))
+        rows = _add_block(model, theta, rows, total, block, recording.t[:2])
+    recorded.check_scores(
+        rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset
+    )
+    return rows.reshape(-1, flat.size)
+
+
+@partial(jit, static_argnums=0)
+def _add_block(
+    model: terms.EstimatorModel,
+    theta: Params,
+    rows: Array,
+    total: Array,
+    block: recorded.StepBlock,
+    origin: Array,
+) -> Array:
+    """Add the scores of a block of recorded steps to the rows (B, E, P)."""
+
+    def add(rows: Array, moment: terms.Moment) -> Array:
+        score = terms.scores(model, theta, moment, origin).score
+        return rows.at[moment.n * rows.shape[0] // total].add(score)
+
+    return recorded.scan_block(add, rows, block)
+
+
+def start_score(
+    model: terms.EstimatorModel,
+    theta: Params,
+    x: Array,
+    times: records.Times,
+    context: Any,
+) -> Array:
+    """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. (E, P)"""
+    scores = terms.density_scores(model, theta, x, context)
+    return jnp.zeros((), x.dtype) if scores is None else scores
+
+
+# ------------------------------------------------------------------------------------- solving
+
+
+@jit
+def _product(rows: Array, v: Array, count: Array) -> Array:
+    return rows.T @ (rows @ v) / count
+
+
+@jit
+def _solve(
+    rows: Array,
+    diagonal: Array,
+    v: Array,
+    count: Array,
+    damping: Array,
+) -> tuple[Array, Array]:
+    """(F + damping·diag F)⁻¹ v, and the share of v that is left.
+
+    In units in which diag F is one.
+    """
+    unit = jnp.where(diagonal > 0, 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1)), 0)
+    scaled = rows * unit
+    target = v * unit
+
+    def operator(u):
+        return scaled.T @ (scaled @ u) / count + damping * u
+
+    solution, _ = jax.scipy.sparse.linalg.cg(operator, target, tol=1e-6, maxiter=4 * v.size + 20)
+    left = jnp.linalg.norm(operator(solution) - target) / jnp.maximum(
+        jnp.linalg.norm(target), 1e-30
+    )
+    return solution * unit, left
