@@ -25,8 +25,8 @@ from fluctua.core.estimate import Estimate
 from fluctua.core.text import with_error
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.population import read, together
+from fluctua.plot.insitu import draw_population
 from fluctua.plot.style import save_png
-from fluctua.plot.training import draw_population
 from fluctua.tcmt import exact
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "array"

@@ -541,7 +541,7 @@ def test_training_in_situ_closes_the_gap(tmp_path):
     assert result.in_situ.J > 1.5 * result.nominal.J
     assert result.nominal_promised > 1.5 * result.nominal.J
     assert result.discarded["invalid"] > 0
-    from fluctua.plot.training import draw_in_situ
+    from fluctua.plot.insitu import draw_in_situ
 
     draw_in_situ(result).savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000

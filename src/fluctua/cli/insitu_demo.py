@@ -20,7 +20,7 @@ def run_demo(out: Path | None, values: dict[str, Any], settings: dict[str, Any])
     """Compare three trainings of a virtual instrument, and draw them."""
     from fluctua.insitu.bench import demo, population
     from fluctua.insitu.bench.device import Sheet
-    from fluctua.plot.training import draw_in_situ, draw_population
+    from fluctua.plot.insitu import draw_in_situ, draw_population
 
     devices = settings.get("devices", 1)
     fault_rate = settings.get("fault_rate", 0.0)

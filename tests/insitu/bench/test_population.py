@@ -4,7 +4,7 @@ import numpy as np
 
 from fluctua.insitu.bench.levels import Level
 from fluctua.insitu.bench.population import Design, PopulationComparison, read, together
-from fluctua.plot.training import draw_population
+from fluctua.plot.insitu import draw_population
 
 
 def comparison(shift):
