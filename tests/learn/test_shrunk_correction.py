@@ -10,7 +10,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.estimator import total
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 from fluctua.learn.shrunk_correction import measure_own_certificate, weigh
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
 

@@ -8,7 +8,7 @@ import pytest
 
 from estimators import wrong_by
 from fluctua import tcmt
-from fluctua.core.twin import Twin
+from fluctua.core.twin.correction import Twin
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.runs import lattice as runs
 from fluctua.runs.build import build

@@ -16,10 +16,11 @@ import numpy as np
 from fluctua.compiled import cuda, kernels, twin
 from fluctua.compiled.passes import NotFinite, collect_samples
 from fluctua.compiled.scalar import Unsupported
-from fluctua.core import draws, simulate, twin_sweep
+from fluctua.core import draws, simulate
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.process import AnyProcess
 from fluctua.core.streamed import Call, Swept
+from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
 

@@ -1,7 +1,7 @@
 """The twin correction in a kernel: simulation, noise-free path, reverse sweep and score in one
 program.
 
-One step is traced from the functions of `fluctua.core.twin`; what comes after the last step and
+One step is traced from the functions of `fluctua.core.twin.correction`; what comes after the last step and
 before the first is theirs as well.
 """
 
@@ -18,12 +18,13 @@ import numpy as np
 from fluctua.compiled import ahead as precomputed
 from fluctua.compiled import cpu, cuda, emit, trace
 from fluctua.compiled.scalar import Unsupported
-from fluctua.core import baselines, check, twin_sweep
-from fluctua.core import twin as core_twin
+from fluctua.core import baselines, check
 from fluctua.core.arrays import Array, PyTree, jit, on_host
 from fluctua.core.draws import Density
 from fluctua.core.process import Step
 from fluctua.core.simulate import Ensemble
+from fluctua.core.twin import correction as core_twin
+from fluctua.core.twin import sweep as twin_sweep
 
 KEPT_BYTES = 256 * 2**20
 """The most that the kept states of the trajectories of one pass may take."""

@@ -215,7 +215,7 @@ def binned(
 
 class Twin(NamedTuple):
     """A model of the process that explains most of the return; takes the place of a baseline
-    (`fluctua.core.twin`).
+    (`fluctua.core.twin.correction`).
 
     theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose
     state has the same components; the process of the score if not given. Rewards are always taken

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check, recorded, streamed, twin_sweep
+from fluctua.core import check, recorded, streamed
 from fluctua.core.arrays import Array, Params, concatenate_rows, put
 from fluctua.core.baselines import (
     Baseline,
@@ -41,7 +41,8 @@ from fluctua.core.scores import full_score, local_linear
 from fluctua.core.simulate import Simulator, first_state, match_integrator, refuse_start
 from fluctua.core.streamed import split_key
 from fluctua.core.trajectories import Substrate, Trajectories
-from fluctua.core.twin import (
+from fluctua.core.twin import sweep as twin_sweep
+from fluctua.core.twin.correction import (
     Numbers,
     TwinModel,
     TwinSamples,

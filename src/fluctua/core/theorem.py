@@ -12,7 +12,7 @@ initial reward is collected on arrival at X₀.
 
 Everything here is arithmetic on arrays of E trajectories and P parameters. What a score or a reward
 is, and where trajectories come from, is decided elsewhere: `fluctua.core.model` evaluates the
-terms, and `streamed`, `recorded` and `twin_sweep` call these functions step by step. All
+terms, and `streamed`, `recorded` and `twin.sweep` call these functions step by step. All
 trajectories move together: memory is O(E·P), and a baseline may compare trajectories at every step.
 """
 

@@ -12,7 +12,7 @@ from fluctua.core.estimator import ppgt
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.simulate import simulator
-from fluctua.core.twin import Twin
+from fluctua.core.twin.correction import Twin
 from fluctua.insitu.translation import translate_process, translate_rewards
 from fluctua.insitu.unknowns import Unknown, Values, join, list_starts, separate
 

@@ -17,7 +17,7 @@ from fluctua.core.process import Process
 from fluctua.core.recorded import evaluate_returns
 from fluctua.core.simulate import Simulator
 from fluctua.core.trajectories import Trajectories
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 
 MOST_KICKS = 1_000_000
 """Components of residuals that are examined per call: as many as calibrate, where that is no

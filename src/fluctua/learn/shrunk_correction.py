@@ -33,7 +33,7 @@ from fluctua.core.integrators import step_at
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.protocols import Estimator, EstimatorWrapper
 from fluctua.core.simulate import Simulator
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 
 SUMS = ("weight", "weight_square", "correction", "square", "direct")
 """What is remembered: Σw, Σw²/count, and of each parameter Σw⟨c⟩, Σw²Var⟨c⟩, Σw⟨d⟩."""

@@ -19,7 +19,7 @@ from fluctua.core.estimate import Estimate
 from fluctua.core.estimator import PPGT
 from fluctua.core.protocols import EstimatorWrapper
 from fluctua.core.simulate import planned_calls
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.scale import dispatch
 from fluctua.scale import parts as sums

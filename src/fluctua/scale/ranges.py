@@ -19,7 +19,7 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.estimator import PPGT
 from fluctua.core.model import has_random_start
 from fluctua.core.simulate import Simulator, plan_calls
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 from fluctua.scale.parts import Part, sum_samples
 from fluctua.tcmt import conversion, fused
 from fluctua.tcmt.kernel.options import LANES, Binned

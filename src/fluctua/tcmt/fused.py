@@ -16,7 +16,7 @@ from fluctua.core import baselines, check
 from fluctua.core import estimate as estimates
 from fluctua.core.arrays import Array, Params
 from fluctua.core.streamed import estimate_seeds
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 from fluctua.learn.fisher_information import blocks_for
 from fluctua.tcmt import conversion
 from fluctua.tcmt.kernel import options as kernel_options

@@ -11,7 +11,7 @@ from fluctua.core.likelihood import alternatives, guard
 from fluctua.core.likelihood import evidence as likelihood_evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 from fluctua.tcmt import conversion, state_scores
 from fluctua.tcmt.fused import Fused
 from fluctua.tcmt.kernel import options as kernel_options

@@ -16,7 +16,7 @@ from fluctua.core.likelihood import evidence as likelihood_evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 from fluctua.tcmt import conversion, state_scores
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel import twin as kernel_twin

@@ -33,7 +33,7 @@ from fluctua.core.dependence import varies_in_slope
 from fluctua.core.likelihood import evidence as likelihood_evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
-from fluctua.core.twin import TwinSamples
+from fluctua.core.twin.correction import TwinSamples
 from fluctua.tcmt import coupled_modes
 from fluctua.tcmt import drift as lattice
 from fluctua.tcmt.experiment import Experiment

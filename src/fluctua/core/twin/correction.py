@@ -22,7 +22,7 @@ order of the twin, has a mean given Xₙ that is known. ∂θE[r̃|Xₙ] joins t
 meets r − r̃ besides Λₙ₊₁, and δ has r − r̃ + E[r̃|Xₙ]. For r at most linear (order 2: quadratic) in
 Xₙ₊₁ nothing of it is left to the score.
 
-Here are the records, one step of one trajectory, and the boundary; `fluctua.core.twin_sweep` takes
+Here are the records, one step of one trajectory, and the boundary; `fluctua.core.twin.sweep` takes
 all trajectories of a run or a recording back through time.
 """
 

@@ -31,7 +31,7 @@ from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_on
 from fluctua.core.streamed import replay_trajectory
 from fluctua.core.theorem import weigh_score
 from fluctua.core.trajectories import Times
-from fluctua.core.twin import (
+from fluctua.core.twin.correction import (
     DirectTerms,
     Guess,
     Numbers,

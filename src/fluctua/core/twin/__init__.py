@@ -1,0 +1,1 @@
+"""The twin correction: its records and one step (`correction`), and all trajectories (`sweep`)."""
