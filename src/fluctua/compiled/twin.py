@@ -1,7 +1,7 @@
 """The twin correction in a kernel: simulation, noise-free path, reverse sweep and score in one
 program.
 
-One step is traced from the functions of `fluctua.core.twin.correction`; what comes after the last step and
+One step is traced from the functions of `fluctua.core.twin`; what comes after the last step and
 before the first is theirs as well.
 """
 

@@ -14,7 +14,7 @@ where ∂θ leaves V as it is. A guess that is right leaves nothing of g̃ to va
 the whole gradient, the second has no variance, and a window cuts nothing off. A wrong one costs
 variance, and no bias where the window is long.
 
-V is the expansion of the twin's return about its noise-free path, as in `fluctua.core.twin.correction`. The
+V is the expansion of the twin's return about its noise-free path, as in `fluctua.core.twin`. The
 path begins anew at a measured state every `stride` steps and goes a window beyond the next
 beginning, so that it follows what is measured and its adjoint has the whole window ahead.
 """
