@@ -30,13 +30,13 @@ def test_opacity_is_the_logarithm_within_a_family():
 
 
 def test_the_breakpoint_is_where_budgets_part(folder, tmp_path):
-    assert training.breakpoint_of(training.gather(folder, count=1).inset) == 60
+    assert training.find_breakpoint(training.gather(folder, count=1).inset) == 60
     for name, late in (("a", 2000), ("b", 500)):
         budget = lambda i, late=late: 1000 if i < 7 else late
         write_run(tmp_path / name, network=SMALL, iterations=20, ensemble=budget)
     runs = training.gather(tmp_path, count=1).runs
-    assert training.breakpoint_of(runs) == 7
-    assert training.breakpoint_of(runs[:1] * 2) is None
+    assert training.find_breakpoint(runs) == 7
+    assert training.find_breakpoint(runs[:1] * 2) is None
 
 
 @pytest.mark.long

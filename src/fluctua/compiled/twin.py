@@ -23,6 +23,7 @@ from fluctua.core.arrays import Array, PyTree, jit, on_host
 from fluctua.core.draws import Density
 from fluctua.core.process import Step
 from fluctua.core.simulate import Ensemble
+from fluctua.core.twin import backward
 from fluctua.core.twin import correction as core_twin
 from fluctua.core.twin import sweep as twin_sweep
 
@@ -72,7 +73,7 @@ def traced_twin(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgram:
 
     def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
         one = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
-        return twin_sweep.advance_twin(
+        return backward.advance_twin(
             twin, core_twin.Numbers(None, unravel_own(own)), one[0], t, dt, one[1]
         )[0]
 
@@ -328,7 +329,7 @@ def parts(call: twin_sweep.TwinCall, kernel: TwinKernel) -> twin_sweep.Parts:
     pieces: list[twin_sweep.Parts] = []
     for k in range(0, len(slices), at_once):
         pieces += _pass(call, kernel, slices[k : k + at_once], segment)
-    return twin_sweep.joined(pieces)
+    return twin_sweep.join_parts(pieces)
 
 
 def _arrays(call: twin_sweep.TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str, Any]:
@@ -371,7 +372,8 @@ def _pass(
     x, xbar = _ends(library.to_jax(arrays["last"]))
     check.finite_simulation(x, call.substrate.t, call.offset + low)
     core_twin.check_path(xbar, call.substrate.t)
-    carry = twin_sweep.end(twin, numbers, x, xbar, times, ensemble.context)
+    states = backward.States(x, xbar)
+    carry = backward.start_backward(twin, numbers, states, times, ensemble.context)
 
     own = library.from_jax(_stacked(carry, real))
     v = kernel.guess
@@ -430,7 +432,7 @@ def _ends(last: Array) -> tuple[Array, Array]:
 
 
 @functools.partial(jit, static_argnums=1)
-def _stacked(carry: twin_sweep.Backward, real: np.dtype) -> Array:
+def _stacked(carry: backward.Backward, real: np.dtype) -> Array:
     """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward,
     direct, correction.
     """
@@ -449,10 +451,10 @@ def _stacked(carry: twin_sweep.Backward, real: np.dtype) -> Array:
 
 
 @functools.partial(jit, static_argnums=(1, 2, 3))
-def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> twin_sweep.Backward:
+def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> backward.Backward:
     """The way back, after the first step. v: numbers of V."""
     p = (len(own) - v - 3) // 2
     direct, correction = (own[k : k + p].T.astype(of_theta) for k in (v + 3, v + 3 + p))
-    return twin_sweep.Backward(
+    return backward.Backward(
         unrolled(own[:v].T, m), own[v], own[v + 1], own[v + 2], direct, correction
     )

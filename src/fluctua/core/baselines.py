@@ -475,18 +475,26 @@ def _binned_average_others(
     return jnp.where(alone, whole, jnp.take_along_axis(within, back, axis=0))
 
 
+class _RunSum(NamedTuple):
+    """A sum along runs of rows. begins: whether a run begins within the rows added so far."""
+
+    begins: Array
+    total: Array
+
+
+def _add_runs(a: _RunSum, b: _RunSum) -> _RunSum:
+    """The sum over rows a and then b, from the beginning of the last run on."""
+    return _RunSum(a.begins | b.begins, jnp.where(b.begins, b.total, a.total + b.total))
+
+
 def _sum_others_in_segments(v: Array, first: Array, last: Array) -> Array:
     """`_sum_others` within runs along the first axis, whose first and last members are
     marked.
     """
-
-    def combine(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-        return a[0] | b[0], jnp.where(b[0], b[1], a[1] + b[1])
-
     # forwards and backwards side by side
     starts = jnp.concatenate([first, jnp.flip(last, 0)], axis=1)
     both = jnp.concatenate([v, jnp.flip(v, 0)], axis=1)
-    _, running = jax.lax.associative_scan(combine, (starts, both))
+    _, running = jax.lax.associative_scan(_add_runs, _RunSum(starts, both))
     shifted = jnp.concatenate([jnp.zeros_like(both[:1]), running[:-1]])
     preceding, following = jnp.split(jnp.where(starts, 0, shifted), 2, axis=1)
     return preceding + jnp.flip(following, 0)
@@ -578,17 +586,17 @@ def _find_leak(baseline: Baseline, setting: Setting, size: int, of_start: bool) 
     trajectories = sorted({0, size // 2, size - 1})
     places = [(n, j) for n in steps for j in trajectories]
 
-    def of(rows):
+    def evaluate(rows):
         return np.asarray(_evaluate(baseline.of, kick, setting.t, _columns(rows)), np.float64)
 
-    before = of([(n, j, 0.0, 0.0) for n, j in places])
+    before = evaluate([(n, j, 0.0, 0.0) for n, j in places])
     unit = max(1.0, float(np.nanmax(np.abs(before), initial=0.0)))
     # where more than half of the digits are lost, nothing can be said
     limit = np.sqrt(np.finfo(kick.returns.dtype).eps)
     for what, row in (("return", (1.0, 0.0)), ("score", (0.0, 1.0))):
         for change in CHANGES:
             added = unit * change
-            after = of([(n, j, added * row[0], added * row[1]) for n, j in places])
+            after = evaluate([(n, j, added * row[0], added * row[1]) for n, j in places])
             moved = np.abs(after - before).max(axis=1) / abs(added)
             worst = int(np.argmax(np.nan_to_num(moved)))
             if moved[worst] > limit:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from fluctua.core.arrays import Array, Params, PyTree, jit, on_host, put
+from fluctua.core import arrays
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.process import STEPS, AnyProcess, NoiseProduct, Process, Remembering
 from fluctua.core.trajectories import Times
@@ -277,17 +278,17 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
                 f"parameters must be floating point to have a gradient; `{name}` is {dtype}. "
                 f"Write it as a float, e.g. jnp.asarray({name}, float)."
             )
-    arrays = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for _, leaf in leaves]
+    values = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for _, leaf in leaves]
     if not numbers:
-        finite = [True] * len(arrays)
+        finite = [True] * len(values)
     elif jax.default_backend() == "cpu":
-        finite = [np.isfinite(np.asarray(leaf)).all() for leaf in arrays]
+        finite = [np.isfinite(np.asarray(leaf)).all() for leaf in values]
     else:  # all at once: each transfer takes a millisecond
-        finite = on_host(_finite_each(arrays)).tolist()
-    for (path, _), leaf, good in zip(leaves, arrays, finite, strict=True):
+        finite = arrays.on_host(_finite_each(values)).tolist()
+    for (path, _), leaf, good in zip(leaves, values, finite, strict=True):
         if not good:
             raise _not_finite(path, leaf)
-    return jax.tree.unflatten(jax.tree.structure(theta), arrays)
+    return jax.tree.unflatten(jax.tree.structure(theta), values)
 
 
 def values(theta: Params) -> Params:
@@ -295,20 +296,20 @@ def values(theta: Params) -> Params:
     `parameters(numbers=False)`.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(theta)
-    arrays = [on_host(leaf) for _, leaf in leaves]
-    for (path, _), array in zip(leaves, arrays, strict=True):
+    values = [arrays.on_host(leaf) for _, leaf in leaves]
+    for (path, _), array in zip(leaves, values, strict=True):
         if not np.isfinite(array).all():
             raise _not_finite(path, array)
-    return jax.tree.unflatten(structure, arrays)
+    return jax.tree.unflatten(structure, values)
 
 
 def _not_finite(path: Any, leaf: Array) -> ValueError:
     return ValueError(f"`theta{jax.tree_util.keystr(path)}` is not finite: {np.asarray(leaf)!r}.")
 
 
-@jit
-def _finite_each(arrays: list[Array]) -> Array:
-    return jnp.stack([jnp.isfinite(array).all() for array in arrays]).astype(jnp.int8)
+@arrays.jit
+def _finite_each(values: list[Array]) -> Array:
+    return jnp.stack([jnp.isfinite(array).all() for array in values]).astype(jnp.int8)
 
 
 # ------------------------------------------------------------------------------ process and state
@@ -319,12 +320,16 @@ def first(tree: PyTree) -> PyTree:
 
     By way of NumPy where it can be: a slice is compiled for every shape.
     """
-    return jax.tree.map(lambda leaf: leaf[0] if is_key(leaf) else put(np.asarray(leaf)[0]), tree)
+    return jax.tree.map(
+        lambda leaf: leaf[0] if is_key(leaf) else arrays.put(np.asarray(leaf)[0]), tree
+    )
 
 
 def first_row(tree: PyTree) -> PyTree:
     """The first row of every leaf, as an array of one row."""
-    return jax.tree.map(lambda leaf: leaf[:1] if is_key(leaf) else put(np.asarray(leaf)[:1]), tree)
+    return jax.tree.map(
+        lambda leaf: leaf[:1] if is_key(leaf) else arrays.put(np.asarray(leaf)[:1]), tree
+    )
 
 
 def is_key(leaf: Any) -> bool:
@@ -461,10 +466,10 @@ def all_finite(x: Array) -> bool:
     """Whether no number of an array is infinite or none."""
     if x.size < 2**16 and jax.default_backend() == "cpu":  # sooner than a program is compiled
         return bool(np.isfinite(np.asarray(x)).all())
-    return bool(on_host(_all_finite(x)))
+    return bool(arrays.on_host(_all_finite(x)))
 
 
-@jit
+@arrays.jit
 def _all_finite(x: Array) -> Array:
     return jnp.all(jnp.isfinite(x)).astype(jnp.int8)
 

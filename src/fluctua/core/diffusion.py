@@ -11,22 +11,21 @@ full score.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import lineax
 import numpy as np
+from jax import tree_util
 from jax.flatten_util import ravel_pytree
-from jax.scipy.linalg import cho_factor, cho_solve
-from jax.tree_util import keystr, tree_leaves_with_path
+from jax.scipy import linalg
 
-from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree, jit, on_host
-from fluctua.core.dependence import depends, find_slopes
+from fluctua.core import arrays, check, dependence
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, NoiseProduct, Process
 from fluctua.core.text import names
@@ -98,7 +97,7 @@ def diffusion_at(
     def at_state(state, theta):
         return noise(theta, *state)
 
-    constant = moved is None and not depends(at_state, (x, t, context), theta, on=0)
+    constant = moved is None and not dependence.depends(at_state, (x, t, context), theta, on=0)
     return _dense(sigma, theta, constant, process.noiseless)
 
 
@@ -166,7 +165,7 @@ def _dense(
             return inverse @ v
     else:
         q = evaluate_q(theta)
-        factor, lower = cho_factor(q + jnp.diag(mask) if silent else q)
+        factor, lower = linalg.cho_factor(q + jnp.diag(mask) if silent else q)
         pivots = jnp.diagonal(factor) ** 2
         # Q and its factor carry (M + W + 1) eps/2 of its diagonal (Higham, Accuracy and Stability,
         # theorem 10.3), and the pivot of a row that is a multiple of another four times that: what
@@ -176,12 +175,12 @@ def _dense(
         if silent:  # here as at the first state
             regular &= ~jnp.any(mask[:, None] & (q != 0))
         factor = jnp.where(regular, factor, jnp.nan)
-        inverse = cho_solve((factor, lower), jnp.eye(components, dtype=factor.dtype))
+        inverse = linalg.cho_solve((factor, lower), jnp.eye(components, dtype=factor.dtype))
         inverse = jnp.where(mask[:, None], 0, inverse) if silent else inverse
         solve = (
             (lambda v: inverse @ v)
             if constant or silent
-            else (lambda v: cho_solve((factor, lower), v))
+            else (lambda v: linalg.cho_solve((factor, lower), v))
         )
     return Diffusion(
         apply=lambda th, v: evaluate_q(th) @ v,
@@ -328,7 +327,7 @@ class _Reach(NamedTuple):
     rotated: bool
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _find_reach(process: Process, *forms: Any) -> _Reach:
     """By the operations of drift and noise. forms: of theta, x, t and context."""
     theta, x, t, context = map(check.like, forms)
@@ -338,7 +337,9 @@ def _find_reach(process: Process, *forms: Any) -> _Reach:
     quiet = _mask(() if rotated else process.noiseless, x.size) | rotated
 
     def enters(f):
-        return bool(find_slopes(partial(f, process), theta, x, t, context)[quiet].any())
+        return bool(
+            dependence.find_slopes(functools.partial(f, process), theta, x, t, context)[quiet].any()
+        )
 
     return _Reach(
         drift=enters(_drift),
@@ -389,7 +390,7 @@ def diffusion_matrix(process: Process, theta: Params, x: Array, t: Array, contex
     return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(arrays.jit, static_argnums=0)
 def _drift_at(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     return process.drift(theta, x, t, context)
 
@@ -421,7 +422,7 @@ def check_finite(
             )
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(arrays.jit, static_argnums=0)
 def q_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Q as its diagonal (M,) or in full (M, M)."""
     if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
@@ -444,7 +445,7 @@ def _null_space(q: np.ndarray, precision: float) -> np.ndarray:
     return vectors[:, scale <= q.shape[0] * precision * max(scale[-1], 0)]
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(arrays.jit, static_argnums=0)
 def _slopes(
     process: Process, theta: Params, x: Array, t: Array, context: PyTree
 ) -> tuple[Array, Array]:
@@ -521,7 +522,8 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
         return
     n = int(np.argmax(irregular))
     shown = "".join(
-        f", context{keystr(path)} = {_show(leaf)}" for path, leaf in tree_leaves_with_path(context)
+        f", context{tree_util.keystr(path)} = {_show(leaf)}"
+        for path, leaf in tree_util.tree_leaves_with_path(context)
     )
     where = f"{at(n)} (t = {t[n]:g}, x = {_show(x[n])}{shown})"
     check_regular(smooth, theta, x[n], t[n], context, where)
@@ -553,7 +555,7 @@ def _show(value: Any) -> str:
     )
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(arrays.jit, static_argnums=0)
 def _irregular(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Whether there is no score, at states x (T, M). (T,)"""
 
@@ -670,7 +672,7 @@ def are_singular(
     which = _find_reach(process, *map(check.form, (new, x, t, context)))
     rounding = 100 * x.size * jnp.finfo(x.dtype).eps
     apart = []
-    if depends(partial(_kick_sizes, process), new, x, t, context, on=0):
+    if dependence.depends(functools.partial(_kick_sizes, process), new, x, t, context, on=0):
         sizes = _kick_sizes(process, new, x, t, context)
         change = jnp.abs(sizes - _kick_sizes(process, old, x, t, context))
         apart.append(change > rounding * jnp.max(jnp.abs(sizes)))
@@ -767,7 +769,7 @@ def check_model(
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
         assert isinstance(process, Process)
-        *silent, regular = on_host(_glance(process, theta, x, t, context)).tolist()
+        *silent, regular = arrays.on_host(_glance(process, theta, x, t, context)).tolist()
         if regular:
             _check_step(process, np.asarray(silent, bool), int(np.sum(silent)))
             return (
@@ -798,7 +800,7 @@ def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context
     return len(jax.eval_shape(process.noise, theta, x, t, context).shape) == 1
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(arrays.jit, static_argnums=0)
 def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Silent components, then whether `check_finite` and `with_silent` have nothing to say, for
     diagonal noise. (M+1,)

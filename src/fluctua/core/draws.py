@@ -168,15 +168,21 @@ def philox_words(
     return c0, c1, c2, c3
 
 
-def _philox_draw(stream: tuple[Array, Array], step: Array, width: int) -> Array:
-    seed, trajectory = stream
+class PhiloxStream(NamedTuple):
+    """The noise of one trajectory. seed: two words, low word first. trajectory: its number."""
+
+    seed: Array
+    trajectory: Array
+
+
+def _philox_draw(stream: PhiloxStream, step: Array, width: int) -> Array:
     sites = (width + 1) // 2
     site = jnp.arange(sites, dtype=jnp.uint32)
 
     def same(v):
         return jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
 
-    w = philox_words(seed, same(trajectory), site, same(step // 2))
+    w = philox_words(stream.seed, same(stream.trajectory), site, same(step // 2))
     odd = step % 2 == 1
     return jnp.concatenate(box_muller(jnp.where(odd, w[2], w[0]), jnp.where(odd, w[3], w[1])))[
         :width
@@ -206,7 +212,7 @@ def philox_seed(key: Array) -> int:
 
 
 philox = Wiener(
-    stream=lambda key, trajectory: (philox_key_words(key), trajectory),
+    stream=lambda key, trajectory: PhiloxStream(philox_key_words(key), trajectory),
     draw=_philox_draw,
 )
 """The noise of the native kernels, step for step. The width splits into two quadratures of ⌈W/2⌉

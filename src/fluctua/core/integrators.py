@@ -243,8 +243,9 @@ ORDER = 8
 
 
 def _phi(z: Array) -> tuple[Array, Array]:
-    """The same of a matrix: series at z/2^d, then φ₁(2z) = ½(e^z + 1)φ₁, φ₂(2z) = ¼(φ₁² + 2φ₂). (M,
-    M) each
+    """φ₁ and φ₂ of a matrix, (M, M) each.
+
+    By their series at z/2^d, then φ₁(2z) = ½(e^z + 1)φ₁ and φ₂(2z) = ¼(φ₁² + 2φ₂).
 
     e^z is squared beside them: as 1 + zφ₁ it would carry errors of slow modes into fast ones.
     """
@@ -256,7 +257,9 @@ def _phi(z: Array) -> tuple[Array, Array]:
         two = z @ two + eye / factorial(k + 2)
     whole = eye + z @ one
     for _ in range(DOUBLINGS):
-        one, two, whole = (one + whole @ one) / 2, (one @ one + 2 * two) / 4, whole @ whole
+        two = (one @ one + 2 * two) / 4
+        one = (one + whole @ one) / 2
+        whole = whole @ whole
     return one, two
 
 

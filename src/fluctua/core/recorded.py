@@ -15,11 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
+from fluctua.core import arrays, check, diffusion
 from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, PyTree, jit, part, put, working_dtype
-from fluctua.core.diffusion import check_along, check_model, q_matrix
-from fluctua.core.model import EstimatorModel, Moment, Progress, Tables, mark_noiseless
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Process
 from fluctua.core.simulate import grid
@@ -78,7 +76,7 @@ class Recording:
             raise ValueError("there are no trajectories: the source of chunks is empty.")
         check.finite_trajectories(bad, self.count)
         self.times = check.grid(whole)
-        self.dtype = working_dtype(theta, np.concatenate(first))
+        self.dtype = arrays.working_dtype(theta, np.concatenate(first))
         self.first = jnp.asarray(np.concatenate(first), self.dtype)
         coarsest = max(
             np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype}
@@ -112,7 +110,8 @@ class Recording:
                 f"{[len(part) for part in parts]} later."
             )
         t, dt = (
-            put(np.asarray(v)[n:end]) for v, end in zip(self.times, (stop + 1, stop), strict=True)
+            arrays.put(np.asarray(v)[n:end])
+            for v, end in zip(self.times, (stop + 1, stop), strict=True)
         )
         return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
 
@@ -124,7 +123,7 @@ class Recording:
             jax.tree.map(lambda leaf: np.asarray(_held(leaf)[:, n:stop]), chunk.events)
             for chunk in self._chunks
         ]
-        return jax.tree.map(lambda *leaves: put(np.concatenate(leaves)), *parts)
+        return jax.tree.map(lambda *leaves: arrays.put(np.concatenate(leaves)), *parts)
 
     def trajectory(self, j: int) -> Trajectories:
         """Trajectory j alone."""
@@ -191,7 +190,7 @@ def _concatenate_chunks(*leaves: Any) -> Array:
     one = leaves[0]
     if len(leaves) > 1 or check.is_key(one):
         return jnp.concatenate(leaves)
-    return one if isinstance(one, jax.Array) else put(np.array(one))
+    return one if isinstance(one, jax.Array) else arrays.put(np.array(one))
 
 
 def pieces(
@@ -245,21 +244,25 @@ class FlatSamples(NamedTuple):
 
 
 def recorded_samples(
-    model: EstimatorModel, tables: Tables, recording: Recording, theta: Params, block_bytes: int
+    model: terms.EstimatorModel,
+    tables: terms.Tables,
+    recording: Recording,
+    theta: Params,
+    block_bytes: int,
 ) -> FlatSamples:
     """Gradients (E, P) and returns (E,) of the trajectories of a recording."""
     context = recording.context
-    process = check_model(
+    process = diffusion.check_model(
         model.process, model.objective, theta, recording.first, recording.t, context
     )
-    model = mark_noiseless(model, process)
+    model = terms.mark_noiseless(model, process)
     check_rounding(model.process, theta, recording)
 
     rewards = model.objective
     collected = terms.initial_rewards(rewards, theta, recording.first, context)
     for _, times, x in recording.blocks(block_bytes):
         collected = _collect_block(rewards, theta, collected, times, x, context)
-        last = part(x, np.s_[:, -1])
+        last = arrays.part(x, np.s_[:, -1])
     returns = collected + terms.terminal_rewards(rewards, theta, last, context)
 
     t = np.asarray(recording.t)
@@ -285,7 +288,7 @@ class StepBlock(NamedTuple):
     events: PyTree = None
 
 
-def scan_block(one: Callable[[Any, Moment], Any], carry: Any, block: StepBlock) -> Any:
+def scan_block(one: Callable[[Any, terms.Moment], Any], carry: Any, block: StepBlock) -> Any:
     """What is carried after `carry = one(carry, moment)` along a block. Called inside `jax.jit`."""
 
     def by_time(v: Array) -> Array:
@@ -296,7 +299,7 @@ def scan_block(one: Callable[[Any, Moment], Any], carry: Any, block: StepBlock) 
 
     def body(carry: Any, step: tuple[Array, ...]) -> tuple[Any, None]:
         n, t, dt, x, x_next, events = step
-        return one(carry, Moment(n, t, dt, x, x_next, block.context, events)), None
+        return one(carry, terms.Moment(n, t, dt, x, x_next, block.context, events)), None
 
     steps = (block.first + index, t, dt, path[:-1], path[1:], jax.tree.map(by_time, block.events))
     return jax.lax.scan(body, carry, steps)[0]
@@ -308,7 +311,7 @@ def _collect_block(
 ) -> Array:
     """The reward collected up to the end of a block of steps. x: (E, b+1, M). Shape (E,)."""
 
-    def add(collected: Array, moment: Moment) -> Array:
+    def add(collected: Array, moment: terms.Moment) -> Array:
         return terms.add_rewards(rewards, theta, collected, moment)
 
     return scan_block(add, collected, StepBlock(0, times, x, context))
@@ -316,17 +319,17 @@ def _collect_block(
 
 @partial(jit, static_argnums=0)
 def _add_block(
-    model: EstimatorModel,
+    model: terms.EstimatorModel,
     theta: Params,
-    progress: Progress,
+    progress: terms.Progress,
     block: StepBlock,
     returns: Array,
-    tables: Tables,
+    tables: terms.Tables,
     origin: Array,
-) -> Progress:
+) -> terms.Progress:
     """The sums after a block of steps. origin: the first two times of the recording."""
 
-    def add(progress: Progress, moment: Moment) -> Progress:
+    def add(progress: terms.Progress, moment: terms.Moment) -> terms.Progress:
         return terms.add_moment(model, theta, progress, returns, tables, moment, origin)
 
     return scan_block(add, progress, block)
@@ -366,7 +369,9 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
     if not isinstance(process, Process):
         return
     t = np.asarray(recording.t)
-    q = np.asarray(q_matrix(process, theta, *check.first((recording.first, t, recording.context))))
+    q = np.asarray(
+        diffusion.q_matrix(process, theta, *check.first((recording.first, t, recording.context)))
+    )
     kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
     coarse = np.flatnonzero((recording.rounding > 0.01 * kick) & (kick > 0))
     if coarse.size:
@@ -399,7 +404,7 @@ def check_scores(
     for j in which[
         :MOST_SEARCHED
     ].tolist():  # a baseline that looks at scores passes it on to the others
-        check_along(process, theta, trajectory(j), offset + j)
+        diffusion.check_along(process, theta, trajectory(j), offset + j)
     raise FloatingPointError(
         f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: "
         f"{check.few(which + offset)}. The "

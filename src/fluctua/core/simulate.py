@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.draws import Density, Reparameterised, Start, Wiener, check_start, threefry
+from fluctua.core import arrays, check, draws
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.integrators import mean_rate
 from fluctua.core.process import AnyProcess, NoiseProduct, Process, Remembering
 from fluctua.core.trajectories import Times, Trajectories
@@ -35,9 +34,9 @@ class Recipe(NamedTuple):
     """
 
     process: AnyProcess
-    start: Density | Reparameterised | None
+    start: draws.Density | draws.Reparameterised | None
     context: Callable[..., PyTree] | Counted | None
-    wiener: Wiener
+    wiener: draws.Wiener
 
     @property
     def fixed(self) -> bool:
@@ -55,7 +54,7 @@ class Backend(Protocol):
     def samples(self, call: Any) -> Any | None:
         """What comes of a `Call`, as `Swept`; None to leave it to JAX."""
 
-    def parts(self, call: Any) -> tuple[Array, Array, Array, Array] | None:
+    def parts(self, call: Any) -> Any | None:
         """The parts of the gradients with a twin, of a `TwinCall`; None to leave it to JAX."""
 
     def source(self, call: Any) -> str:
@@ -119,11 +118,11 @@ class Simulator(NamedTuple):
 
 def simulator(
     process: AnyProcess,
-    start: Start | None = None,
+    start: draws.Start | None = None,
     t: Array | None = None,
     *,
     context: Callable[[Array], PyTree] | Counted | None = None,
-    wiener: Wiener = threefry,
+    wiener: draws.Wiener = draws.threefry,
     integrator: str | Callable[..., Array] | None = None,
 ) -> Simulator:
     """X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,), on JAX.
@@ -144,8 +143,8 @@ def simulator(
         return Simulator(Recipe(process, None, context, wiener), check.grid(t), None)
     if start is None:
         raise TypeError("a simulator needs a start: simulator(process, start, t).")
-    moving, x0 = check_start(start)
-    if isinstance(moving, Density) and moving.sample is None:
+    moving, x0 = draws.check_start(start)
+    if isinstance(moving, draws.Density) and moving.sample is None:
         raise ValueError(
             "a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,)."
         )
@@ -197,7 +196,7 @@ def match_integrator(process: AnyProcess, substrate: Any) -> AnyProcess:
     return process
 
 
-def refuse_start(process: AnyProcess, start: Start | None) -> None:
+def refuse_start(process: AnyProcess, start: draws.Start | None) -> None:
     """A process that is not seen whole brings its own start."""
     if start is not None and isinstance(process, Remembering):
         name = type(process).__name__
@@ -220,7 +219,7 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
     """
     if substrate.recipe.fixed:  # by way of NumPy: nothing to compile, and nothing to wait for
         x = np.asarray(substrate.x0)[None]
-        ensemble = Ensemble(x.astype(working_dtype(theta, substrate.x0)), None, None)
+        ensemble = Ensemble(x.astype(arrays.working_dtype(theta, substrate.x0)), None, None)
     else:
         ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
@@ -280,12 +279,12 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
         )
     elif recipe.start is None:
         x = jnp.asarray(x0)
-    elif isinstance(recipe.start, Reparameterised):
+    elif isinstance(recipe.start, draws.Reparameterised):
         x = recipe.start.x0(theta, context)
     else:
         assert recipe.start.sample is not None  # checked by `simulator`
         x = recipe.start.sample(jax.random.fold_in(k_start, j), theta, context)
-    x = x.astype(working_dtype(theta, x))
+    x = x.astype(arrays.working_dtype(theta, x))
     return Ensemble(x, context, stream)
 
 
@@ -302,7 +301,7 @@ def begin(
     return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(numbers)
 
 
-@partial(jit, static_argnums=0)
+@partial(arrays.jit, static_argnums=0)
 def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
     return begin(recipe, 1, key, theta, x0)
 
@@ -381,7 +380,7 @@ def grid(times: Times) -> tuple[Array, Array, Array]:
     return jnp.arange(times.dt.shape[0]), times.t[:-1], times.dt
 
 
-@partial(jit, static_argnums=(0, 1))
+@partial(arrays.jit, static_argnums=(0, 1))
 def _record(
     recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> tuple[Array, PyTree, PyTree]:
@@ -400,7 +399,7 @@ def _record(
     return x, ensemble.context, jax.tree.map(by_trajectory, events)
 
 
-@partial(jit, static_argnums=(0, 1))
+@partial(arrays.jit, static_argnums=(0, 1))
 def _events(
     recipe: Recipe, most: int, key: Array, theta: Params, times: Times, x0: Array | None, x: Array
 ) -> PyTree:
@@ -431,7 +430,7 @@ def sampled(
     )
 
 
-@partial(jit, static_argnums=(0, 1))
+@partial(arrays.jit, static_argnums=(0, 1))
 def _sampled(
     recipe: Recipe,
     every: int,

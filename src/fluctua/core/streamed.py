@@ -15,30 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
+from fluctua.core import arrays, baselines, check, diffusion, recorded, simulate
 from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, PyTree, jit, on_host, part
-from fluctua.core.baselines import Baseline, check_baseline
-from fluctua.core.diffusion import check_finite, check_model
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import philox_key_words
 from fluctua.core.integrators import mean_rate
-from fluctua.core.model import EstimatorModel, Moment, Progress, Tables, mark_noiseless
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Process
-from fluctua.core.recorded import FlatSamples, check_scores
-from fluctua.core.simulate import (
-    Ensemble,
-    Recipe,
-    Simulator,
-    advance,
-    begin,
-    first_state,
-    grid,
-    noise_key,
-    sampled,
-    seen,
-    transition,
-)
 from fluctua.core.trajectories import Times, Trajectories
 
 EXPLODED = 1e6
@@ -58,7 +41,7 @@ def split_key(key: Array) -> EstimateKeys:
     return _split_key(key)
 
 
-@jit
+@arrays.jit
 def _split_key(key: Array) -> EstimateKeys:
     run, pilot = jax.random.split(key)
     return EstimateKeys(run, pilot)
@@ -78,33 +61,33 @@ def estimate_seeds(key: Array) -> EstimateSeeds:
     ...)(key, ...)`.
     """
     # one compiled call: a dozen small ones take a millisecond
-    run, pilot = on_host(_seed_words(key)).tolist()
+    run, pilot = arrays.on_host(_seed_words(key)).tolist()
     return EstimateSeeds(run[1] << 32 | run[0], pilot[1] << 32 | pilot[0])
 
 
-@jit
+@arrays.jit
 def _seed_words(key: Array) -> Array:
-    return jnp.stack([philox_key_words(noise_key(k)) for k in _split_key(key)])
+    return jnp.stack([philox_key_words(simulate.noise_key(k)) for k in _split_key(key)])
 
 
-def streamed_samples(call: Call) -> FlatSamples:
+def streamed_samples(call: Call) -> recorded.FlatSamples:
     """Gradients (E, P) and returns (E,) of simulated trajectories."""
     check.key(call.key)
     substrate = call.substrate
     for plan in call.plans:
-        check_baseline(plan, call.count, substrate.t)
+        baselines.check_baseline(plan, call.count, substrate.t)
 
     key = call.key if substrate.recipe.fixed else split_key(call.key).run
-    state, context = first_state(substrate, key, call.theta)
-    process = check_model(
+    state, context = simulate.first_state(substrate, key, call.theta)
+    process = diffusion.check_model(
         call.model.process, call.model.objective, call.theta, state, substrate.t, context
     )
-    call = call._replace(model=mark_noiseless(call.model, process))
+    call = call._replace(model=terms.mark_noiseless(call.model, process))
     swept = None if substrate.backend is None else substrate.backend.samples(call)
     swept = _samples_by_jax(call) if swept is None else swept
     if not swept.finite:
         _explain_not_finite(call, swept)
-    return FlatSamples(swept.gradients, swept.returns)
+    return recorded.FlatSamples(swept.gradients, swept.returns)
 
 
 def _explain_not_finite(call: Call, swept: Swept) -> None:
@@ -115,13 +98,13 @@ def _explain_not_finite(call: Call, swept: Swept) -> None:
     run = split_key(call.key).run
     check_path(process, substrate, run, call.theta, swept.last, first)
     trajectory = replay_trajectory(substrate, run, call.theta, first)
-    check_scores(swept.gradients, process, call.theta, trajectory, substrate.t, first)
+    recorded.check_scores(swept.gradients, process, call.theta, trajectory, substrate.t, first)
 
 
-@jit
-def _finite(*arrays: Array) -> Array:
+@arrays.jit
+def _finite(*values: Array) -> Array:
     """Whether all are numbers: in one call, and nothing but the answer comes from a device."""
-    return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all().astype(jnp.int8)
+    return jnp.stack([jnp.all(jnp.isfinite(array)) for array in values]).all().astype(jnp.int8)
 
 
 class Call(NamedTuple):
@@ -129,10 +112,10 @@ class Call(NamedTuple):
     trajectory, or None.
     """
 
-    model: EstimatorModel
-    plans: tuple[Baseline, ...]
-    tables: Tables
-    substrate: Simulator
+    model: terms.EstimatorModel
+    plans: tuple[baselines.Baseline, ...]
+    tables: terms.Tables
+    substrate: simulate.Simulator
     key: Array
     theta: Params
     count: int  # type: ignore[assignment]
@@ -169,15 +152,15 @@ def _samples_by_jax(call: Call) -> Swept:
     if any(plan.needs_returns for plan in call.plans):
         guess = _collect_returns(model.objective, substrate.recipe, call.count, run)
     else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
-        guess = jnp.zeros(()) if tables.step is None else part(tables.step, 0)
+        guess = jnp.zeros(()) if tables.step is None else arrays.part(tables.step, 0)
     returns, flat, last = _run_and_add(model, substrate.recipe, call.count, run, guess, tables)
-    return Swept(returns, flat, last, bool(on_host(_finite(last, flat))))
+    return Swept(returns, flat, last, bool(arrays.on_host(_finite(last, flat))))
 
 
 def pilot_table(
-    model: EstimatorModel,
-    plans: tuple[Baseline, ...],
-    substrate: Simulator,
+    model: terms.EstimatorModel,
+    plans: tuple[baselines.Baseline, ...],
+    substrate: simulate.Simulator,
     key: Array,
     theta: Params,
 ) -> Array:
@@ -191,12 +174,12 @@ def pilot_table(
 
 
 def replay_trajectory(
-    substrate: Simulator, key: Array, theta: Params, first: int
+    substrate: simulate.Simulator, key: Array, theta: Params, first: int
 ) -> Callable[[int], Trajectories]:
     """j -> trajectory first + j alone. key: of the run."""
 
     def replay(j: int) -> Trajectories:
-        x, context = sampled(substrate, key, theta, jnp.array([first + j]), 1)
+        x, context = simulate.sampled(substrate, key, theta, jnp.array([first + j]), 1)
         return Trajectories(substrate.t, x, context)
 
     return replay
@@ -215,35 +198,53 @@ class Run(NamedTuple):
     first: Array | int | None = None
 
 
-def _begin(recipe: Recipe, count: int, run: Run) -> Ensemble:
-    return begin(recipe, count, run.key, run.theta, run.x0, run.first)
+class Collected(NamedTuple):
+    """States (E, M), and the rewards collected on the way to them (E,)."""
+
+    x: Array
+    reward: Array
 
 
-def _observe(recipe: Recipe, step: Any, x: Array, x_next: Array, context: PyTree) -> Moment:
+class Added(NamedTuple):
+    """States (E, M), and the sums of the theorem on arrival at them."""
+
+    x: Array
+    progress: terms.Progress
+
+
+def _begin(recipe: simulate.Recipe, count: int, run: Run) -> simulate.Ensemble:
+    return simulate.begin(recipe, count, run.key, run.theta, run.x0, run.first)
+
+
+def _observe(
+    recipe: simulate.Recipe, step: Any, x: Array, x_next: Array, context: PyTree
+) -> terms.Moment:
     """A step as trajectories hold it. step: (n, t, dt)."""
     n, t, dt = step
-    return Moment(n, t, dt, seen(recipe, x), seen(recipe, x_next), context)
+    return terms.Moment(n, t, dt, simulate.seen(recipe, x), simulate.seen(recipe, x_next), context)
 
 
-@partial(jit, static_argnums=(0, 1, 2))
-def _collect_returns(rewards: Rewards, recipe: Recipe, count: int, run: Run) -> Array:
+@partial(arrays.jit, static_argnums=(0, 1, 2))
+def _collect_returns(rewards: Rewards, recipe: simulate.Recipe, count: int, run: Run) -> Array:
     """R of every trajectory: the first pass. (E,)"""
     ensemble = _begin(recipe, count, run)
     context = ensemble.context
 
-    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
-        x, collected = carry
-        x_next = advance(recipe, run.theta, ensemble._replace(x=x), *step)
-        moment = _observe(recipe, step, x, x_next, context)
-        return (x_next, terms.add_rewards(rewards, run.theta, collected, moment)), None
+    def body(carry: Collected, step: Any) -> tuple[Collected, None]:
+        x_next = simulate.advance(recipe, run.theta, ensemble._replace(x=carry.x), *step)
+        moment = _observe(recipe, step, carry.x, x_next, context)
+        reward = terms.add_rewards(rewards, run.theta, carry.reward, moment)
+        return Collected(x_next, reward), None
 
-    first = terms.initial_rewards(rewards, run.theta, seen(recipe, ensemble.x), context)
-    (x, collected), _ = jax.lax.scan(body, (ensemble.x, first), grid(run.times))
-    return collected + terms.terminal_rewards(rewards, run.theta, seen(recipe, x), context)
+    first = terms.initial_rewards(rewards, run.theta, simulate.seen(recipe, ensemble.x), context)
+    start = Collected(ensemble.x, first)
+    end, _ = jax.lax.scan(body, start, simulate.grid(run.times))
+    last = simulate.seen(recipe, end.x)
+    return end.reward + terms.terminal_rewards(rewards, run.theta, last, context)
 
 
-@partial(jit, static_argnums=(0, 1, 2))
-def _mean_return_to_go(rewards: Rewards, recipe: Recipe, count: int, run: Run) -> Array:
+@partial(arrays.jit, static_argnums=(0, 1, 2))
+def _mean_return_to_go(rewards: Rewards, recipe: simulate.Recipe, count: int, run: Run) -> Array:
     """E[λ̂ₙ] (T+1,) of a pilot, from the mean reward of each step; nothing of size E·T."""
     theta = run.theta
     ensemble = _begin(recipe, count, run)
@@ -251,24 +252,29 @@ def _mean_return_to_go(rewards: Rewards, recipe: Recipe, count: int, run: Run) -
     nothing = jnp.zeros(count, ensemble.x.dtype)
 
     def body(x: Array, step: Any) -> tuple[Array, tuple[Array, Array]]:
-        x_next = advance(recipe, theta, ensemble._replace(x=x), *step)
+        x_next = simulate.advance(recipe, theta, ensemble._replace(x=x), *step)
         moment = _observe(recipe, step, x, x_next, context)
         rate = terms.running_rewards(rewards, theta, moment.x, moment.t, context)
         arrival = terms.add_step_reward(rewards, theta, nothing, moment)
         return x_next, (rate.mean() * moment.dt, arrival.mean())
 
-    x, (means, arrivals) = jax.lax.scan(body, ensemble.x, grid(run.times))
-    last = terms.terminal_rewards(rewards, theta, seen(recipe, x), context)
+    x, (means, arrivals) = jax.lax.scan(body, ensemble.x, simulate.grid(run.times))
+    last = terms.terminal_rewards(rewards, theta, simulate.seen(recipe, x), context)
     means = jnp.append(means, last.mean())
     if rewards.per_step is not None or rewards.initial is not None:
-        first = terms.initial_rewards(rewards, theta, seen(recipe, ensemble.x), context)
+        first = terms.initial_rewards(rewards, theta, simulate.seen(recipe, ensemble.x), context)
         means = means + jnp.concatenate([first.mean()[None], arrivals])
     return jnp.flip(jnp.cumsum(jnp.flip(means)))
 
 
-@partial(jit, static_argnums=(0, 1, 2))
+@partial(arrays.jit, static_argnums=(0, 1, 2))
 def _run_and_add(
-    model: EstimatorModel, recipe: Recipe, count: int, run: Run, guess: Array, tables: Tables
+    model: terms.EstimatorModel,
+    recipe: simulate.Recipe,
+    count: int,
+    run: Run,
+    guess: Array,
+    tables: terms.Tables,
 ) -> tuple[Array, Array, Array]:
     """Returns (E,), gradients (E, P), final states (E, M).
 
@@ -279,27 +285,28 @@ def _run_and_add(
     ensemble = _begin(recipe, count, run)
     context = ensemble.context
     guess = jnp.broadcast_to(guess, (count,)).astype(ensemble.x.dtype)
-    first = seen(recipe, ensemble.x)
+    first = simulate.seen(recipe, ensemble.x)
     progress = terms.start(model, theta, first, times.t[0], context, guess, tables)
 
-    def body(carry: tuple[Array, Progress], step: Any) -> tuple[tuple[Array, Progress], None]:
-        x, progress = carry
-        x_next, events = transition(recipe, theta, ensemble._replace(x=x), *step)
-        moment = _observe(recipe, step, x, x_next, context)._replace(events=events)
-        progress = terms.add_moment(model, theta, progress, guess, tables, moment, times.t[:2])
-        return (x_next, progress), None
+    def body(carry: Added, step: Any) -> tuple[Added, None]:
+        x_next, events = simulate.transition(recipe, theta, ensemble._replace(x=carry.x), *step)
+        moment = _observe(recipe, step, carry.x, x_next, context)._replace(events=events)
+        progress = terms.add_moment(
+            model, theta, carry.progress, guess, tables, moment, times.t[:2]
+        )
+        return Added(x_next, progress), None
 
-    (x, progress), _ = jax.lax.scan(body, (ensemble.x, progress), grid(times))
-    last = seen(recipe, x)
-    sums = progress.sums
+    end, _ = jax.lax.scan(body, Added(ensemble.x, progress), simulate.grid(times))
+    last = simulate.seen(recipe, end.x)
+    sums = end.progress.sums
     returns = sums.reward + terms.terminal_rewards(model.objective, theta, last, context)
     gradients = terms.finish(model, theta, sums, last, times.t, context, returns - guess)
-    return returns, gradients, x
+    return returns, gradients, end.x
 
 
 def check_path(
     process: AnyProcess,
-    substrate: Simulator,
+    substrate: simulate.Simulator,
     key: Array,
     theta: Params,
     last: Array,
@@ -311,7 +318,7 @@ def check_path(
     bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
     if bad.size:
         j = offset + int(bad[0])
-        x, context = sampled(substrate, key, theta, jnp.array([j]), 1)
+        x, context = simulate.sampled(substrate, key, theta, jnp.array([j]), 1)
         n = max(int(np.argmin(np.isfinite(np.asarray(x[0])).all(axis=1))) - 1, 0)
         one = jax.tree.map(lambda leaf: leaf[0], context)
         if not isinstance(process, Process):
@@ -326,7 +333,7 @@ def check_path(
             )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
             where = f"on trajectory {j} at time index {n}"
-            check_finite(process, theta, x[0, n], substrate.t[n], one, where)
+            diffusion.check_finite(process, theta, x[0, n], substrate.t[n], one, where)
             rate = mean_rate(process, theta, x[0, n], substrate.t[n], substrate.times.dt[n], one)
             if not bool(jnp.isfinite(rate).all()):
                 raise FloatingPointError(

@@ -3,8 +3,8 @@
     G = Σ_{n=−1}^{T−1} (λ̂ₙ₊₁ − λ̄ₙ) Uₙ + Σ_n ∂θ{g(X_n, t_n) Δtₙ + r(X_n, X_{n+1})}
         + ∂θ g_0(X₀) + ∂θ g_T(X_T)
 
-U_n is the score of step n, λ̂ₙ₊₁ = R − Cₙ₊₁ the reward still to come after it (R the whole return, C
-the reward collected so far), λ̄ₙ a baseline. The draw of X₀ is step −1, with U₋₁ = ∂θ ln p₀(X₀).
+U_n is the score of step n, λ̂ₙ₊₁ = R − Cₙ₊₁ the reward still to come after it (R the whole return,
+C the reward collected so far), λ̄ₙ a baseline. The draw of X₀ is step −1, with U₋₁ = ∂θ ln p₀(X₀).
 
 The running reward at X_n precedes the kick of step n, so that λ̂ₙ₊₁ does not contain it. The step
 reward r is collected on arrival at X_{n+1}, which the kick decides, so that λ̂ₙ₊₁ contains it; the

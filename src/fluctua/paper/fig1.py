@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fluctua.paper.training import Results, Trained, TrainingCurve, breakpoint_of
+from fluctua.paper.training import Results, Trained, TrainingCurve, find_breakpoint
 from fluctua.plot.network import draw_panel
 from fluctua.plot.style import FAMILY, LOOK, WIDTH, letter, sigma_colour
 from fluctua.runs.reading import rolling_mean
@@ -166,7 +166,7 @@ def draw_inset(axes: Axes, runs: Sequence[TrainingCurve], parent: TrainingCurve 
     """The inset, in a corner of its panel that is empty or made so. parent: what happened
     before the breakpoint.
     """
-    at = breakpoint_of(runs)
+    at = find_breakpoint(runs)
     assert at is not None
     inset = axes.inset_axes(_empty_corner(axes))
 

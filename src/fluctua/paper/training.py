@@ -21,10 +21,11 @@ import optax
 from fluctua import tcmt
 from fluctua.core.arrays import Params
 from fluctua.learn.training import Length, Training, ascend
+from fluctua.runs import config as configs
+from fluctua.runs import reading
 from fluctua.runs.build import FAMILIES, make_network, make_task
-from fluctua.runs.config import find_config, load_unedited
 from fluctua.runs.evaluate import load_parameters
-from fluctua.runs.reading import SavedRun, find_runs, read_run, rolling_mean
+from fluctua.runs.reading import SavedRun
 from fluctua.store import tables
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.experiment import Experiment
@@ -102,11 +103,13 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> 
         done.trajectories[:, :-1].astype(np.complex128)
     )  # (E, R, N); left ends, so the last is not counted
 
-    def of(f):
+    def integrate(f):
         return f.mean(axis=0).sum(axis=0) * every * spec.dt
 
     first, second = task.network.bonds.T
-    return Exposure(of(size**2), of(size[..., first] * size[..., second]), of(size**4))
+    return Exposure(
+        integrate(size**2), integrate(size[..., first] * size[..., second]), integrate(size**4)
+    )
 
 
 class Results(NamedTuple):
@@ -136,7 +139,7 @@ def gather(
 
     """
     notes: list[str] = []
-    runs = sorted(_readable(find_runs(folder), notes), key=lambda run: run.sigma_kappa)
+    runs = sorted(_readable(reading.find_runs(folder), notes), key=lambda run: run.sigma_kappa)
     if not runs:
         why = " ".join(notes) or "A run folder holds history.csv and parameters.h5."
         raise ValueError(
@@ -144,14 +147,14 @@ def gather(
             f"{folder / 'sigma-0'}"
         )
     inset = folder / "inset" if inset is None else inset
-    continued = [_curve(run) for run in _readable(find_runs(inset), notes)]
+    continued = [_curve(run) for run in _readable(reading.find_runs(inset), notes)]
     if len(continued) < 2:
         notes.append(
             f"panel b has no inset: it takes run folders of the continuations in {inset}; found "
             f"{len(continued)}."
         )
         continued = []
-    elif breakpoint_of(continued) is None:
+    elif find_breakpoint(continued) is None:
         notes.append(
             f"panel b has no inset: the continuations in {inset} never differ in their ensembles."
         )
@@ -166,7 +169,7 @@ def gather(
     return Results([_curve(run) for run in runs], continued, trained, notes)
 
 
-def breakpoint_of(curves: Sequence[TrainingCurve]) -> int | None:
+def find_breakpoint(curves: Sequence[TrainingCurve]) -> int | None:
     """The first iteration at which continuations differ in their ensembles; None if they never
     do.
     """
@@ -274,7 +277,7 @@ def _readable(folders: list[Path], notes: list[str]) -> list[SavedRun]:
     runs = []
     for folder in folders:
         try:
-            runs.append(read_run(folder))
+            runs.append(reading.read_run(folder))
         except ValueError as error:
             notes.append(f"{folder.name} is left out: {error}")
     return runs
@@ -323,7 +326,7 @@ def midway(run: SavedRun, iteration: int | None = None) -> TrainedLattice:
     J is smoothed over 25 iterations before it is asked where it passes the half.
     """
     if iteration is None:
-        J = rolling_mean(run.history.J)
+        J = reading.rolling_mean(run.history.J)
         half = (J[0] + J.max()) / 2
         iteration = int(run.history.iteration[np.argmax(half <= J)])
     records = np.flatnonzero(run.course.iteration >= iteration)
@@ -345,7 +348,7 @@ def midway(run: SavedRun, iteration: int | None = None) -> TrainedLattice:
 
 def from_runs(folder: Path, iteration: int | None = None) -> list[TrainedLattice]:
     """One lattice of every run folder in a folder, by σ_κ."""
-    folders = find_runs(folder)
+    folders = reading.find_runs(folder)
     if not folders:
         raise ValueError(
             f"no runs in {folder}: --runs takes a folder of run folders, one for each "
@@ -353,7 +356,7 @@ def from_runs(folder: Path, iteration: int | None = None) -> list[TrainedLattice
             f"`fluctua train paper --out {folder / 'sigma_kappa_0'}` makes."
         )
     return sorted(
-        (midway(read_run(path), iteration) for path in folders),
+        (midway(reading.read_run(path), iteration) for path in folders),
         key=lambda lattice: lattice.sigma_kappa,
     )
 
@@ -363,7 +366,7 @@ def from_file(path: Path, config: str = "paper") -> list[TrainedLattice]:
     if it lies in one.
     """
     beside = path.parent / "config.toml"
-    settings = load_unedited(beside) if beside.exists() else find_config(config)
+    settings = configs.load_unedited(beside) if beside.exists() else configs.find_config(config)
     theta = load_parameters(path, make_network(settings))
     return [TrainedLattice(make_task(settings), theta, settings.task.sigma_kappa, -1, path.name)]
 

@@ -29,8 +29,8 @@ UNDONE = "0.8"
 
 BAND: dict = {"color": "#117733", "alpha": 0.3, "lw": 0}
 SEEN = 0.008
-"""Half-width of a band, relative to the height of its panel, below which nobody sees it and the
-legend has no key.
+"""Half-width of a band, relative to the height of its panel, below which it is not visible and has
+no entry in the legend.
 """
 
 

@@ -216,25 +216,23 @@ def direct_terms(
     # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must
     # do so too
     of_noise = (lambda th: th) if model.score is full_score else jax.lax.stop_gradient
-    before = after = lambda th: jnp.zeros((), x.dtype)
-    if isinstance(model.start, Reparameterised):
-        shift = model.start.shift(theta, context)
-        weight = model.start.weight
+    moving = model.start if isinstance(model.start, Reparameterised) else None
+    shift = None if moving is None else moving.shift(theta, context)
 
-        def before(th):
-            return weight(t, origin[0], origin[1] - origin[0]) * shift(th)
-
-        def after(th):
-            return weight(t + dt, origin[0], origin[1] - origin[0]) * shift(th)
+    def displace(th: Params, t: Array) -> Array:
+        """w(t)dX₀, by which a start that moves with θ displaces the state at t; else 0."""
+        if moving is None or shift is None:
+            return jnp.zeros((), x.dtype)
+        return moving.weight(t, origin[0], origin[1] - origin[0]) * shift(th)
 
     def expected(th: Params) -> tuple[Array, Array]:
-        state = x + before(th)
+        state = x + displace(th, t)
         # differences of like numbers first: d and the drifts are small against x, and single
         # precision shows it
         e = (
             (state - xbar)
             + (mean_rate(process, th, state, t, dt, context) - ahead) * dt
-            - after(th)
+            - displace(th, t + dt)
         )
         g = model.objective.running(th, state, t, context)
         worth = noise_worth(process, of_noise(th), guess, state, t, context)
@@ -252,15 +250,15 @@ def direct_terms(
     )  # settled before the kick, and fixed below
 
     def expected_step(th: Params) -> Array:
-        state = x + before(th)
-        moved = (
-            (state - x) + (mean_rate(process, th, state, t, dt, context) - mu) * dt - after(th)
-        )  # zero in value
+        state = x + displace(th, t)
+        drifted = (mean_rate(process, th, state, t, dt, context) - mu) * dt
+        moved = (state - x) + drifted - displace(th, t + dt)  # zero in value
         worth = noise_worth(process, of_noise(th), of_step.guess, state, t, context)
         return (of_step.value + of_step.guess.at(moved) + worth * dt).astype(x.dtype)
 
-    def reward(th):
-        return paid(th, x + before(th), x_next + after(th), t, dt, context).astype(x.dtype)
+    def reward(th: Params) -> Array:
+        ends = (x + displace(th, t), x_next + displace(th, t + dt))
+        return paid(th, *ends, t, dt, context).astype(x.dtype)
 
     (mean, of_mean) = jax.value_and_grad(expected_step)(theta)
     (r, explicit) = jax.value_and_grad(reward)(theta)
