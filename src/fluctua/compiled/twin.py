@@ -18,8 +18,9 @@ import numpy as np
 from fluctua.compiled import ahead as precomputed
 from fluctua.compiled import cpu, cuda, emit, trace
 from fluctua.compiled.scalar import Unsupported
+from fluctua.core import arrays as jax_arrays
 from fluctua.core import baselines, check
-from fluctua.core.arrays import Array, PyTree, jit, on_host
+from fluctua.core.arrays import Array, PyTree
 from fluctua.core.draws import Density
 from fluctua.core.process import Step
 from fluctua.core.simulate import Ensemble
@@ -226,7 +227,8 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     ensemble = key.ensemble
     traced_step = traced_twin(key.call, ensemble)
     program = traced_step.program
-    more = [*traced_step.ahead, *traced_step[2:6], *traced_step.slope]
+    scalars = [traced_step.delta, traced_step.reward, traced_step.left, traced_step.gain]
+    more = [*traced_step.ahead, *scalars, *traced_step.slope]
     layout = emit.laid_out(program, more)
     real = np.dtype(ensemble.x.dtype)
     double = real == np.float64
@@ -402,7 +404,7 @@ def _pass(
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
     back = _unstacked(library.to_jax(own), m, v, np.dtype(carry.direct.dtype))
-    last = np.asarray(on_host(carry.residual), float)
+    last = np.asarray(jax_arrays.on_host(carry.residual), float)
     sums = library.host(arrays["sums"])
     ends = (ensemble.x, ensemble.context)
     if not isinstance(twin.model.start, Density):
@@ -424,14 +426,14 @@ def _pass(
     return finished
 
 
-@jit
+@jax_arrays.jit
 def _ends(last: Array) -> tuple[Array, Array]:
     """X_T and x̄_T (E, M), of what a kernel left."""
     half = last.shape[0] // 2
     return last[:half].T, last[half:].T
 
 
-@functools.partial(jit, static_argnums=1)
+@functools.partial(jax_arrays.jit, static_argnums=1)
 def _stacked(carry: backward.Backward, real: np.dtype) -> Array:
     """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward,
     direct, correction.
@@ -450,7 +452,7 @@ def _stacked(carry: backward.Backward, real: np.dtype) -> Array:
     return jnp.concatenate([v.astype(real) for v in (*numbers, carry.direct.T, carry.correction.T)])
 
 
-@functools.partial(jit, static_argnums=(1, 2, 3))
+@functools.partial(jax_arrays.jit, static_argnums=(1, 2, 3))
 def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> backward.Backward:
     """The way back, after the first step. v: numbers of V."""
     p = (len(own) - v - 3) // 2
