@@ -1,4 +1,4 @@
-"""Several recordings, one estimate: the trajectories of all, whoever read them."""
+"""One estimate from one or several recordings, wherever they are read."""
 
 import json
 
@@ -55,7 +55,19 @@ def test_the_pool_is_the_mean_of_its_files(files):
         np.testing.assert_allclose(value, mean, rtol=1e-6, atol=1e-9)
 
 
-def test_the_same_bits_whoever_reads(files, monkeypatch):
+def test_one_file_is_its_own_estimate(files):
+    """The bits of `estimate_model`, and trajectories are counted as they are read."""
+    counts = []
+    one = estimate_files(files[:1], progress=lambda *count: counts.append(count)).result
+    with insitu.files.open(files[0]) as recording, jax.enable_x64(False):
+        expected = estimate_model(recording, insitu.files.load_model(recording), baseline="time")
+    for a, b in zip(leaves(one.estimate), leaves(expected.estimate), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(one.parts, expected.parts)
+    assert counts[-1] == (60, 60)
+
+
+def test_the_same_bits_wherever_files_are_read(files, monkeypatch):
     expected = estimate_files(files[:3]).result.estimate
     pool = Chaos(EstimateOptions(), 3, seed=4, risk=0.3)
     monkeypatch.setattr(pooling, "Cluster", lambda *arguments: pool)

@@ -41,8 +41,7 @@ from fluctua.cli.settings import Key, Keys, parse_settings, read_settings
 if TYPE_CHECKING:
     from fluctua.insitu.advice import Sampling
     from fluctua.insitu.estimating import RecordingEstimate
-    from fluctua.insitu.pooling import EstimateOptions
-    from fluctua.insitu.recording.model import RecordingModel
+    from fluctua.insitu.pooling import EstimateOptions, Pooled
 
 ESTIMATE_KEYS: Keys = {
     **FILE_KEYS,
@@ -143,19 +142,12 @@ def estimate(
             estimate_network(simulation, parse_settings(settings), output)
             return
         refuse_options(context, FOR_RECORDINGS, "for networks that are simulated.")
-        files = [Path(source) for source in sources]
         keys = read_settings(settings, ESTIMATE_KEYS)
         options = _gather_options(model, params, score, baseline, places, keys)
-        only = [name.strip() for name in keys.get("parameter", "").split(",") if name.strip()]
-        if len(files) > 1 or cluster is not None:
-            if continuing:
-                raise ValueError(
-                    f"--continuing is of one record; got {len(files)} files, or a cluster for them."
-                )
-            _estimate_files(files, options, only, cluster, output)
-        else:
-            window = _parse_window(keys.get("window", "auto"), continuing)
-            _estimate_file(files[0], options, only, window if continuing else None, output)
+        window = _parse_window(keys.get("window", "auto"), continuing)
+        if continuing:
+            options = options._replace(window=window)
+        _estimate_files([Path(source) for source in sources], options, cluster, output)
     except typer.Exit:
         raise
     except EXPECTED as error:
@@ -195,6 +187,7 @@ def _gather_options(
         noise=keys.get("noise", "auto"),
         theta=theta,
         observation_noise=readout_noise,
+        required=tuple(filter(None, map(str.strip, keys.get("parameter", "").split(",")))),
         chunk_bytes=chunk_mb * 2**20,
         places=parse_places(places),
         dt=keys.get("dt"),
@@ -214,95 +207,32 @@ def _parse_window(text: str, continuing: bool) -> float | str:
         raise ValueError(f"--set window takes a time or auto; got {text!r}.") from None
 
 
-def _estimate_file(
-    file: Path,
-    options: EstimateOptions,
-    only: list[str],
-    window: float | str | None,
-    output: Output,
+def _estimate_files(
+    files: list[Path], options: EstimateOptions, cluster: str | None, output: Output
 ) -> None:
-    """Estimate from one file and print. window: of a long-run average; None for trajectories."""
-    import numpy as np
-
-    from fluctua.insitu.advice import judge_euler
-    from fluctua.insitu.calibrate.table import apply_calibration
-    from fluctua.insitu.continuing import estimate_continuing
-    from fluctua.insitu.estimating import FILTER, estimate_model, resolve_score
-    from fluctua.insitu.hidden import refuse
-    from fluctua.insitu.recording.model import load_model
-    from fluctua.insitu.recording.reader import open_recording
+    """Estimate from all files together and print, with the warnings of each."""
+    from fluctua.insitu.pooling import estimate_files
 
     started = time.perf_counter()
     with (
-        open_recording(
-            file, dict(options.places or {}), dt=options.dt, scale=options.scale
-        ) as recording,
+        warnings.catch_warnings(),
         show_progress("reading", show=not output.as_json) as progress,
     ):
-        set_precision(recording.description.dtype)
-        params = None if options.params is None else dict(options.params)
-        applied = apply_calibration(
-            recording,
-            load_model(recording, options.model, params),
-            noise=options.noise,
-            theta=options.theta,
-        )
-        model = applied.model
-        components = _find_components(only, model.theta)
-        score = resolve_score(recording, model.process, options.score)
-        variance = applied.observation_variance
-        readout = options.observation_noise
-        if readout is not None:
-            variance = np.array(readout**2) if readout else None
-        with warnings.catch_warnings():  # printed below, in colour
-            _ignore_warnings()
-            if window is not None:
-                result = estimate_continuing(
-                    recording,
-                    model,
-                    window=window,
-                    score=score,
-                    baseline=options.baseline,
-                    observation_noise=variance,
-                )
-            else:
-                result = estimate_model(
-                    recording,
-                    model,
-                    score=score,
-                    baseline=options.baseline,
-                    observation_noise=variance,
-                    chunk_bytes=options.chunk_bytes,
-                    progress=progress,
-                )
-        judged = judge_euler(recording, model, variance) if score == "euler" else None
-        label = _component_names(recording.description.channels, model)
-    if result.view is not None:
-        refuse(result.view, components, label)
+        _ignore_warnings()
+        pooled = estimate_files(files, options, cluster=cluster, progress=progress)
     seconds = time.perf_counter() - started
-    _save(output.out, result)
+    set_precision(pooled.files[0].precision)  # bounds of a long-run average are computed on demand
+    _save(output.out, pooled.result)
     if output.as_json:
-        used = {
-            "noise": "nominal" if applied.ratio is None else "file",
-            "diffusion_ratio": applied.ratio,
-            "observation_variance": variance,
-            "theta": options.theta,
-            "said": applied.notes,
-        }
-        how = {"transition": score, "sampling": judged}
-        say(json.dumps(to_json({**_numbers(result, seconds), **how, "used": used})))
+        say(json.dumps(to_json(_gather_numbers(pooled, options, seconds))))
     else:
-        _print(result, label)
-        for line in applied.notes:
-            say(line)
-        if readout is not None:
-            say(f"readout noise: {readout:g}, as given, corrected for in J and its gradient")
-        by_filter = " of a filter" if result.score == FILTER else ""
+        _print(pooled.result)
+        _print_notes(pooled, options)
         written = f"; written to {output.out}" if output.out else ""
-        say(f"{seconds:.1f} s, {score} score{by_filter}, {options.baseline} baseline{written}")
-    _warn_of_euler(judged)
-    warn_of_residuals(output.strict, result.residuals)
-    _warn_of_change(output.strict, result)
+        say(f"{seconds:.1f} s, {_describe_method(pooled, options, cluster)}{written}")
+    _warn_of_euler(*(file.sampling for file in pooled.files))
+    warn_of_residuals(output.strict, *(file.result.residuals for file in pooled.files))
+    _warn_of_change(output.strict, pooled.result)
 
 
 def _ignore_warnings() -> None:
@@ -314,58 +244,59 @@ def _ignore_warnings() -> None:
         warnings.filterwarnings("ignore", start)
 
 
-def _estimate_files(
-    files: list[Path],
-    options: EstimateOptions,
-    only: list[str],
-    cluster: str | None,
-    output: Output,
-) -> None:
-    """Estimate from all files together and print, with what is to be said of each."""
-    from fluctua.insitu.hidden import refuse
-    from fluctua.insitu.pooling import estimate_files
-
-    started = time.perf_counter()
-    with (
-        warnings.catch_warnings(),
-        show_progress("reading", show=not output.as_json) as progress,
-    ):
-        _ignore_warnings()
-        result, each = estimate_files(files, options, cluster=cluster, progress=progress)
-    if result.view is not None:
-        refuse(result.view, _find_components(only, each[0].theta))
-    seconds = time.perf_counter() - started
-    _save(output.out, result)
-    if output.as_json:
-        described = [
-            {
-                "path": str(one.path),
-                "trajectories": one.part.count,
-                "residuals": one.residuals,
-                "transition": one.transition,
-                "sampling": one.sampling,
-            }
-            for one in each
-        ]
-        numbers = {
-            **_numbers(result, seconds),
-            "files": described,
-            "used": {"said": list(each[0].notes)},
+def _gather_numbers(pooled: Pooled, options: EstimateOptions, seconds: float) -> dict[str, Any]:
+    """The numbers of --json: of the whole, of each file, and what the first one used."""
+    first = pooled.files[0]
+    described = [
+        {
+            "path": str(file.path),
+            "trajectories": file.result.estimate.count,
+            "residuals": file.result.residuals,
+            "transition": file.transition,
+            "sampling": file.sampling,
         }
-        say(json.dumps(to_json(numbers)))
-    else:
-        _print(result, str)
-        for line in dict.fromkeys(line for one in each for line in one.notes):
-            say(line)
-        where = f" on the cluster at {cluster}" if cluster else ""
-        written = f"; written to {output.out}" if output.out else ""
-        transitions = " and ".join(sorted({one.transition for one in each}))
-        say(
-            f"{seconds:.1f} s, {len(files)} files{where}, {transitions} score, "
-            f"{options.baseline} baseline{written}"
-        )
-    _warn_of_euler(*(one.sampling for one in each))
-    warn_of_residuals(output.strict, *(one.residuals for one in each))
+        for file in pooled.files
+    ]
+    used = {
+        "noise": "nominal" if first.ratio is None else "file",
+        "diffusion_ratio": first.ratio,
+        "observation_variance": first.observation_variance,
+        "theta": options.theta,
+        "said": first.notes,
+    }
+    return {
+        **_numbers(pooled.result, seconds),
+        "transition": _join_transitions(pooled),
+        "sampling": first.sampling,
+        "files": described,
+        "used": used,
+    }
+
+
+def _join_transitions(pooled: Pooled) -> str:
+    """Names of the transitions that were used."""
+    return " and ".join(sorted({file.transition for file in pooled.files}))
+
+
+def _print_notes(pooled: Pooled, options: EstimateOptions) -> None:
+    """Print which noise and parameters were used."""
+    for line in dict.fromkeys(line for file in pooled.files for line in file.notes):
+        say(line)
+    readout = options.observation_noise
+    if readout is not None:
+        say(f"readout noise: {readout:g}, as given, corrected for in J and its gradient")
+
+
+def _describe_method(pooled: Pooled, options: EstimateOptions, cluster: str | None) -> str:
+    """Number of files, where they were read, score and baseline, in words."""
+    from fluctua.insitu.estimating import FILTER
+
+    where = f" on the cluster at {cluster}" if cluster else ""
+    many = len(pooled.files) > 1 or cluster is not None
+    count = f"{len(pooled.files)} files{where}, " if many else ""
+    by_filter = " of a filter" if pooled.result.score == FILTER else ""
+    transitions = _join_transitions(pooled)
+    return f"{count}{transitions} score{by_filter}, {options.baseline} baseline"
 
 
 def _save(out: Path | None, result: RecordingEstimate) -> None:
@@ -441,14 +372,16 @@ def _numbers(result: RecordingEstimate, seconds: float) -> dict[str, Any]:
     return {**numbers, "refused": list(result.view.missing) if result.view else []}
 
 
-def _print(result: RecordingEstimate, label: Any) -> None:
+def _print(result: RecordingEstimate) -> None:
     from fluctua.core.text import describe_estimate
+    from fluctua.insitu.pooling import name_resonator
 
     say(
         describe_estimate(result.estimate) if result.continuing is None else repr(result.continuing)
     )
     if result.view and result.view.missing:
         missing = result.view.missing
+        label = name_resonator(result.view)
         why = f" ({result.score})" if result.score else ""
         say(
             f"{len(missing)} parameters are not trainable, because their score needs channels "
@@ -459,28 +392,3 @@ def _print(result: RecordingEstimate, label: Any) -> None:
             say(f"  {name} needs {', '.join(sites[:4])}{', …' if len(sites) > 4 else ''}")
         if len(missing) > 6:
             say("  … --json lists them all")
-
-
-def _component_names(channels: tuple[str, ...], model: RecordingModel) -> Any:
-    """A function from a component of the state to the name of its channel or resonator."""
-    sites = (model.size or 2) // 2
-    return lambda i: (
-        f"psi[{i % sites}]" if model.observed is not None else channels[i % len(channels)]
-    )
-
-
-def _find_components(only: list[str], theta: Any) -> list[str]:
-    """Names of the components that must be estimated; `omega` stands for all of its entries."""
-    from fluctua.core.text import names
-
-    every = names(theta)
-    components = []
-    for name in only:
-        match = [n for n in every if n == name or n.split("[")[0] == name]
-        if not match:
-            raise ValueError(
-                f"--set parameter: there is no {name!r}; parameters are {', '.join(theta)} and "
-                "their entries."
-            )
-        components += match
-    return components

@@ -33,9 +33,8 @@ from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import continuing as long_records
-from fluctua.insitu import estimating
-from fluctua.insitu import hidden as hidden
-from fluctua.insitu.calibrate.fit import only_diffusions
+from fluctua.insitu import estimating, hidden, splitting
+from fluctua.insitu.calibrate.fit import require_diffusion
 from fluctua.insitu.calibrate.table import apply_calibration, read_noise
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
@@ -60,7 +59,7 @@ class FileAdvice(NamedTuple):
     observation: np.ndarray | None
     observation_bound: float | None
     notes: tuple[str, ...]
-    stretches: long_records.SplitRecord | None = None
+    stretches: splitting.SplitRecord | None = None
     continuing: Stationary | None = None
 
 
@@ -75,11 +74,11 @@ def advise_file(
     baseline: str = "time",
     noise: str = "auto",
     theta: str = "set",
-    chunk_bytes: int = estimating.CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> FileAdvice:
-    """What the recording says about the next one. The noise is that of its calibration, or else is
-    measured here.
+    """Advice from a recording for the next one: repetitions, interval and readout noise.
+
+    The noise is that of its calibration, or else is measured here.
 
     Args:
         recording: an open one.
@@ -93,10 +92,9 @@ def advise_file(
         baseline: a name.
         noise: as for `apply_calibration`.
         theta: as for `apply_calibration`.
-        chunk_bytes: memory of a chunk.
         progress: (trajectories done, all) -> None.
 
-    Returns: repetitions, interval and readout noise.
+    Returns: a `FileAdvice`.
 
     >>> with open_recording("run.nc") as recording:
     ...     advise_file(recording, load_model(recording), error=0.2).repetitions.whole
@@ -106,7 +104,7 @@ def advise_file(
         raise ValueError(
             f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.'
         )
-    only_diffusions(model.process, "advice from a recording is on the interval and the noise")
+    require_diffusion(model.process, "advice from a recording is on the interval and the noise")
     if recording.count < 2 * repeats.PARTS and not continuing:
         raise ValueError(
             f"{recording.path} has {recording.count} complete trajectories; advice compares "
@@ -128,7 +126,7 @@ def advise_file(
         usable = hidden.visibility(
             check.process(m.process), None, m.theta, m.observed, m.size, context=one
         ).usable[m.observed]
-    pieces = long_records.split_record(recording, m) if continuing else None
+    pieces = splitting.split_record(recording, m) if continuing else None
     cut = recording if pieces is None else pieces.recording
     some = cut.trajectories(0, min(ENOUGH, cut.count), load=True)
     if applied.ratio is None:
@@ -157,7 +155,6 @@ def advise_file(
             score=score,
             baseline=baseline,
             observation_noise=s2,
-            chunk_bytes=chunk_bytes,
             progress=progress,
         )
     else:

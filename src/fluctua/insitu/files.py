@@ -4,7 +4,6 @@
 ...     insitu.files.inspect(recording)
 """
 
-from fluctua.insitu.continuing import split_record
 from fluctua.insitu.recording.conversion import convert
 from fluctua.insitu.recording.description import Description, EventKinds
 from fluctua.insitu.recording.inspection import inspect
@@ -12,6 +11,7 @@ from fluctua.insitu.recording.model import RecordingModel, load_model
 from fluctua.insitu.recording.reader import open_recording as open
 from fluctua.insitu.recording.simulate import describe, record
 from fluctua.insitu.recording.writer import append_to, create, put_table, repair, save
+from fluctua.insitu.splitting import split_record
 
 __all__ = [
     "Description",

@@ -31,13 +31,13 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
+from fluctua.core.estimate import Estimate
 from fluctua.core.integrators import refuse_step
-from fluctua.core.likelihood.guard import Transition
 from fluctua.core.objective import Objective
-from fluctua.core.process import Process, Step
+from fluctua.core.process import Process, Score, Step
 from fluctua.core.text import names
+from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
-from fluctua.processes.observed import Normal, Observed
 
 PROBES = 3
 """Random states at which dependence is looked for: a derivative that is zero at all of them is
@@ -262,87 +262,46 @@ def _few(items: Sequence[Any] | np.ndarray) -> str:
     return ", ".join(listed[:6]) + (", …" if len(listed) > 6 else "")
 
 
-MOST_OPERATIONS = 2e12
-"""That a filter may take: some ten minutes of two cores."""
-FIRST_SAMPLES = 10_000
-"""From which the law of the start is taken, where all components are measured."""
+class VisiblePart(NamedTuple):
+    """Process, reward and score of the channels that a file has. view: what they leave out."""
 
-
-class FilterChoice(NamedTuple):
-    """process: an `Observed`, or None where there is no filter, for the reason in `why`.
-    objective: of its channels.
-    """
-
-    process: Observed | None
+    view: Visibility
+    process: Process
     objective: Objective
-    why: str = ""
+    score: Score
 
 
-def choose_filter(
-    recording: RecordingFile,
-    process: Process,
-    objective: Objective,
-    theta: Params,
-    law: Transition,
-    observed: np.ndarray | None,
-    size: int | None,
-    variance: np.ndarray | None,
-) -> FilterChoice:
-    """The process as the recording shows it, if its start is known and the filter is affordable.
-
-    law: of one step. observed, size: as in `estimate`. variance: of the readout (D,), or None.
-    """
-    channels = recording.x.shape[2]
-    rows = np.arange(channels) if observed is None or size is None else np.asarray(observed, int)
-    whole = channels if size is None else size
-    seen = objective if whole == channels else observed_objective(objective, rows.tolist(), whole)
-    noise = np.zeros(channels) if variance is None else variance
-    first = np.asarray(recording.x[: min(recording.count, FIRST_SAMPLES), 0], float)
-    start: Any
-    if whole > channels:
-        # half as much again as the readout explains: its variance may be an estimate
-        power = (first**2).mean(axis=0)
-        known = 1.5 * (1 + 6 / np.sqrt(len(first))) * noise
-        if np.any(power > known + 1e-12 * np.max(recording.x[0] ** 2)):
-            return FilterChoice(
-                None,
-                seen,
-                "the record does not begin with empty resonators, so hidden ones are not known",
-            )
-        start = np.zeros(whole)
-    else:
-        start = _fit_start(first, noise)
-    filtered = Observed(
-        process, observe=np.eye(whole)[rows], noise=noise, start=start, transition=law
+def select_visible(recording: RecordingFile, model: RecordingModel) -> VisiblePart | None:
+    """The part of a model that the channels of a file show; None if the file has all of them."""
+    if not model.hidden:
+        return None
+    assert isinstance(model.process, Process)
+    assert model.observed is not None
+    assert model.size is not None
+    first = recording.trajectories(0, 1).context
+    view = visibility(
+        model.process,
+        model.objective,
+        model.theta,
+        model.observed,
+        model.size,
+        t=float(recording.t[0]),
+        context=jax.tree.map(lambda leaf: leaf[0], first),
     )
-    dtype = jnp.result_type(*jax.tree.leaves(theta))
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], recording.trajectories(0, 1).context)
-    checked = filtered.check(
-        theta, jnp.asarray(first[0], dtype), jnp.asarray(recording.t[0], dtype), one
+    process, objective = observed_model(
+        model.process, model.objective, tuple(map(int, model.observed)), model.size
     )
-    operations = _operations(checked, recording, ravel_pytree(theta)[0].size, whole)
-    if operations > MOST_OPERATIONS:
-        return FilterChoice(
-            None,
-            seen,
-            f"a filter for {whole} components that bend would take {operations:.0e} operations",
-        )
-    return FilterChoice(filtered, seen)
+    score = PartialScore(tuple(view.usable[np.asarray(model.observed)].tolist()))
+    return VisiblePart(view, process, objective, score)
 
 
-def _fit_start(first: np.ndarray, noise: np.ndarray) -> Normal:
-    """N(mean, covariance) of the first states, from samples (E, M) with noise on them."""
-    covariance = np.atleast_2d(np.cov(first, rowvar=False)) - np.diag(noise)
-    scale, vectors = np.linalg.eigh(covariance)
-    return Normal(first.mean(axis=0), (vectors * np.maximum(scale, 0)) @ vectors.T)
+def blank(result: Estimate, view: Visibility) -> Estimate:
+    """The estimate with NaN in place of parameters that cannot be trained."""
+    names = ("gradient", "stderr", "second_moment")
+    return result._replace(**{name: blank_tree(getattr(result, name), view) for name in names})
 
 
-def _operations(process: Observed, recording: RecordingFile, parameters: int, size: int) -> float:
-    """Of the recursion, roughly: products of matrices for each tangent, for all trajectories or
-    for each.
-    """
-    steps = len(recording.t) - 1
-    count = recording.count
-    if process.shared:
-        return steps * (parameters + 1) * size**2 * (20.0 * size + 4 * count)
-    return steps * count * (parameters + 1) * size**2 * (20.0 * size + 500)
+def blank_tree(tree: Params, view: Visibility) -> Params:
+    """NaN in place of parameters that cannot be trained."""
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jnp.where(jnp.asarray(view.trainable), flat, jnp.nan))

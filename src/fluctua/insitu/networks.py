@@ -11,28 +11,15 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core.arrays import Params
-from fluctua.core.knob import read_knob
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibrate import knobs
-from fluctua.insitu.calibrate.network import linear_model
 from fluctua.insitu.instrument.archive import shapes
 from fluctua.insitu.instrument.protocol import Batch
 from fluctua.insitu.model import Knob, Methods, Model
+from fluctua.insitu.network_self_calibration import make_self_calibration
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import task_tables
-from fluctua.insitu.self_calibration import SelfCalibration
 from fluctua.insitu.unknowns import DeviceFit, Runs, Unknown
-from fluctua.tcmt.coupled_modes import coefficients
-from fluctua.tcmt.fused import Fused
-from fluctua.tcmt.losses import OfLosses
-
-LONGEST_STEP = 1e-3
-"""Longest Euler step of the model that a training calibrates, in units of 1/κ."""
-
-EVERY = 20
-"""Such steps of which one counts for the information: features change by 1e-3 of themselves in a
-step.
-"""
 
 KERR_SCALE = 0.01
 """Learning rate of χ over that of ω: a Kerr coefficient of 0.01 detunes by as much as ω = 0.5."""
@@ -99,7 +86,9 @@ def network_model(
     unknowns = _list_unknowns(network, spread)
     self_calibration = None
     if not (kerr or sigma_kappa):
-        self_calibration = _make_self_calibration(network, task, interval, unknowns)
+        self_calibration = make_self_calibration(
+            network, task, interval, unknowns, _list_starts(network)
+        )
     laboratory = _Laboratory(task, dict(bounds), {**bounds, **(reach or {})}, rate)
     return Model(
         process=knobs.process(task),
@@ -188,51 +177,6 @@ class _Laboratory:
             context=shapes(batch),
             **tables,
         )
-
-
-@dataclass(frozen=True)
-class _Effective:
-    """(settings, φ) -> ω, κ and γ: a line for each knob, and losses that are never negative."""
-
-    gamma: tuple[float, ...]
-
-    def __call__(self, theta: Params, phi: Params) -> Params:
-        lines = {name: read_knob(phi, name).set(theta[name]) for name in ("omega", "kappa")}
-        return {**lines, "gamma": jnp.asarray(self.gamma, phi["loss"].dtype) * jnp.exp(phi["loss"])}
-
-
-def _make_self_calibration(
-    network: tcmt.Network, task: tcmt.Task, interval: float, unknowns: Mapping[str, Unknown]
-) -> SelfCalibration:
-    """A model with offset and gain of each knob and each loss, whose steps divide the interval."""
-    steps = int(np.ceil(interval / LONGEST_STEP - 1e-9))
-    horizon = float(task.t[-1] - task.t[0])
-    fine = tcmt.transmission(
-        network,
-        horizon=horizon,
-        dt=interval / steps,
-        drive=tcmt.Drive(0, task.drives[0].amplitude, frequency=10.0),
-    )
-    effective = _Effective(tuple(np.asarray(network.gamma, float).tolist()))
-    settings = _list_starts(network)
-
-    def context(phi: Params) -> knobs.KnobValues:
-        effective_values = effective(settings, {name: jnp.asarray(v) for name, v in phi.items()})
-        p = {name: np.asarray(v) for name, v in effective_values.items()}
-        drift = linear_model(task, p, kerr=False).theta
-        own = {name: np.asarray(phi[name], float) for name in phi if name != "loss"}
-        noise = {
-            "diffusion": coefficients(network, p).amplitude ** 2 / 2,
-            "readout": np.zeros(network.sites),
-            "readout_seen": np.array(0.0),
-        }
-        return own | {name: np.asarray(drift[name]) for name in knobs.REST} | noise
-
-    twin = fine.estimator("cpu", baseline="twin")
-    assert isinstance(twin, Fused)
-    start = {name: unknown.start for name, unknown in unknowns.items()}
-    spread = {name: unknown.spread for name, unknown in unknowns.items()}
-    return SelfCalibration(OfLosses(twin), effective, start, spread, context, EVERY)
 
 
 def _list_starts(network: tcmt.Network) -> dict[str, Any]:

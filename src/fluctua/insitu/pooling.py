@@ -1,9 +1,8 @@
-"""One estimate from several recordings at the same settings, read here or by the workers of a
-cluster.
+"""One estimate from recordings at the same settings, read here or by the workers of a cluster.
 
-Every file is estimated by itself, baseline and all, and what it adds is summed in the order in
-which the files were
-named: the result has the same bits wherever they were read.
+Every file is estimated by itself, baseline and all. The estimate of one file is the result; what
+several add is summed in the order in which they were named, so that the bits do not depend on
+where they were read.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Params
-from fluctua.core.likelihood.guard import Residuals
-from fluctua.insitu import advice, estimating
+from fluctua.core.text import names
+from fluctua.insitu import advice, continuing, estimating, hidden
 from fluctua.insitu.calibrate.table import apply_calibration
-from fluctua.insitu.hidden import Visibility
 from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
 from fluctua.scale import dispatch, parts
@@ -30,25 +28,31 @@ DOUBLE = ("float64", "complex128")
 
 
 class FileEstimate(NamedTuple):
-    """The estimate of one file, with the fields of `RecordingEstimate` and `CalibratedModel`.
+    """The estimate of one file, and how it was made.
 
-    theta: its parameters.
-
-    transition: whose score was used. sampling: of Euler's score, whether it suits; else None.
+    result: with NumPy arrays, so that a worker can send it in any precision.
+    theta: the parameters at which it is.
+    transition: whose score was used.
+    sampling: whether the interval suits Euler's score; None of another.
+    ratio, observation_variance, notes: of the calibration, as in `CalibratedModel`.
     parameters, settings: as they are stored in the file.
     """
 
     path: Path
-    part: parts.Part
+    result: estimating.RecordingEstimate
     theta: Params
-    view: Visibility | None
-    residuals: Residuals | None
-    score: str
     transition: str
     sampling: advice.Sampling | None
+    ratio: np.ndarray | None
+    observation_variance: np.ndarray | None
     notes: tuple[str, ...]
     parameters: Mapping[str, Any]
     settings: Mapping[str, Any]
+
+    @property
+    def precision(self) -> str:
+        """Type of the parameters, "float64" or "float32"."""
+        return str(np.result_type(*jax.tree.leaves(self.theta)))
 
 
 class Pooled(NamedTuple):
@@ -61,7 +65,17 @@ class Pooled(NamedTuple):
 class EstimateOptions(NamedTuple):
     """How every file is read and estimated: what a worker holds.
 
-    Options are those of `fluctua estimate`.
+    model: `FILE.py:NAME`; None for the model in the file.
+    params: in place of the parameters in the file.
+    score: "euler", "local-linear", or "auto": as the file was calibrated.
+    baseline: a name of `estimating.BASELINES`.
+    noise, theta: as for `apply_calibration`.
+    observation_noise: standard deviation of the readout, in place of the file's.
+    window: of a long-run average, the time over which a kick is remembered, or "auto"; None for
+        trajectories.
+    required: names of parameters that must be estimated; "omega" stands for all its entries.
+    chunk_bytes: of states held at a time.
+    places, dt, scale: as for `insitu.files.open`.
     """
 
     model: str | None = None
@@ -71,20 +85,32 @@ class EstimateOptions(NamedTuple):
     noise: str = "auto"
     theta: str = "set"
     observation_noise: float | None = None
+    window: float | str | None = None
+    required: tuple[str, ...] = ()
     chunk_bytes: int = estimating.CHUNK_BYTES
     places: Mapping[str, str] | None = None
     dt: float | None = None
     scale: Any = None
 
-    def estimate(self, path: Path) -> FileEstimate:
-        """The part of one file, in the precision that it was recorded in."""
+    def estimate(
+        self, path: Path, progress: Callable[[int, int], None] | None = None
+    ) -> FileEstimate:
+        """The estimate of one file, in the precision that it was recorded in.
+
+        progress: called with (trajectories read, to read).
+        """
         with open_recording(
             path, dict(self.places or {}), dt=self.dt, scale=self.scale
         ) as recording:
             double = recording.description.dtype in DOUBLE
-            return jax.enable_x64(double)(self._estimate)(path, recording)
+            return jax.enable_x64(double)(self._estimate)(path, recording, progress)
 
-    def _estimate(self, path: Path, recording: RecordingFile) -> FileEstimate:
+    def _estimate(
+        self,
+        path: Path,
+        recording: RecordingFile,
+        progress: Callable[[int, int], None] | None,
+    ) -> FileEstimate:
         params = None if self.params is None else dict(self.params)
         applied = apply_calibration(
             recording,
@@ -92,39 +118,74 @@ class EstimateOptions(NamedTuple):
             noise=self.noise,
             theta=self.theta,
         )
+        model = applied.model
+        required = find_components(self.required, model.theta)
         variance = applied.observation_variance
         if self.observation_noise is not None:
             variance = np.array(self.observation_noise**2) if self.observation_noise else None
-        transition = estimating.resolve_score(recording, applied.model.process, self.score)
-        result = estimating.estimate_model(
-            recording,
-            applied.model,
-            score=transition,
-            baseline=self.baseline,
-            observation_noise=variance,
-            chunk_bytes=self.chunk_bytes,
-        )
-        assert result.part is not None
-        judged = (
-            advice.judge_euler(recording, applied.model, variance)
-            if transition == "euler"
-            else None
-        )
-        theta = jax.tree.map(np.asarray, applied.model.theta)
-        head = recording.description
+        transition = estimating.resolve_score(recording, model.process, self.score)
+        if self.window is None:
+            result = estimating.estimate_model(
+                recording,
+                model,
+                score=transition,
+                baseline=self.baseline,
+                observation_noise=variance,
+                chunk_bytes=self.chunk_bytes,
+                progress=progress,
+            )
+        else:
+            result = continuing.estimate_continuing(
+                recording,
+                model,
+                window=self.window,
+                score=transition,
+                baseline=self.baseline,
+                observation_noise=variance,
+            )
+        if result.view is not None:
+            hidden.refuse(result.view, required, name_resonator(result.view))
+        judged = None
+        if transition == "euler":
+            judged = advice.judge_euler(recording, model, variance)
         return FileEstimate(
             path,
-            result.part,
-            theta,
-            result.view,
-            result.residuals,
-            result.score,
+            result._replace(estimate=jax.tree.map(_copy_array, result.estimate)),
+            jax.tree.map(np.asarray, model.theta),
             transition,
             judged,
+            applied.ratio,
+            variance,
             tuple(applied.notes),
-            dict(head.parameters),
-            dict(head.settings),
+            dict(recording.description.parameters),
+            dict(recording.description.settings),
         )
+
+
+def _copy_array(leaf: Any) -> Any:
+    """A NumPy array in place of one of JAX, whose precision depends on where it is unpickled."""
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def find_components(required: Sequence[str], theta: Params) -> list[str]:
+    """Names of the components that must be estimated; `omega` stands for all of its entries."""
+    every = names(theta)
+    components = []
+    for name in required:
+        match = [n for n in every if n == name or n.split("[")[0] == name]
+        if not match:
+            raise ValueError(
+                f"--set parameter: there is no {name!r}; parameters are {', '.join(theta)} and "
+                "their entries."
+            )
+        components += match
+    return components
+
+
+def name_resonator(view: hidden.Visibility) -> Callable[[int], str]:
+    """A function from a component of the state to the name of its resonator."""
+    sites = len(view.usable) // 2
+    return lambda component: f"psi[{component % sites}]"
 
 
 def estimate_files(
@@ -134,13 +195,14 @@ def estimate_files(
     cluster: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Pooled:
-    """∇θJ with errors from several recordings of one system at the same θ.
+    """∇θJ with errors from one or several recordings of one system at the same θ.
 
     Args:
         paths: of the files; the workers of a cluster must find them there too.
         reading: model, score, baseline and the rest.
         cluster: the address of a Ray cluster (`fluctua.distributed`); None reads them here.
-        progress: called with (files read, of how many).
+        progress: called with (files read, of how many); of one file that is read here, with
+            (trajectories read, to read).
 
     Returns: a `Pooled`.
 
@@ -148,9 +210,27 @@ def estimate_files(
     80
 
     """
+    subject = EstimateOptions() if reading is None else reading
     if not paths:
         raise ValueError("there are no files to estimate from.")
-    subject = EstimateOptions() if reading is None else reading
+    if subject.window is not None and (len(paths) > 1 or cluster is not None):
+        raise ValueError(
+            f"--continuing is of one record; got {len(paths)} files, or a cluster for them."
+        )
+    if len(paths) == 1 and cluster is None:
+        files = [subject.estimate(Path(paths[0]), progress)]
+    else:
+        files = _gather_files(paths, subject, cluster, progress)
+    return Pooled(_combine(files), tuple(files))
+
+
+def _gather_files(
+    paths: Sequence[str | Path],
+    subject: EstimateOptions,
+    cluster: str | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[FileEstimate]:
+    """The estimates of the files, in their order, made here or on a cluster."""
     pool: dispatch.Pool = (
         dispatch.Here(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
     )
@@ -159,29 +239,34 @@ def estimate_files(
         for number, path in enumerate(paths)
     ]
     try:
-        files: list[FileEstimate] = dispatch.gather_results(pool, calls, progress=progress)
+        return dispatch.gather_results(pool, calls, progress=progress)
     finally:
         pool.close()
+
+
+def _combine(files: Sequence[FileEstimate]) -> estimating.RecordingEstimate:
+    """The estimate of all files together: that of the file, if there is one."""
     first = files[0]
+    if len(files) == 1:
+        return first.result
     for other in files[1:]:
         _refuse_others(first, other)
-    with jax.enable_x64(
-        any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(first.theta))
-    ):
-        result = parts.make_estimate(
-            parts.total([file.part for file in files]), jax.tree.map(jnp.asarray, first.theta)
-        )
-        for file in files:
-            result = result if file.view is None else estimating.blank(result, file.view)
-    views = [file.view for file in files if file.view is not None]
-    return Pooled(
-        estimating.RecordingEstimate(result, views[0] if views else None, score=first.score),
-        tuple(files),
+    added = []
+    for file in files:
+        assert file.result.part is not None
+        added.append(file.result.part)
+    views = [file.result.view for file in files if file.result.view is not None]
+    with jax.enable_x64(first.precision in DOUBLE):
+        result = parts.make_estimate(parts.total(added), jax.tree.map(jnp.asarray, first.theta))
+        for view in views:
+            result = hidden.blank(result, view)
+    return estimating.RecordingEstimate(
+        result, views[0] if views else None, score=first.result.score
     )
 
 
 def _refuse_others(first: FileEstimate, other: FileEstimate) -> None:
-    """Trajectories at other settings are of another gradient."""
+    """Refuse a file at other settings: its trajectories are of another gradient."""
     one = models.name_leaves(first.theta)
     another = models.name_leaves(other.theta)
     if set(one) != set(another):

@@ -13,14 +13,14 @@ from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import NoiseProduct, Process
 
 
-class Place(NamedTuple):
+class OperatingPoint(NamedTuple):
     """Settings and context at which a process is evaluated."""
 
     settings: Params
     context: PyTree
 
 
-Translate = Callable[[Params, PyTree], Place]
+Translate = Callable[[Params, PyTree], OperatingPoint]
 """(parameters, context) -> settings and context."""
 
 
@@ -86,5 +86,5 @@ class Corrected:
 
     correct: Callable[[Params, PyTree], Params]
 
-    def __call__(self, theta: Params, context: PyTree) -> Place:
-        return Place(self.correct(theta, context), context)
+    def __call__(self, theta: Params, context: PyTree) -> OperatingPoint:
+        return OperatingPoint(self.correct(theta, context), context)

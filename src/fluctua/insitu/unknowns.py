@@ -23,7 +23,7 @@ from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.process import Process
 from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.translation import Place, translate_process
+from fluctua.insitu.translation import OperatingPoint, translate_process
 from fluctua.learn.belief import Belief, like, prior_precision
 from fluctua.learn.effective import Effective
 from fluctua.learn.fit import fit_map
@@ -61,9 +61,9 @@ class DeviceFit(NamedTuple):
     report: str = ""
 
 
-def separate(parameters: Params, context: PyTree) -> Place:
+def separate(parameters: Params, context: PyTree) -> OperatingPoint:
     """Settings, and the context with the unknowns, of parameters that hold both."""
-    return Place(parameters[SETTINGS], {**(context or {}), **parameters[UNKNOWNS]})
+    return OperatingPoint(parameters[SETTINGS], {**(context or {}), **parameters[UNKNOWNS]})
 
 
 def join(settings: Params, values: Params) -> Params:

@@ -7,7 +7,7 @@ import pytest
 
 import fluctua as fl
 from fluctua import insitu
-from fluctua.insitu import hidden
+from fluctua.insitu import filter_choice
 from fluctua.insitu.readout import correct_objective, measure_remainder
 from problems import tolerance
 
@@ -103,7 +103,7 @@ def test_the_value_is_that_of_the_states(noisy, monkeypatch, operations):
 
     Uncorrected, J is off by s²(wT + ½ + 3m) and ∂J/∂w by s²T: over 7 errors.
     """
-    monkeypatch.setattr(hidden, "MOST_OPERATIONS", operations)
+    monkeypatch.setattr(filter_choice, "MOST_OPERATIONS", operations)
     result = insitu.estimate(noisy, PROCESS, WEIGHTED, observation_noise=0.1)
     assert (result.score == "filter") is bool(operations)
     value, gradient = weighted_answer()
@@ -146,7 +146,8 @@ def test_a_start_that_is_known_but_for_rounding_is_taken():
     rounding.
     """
     rng = np.random.default_rng(0)
-    start = hidden._fit_start(rng.normal(size=(50, 6)) @ rng.normal(size=(6, 12)), np.zeros(12))
+    first = rng.normal(size=(50, 6)) @ rng.normal(size=(6, 12))
+    start = filter_choice._fit_start(first, np.zeros(12))
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: jnp.ones(12))
     off = start.covariance - 1e-3 * np.eye(12)
     with jax.enable_x64(False):

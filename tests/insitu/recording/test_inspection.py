@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.insitu.continuing import split_record
 from fluctua.insitu.recording.digitisation import find_steps
 from fluctua.insitu.recording.trend import find_trend, remove_trend
+from fluctua.insitu.splitting import split_record
 
 MODEL = """
 import jax.numpy as jnp

@@ -19,10 +19,9 @@ from fluctua.core.likelihood import guard as residual_guard
 from fluctua.core.likelihood import interval, regression
 from fluctua.core.likelihood import noise as noise_fits
 from fluctua.core.likelihood import pieces as sources
-from fluctua.core.likelihood.steps import Transition
 from fluctua.core.process import Process
 from fluctua.insitu import continuing as long_records
-from fluctua.insitu import estimating, hidden
+from fluctua.insitu import estimating, hidden, splitting
 from fluctua.insitu.calibrate.network import linear_model
 from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile
@@ -44,18 +43,27 @@ def fit_system(
     process: Process,
     theta: Params,
     *,
-    transition: Transition = scores.euler,
+    transition: residual_guard.Transition = scores.euler,
     usable: np.ndarray | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> SystemFit:
-    """Drift and noise, starting from `theta`. usable: (M,) components whose residual is known, if
-    channels are hidden.
+    """Drift and noise of the process that trajectories are of.
 
     A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which
     tells whether the states carry observation noise; then the drift; then the noise about that
     drift. Where `theta` was far off, what its drift lacked sat in the rough noise, made weights and
     errors too large, and hid observation noise: both are then fitted again with the noise that was
     found.
+
+    Args:
+        source: trajectories or an open recording.
+        process: drift and noise of the system.
+        theta: parameters to start from.
+        transition: law of one step, `fluctua.scores.euler` or `local_linear`.
+        usable: (M,) components whose residual is known, if channels are hidden.
+        progress: called with what is fitted next, "noise" or "drift".
+
+    Returns: a `SystemFit`, with the fits of drift and noise.
 
     >>> trajectories = recording.trajectories(load=True)
     >>> fit_system(trajectories, model.process, model.theta).drift.theta["omega"]
@@ -115,7 +123,7 @@ class Calibration(NamedTuple):
     transition: str = "euler"
     defect: interval.EulerDefect | None = None
     guard: residual_guard.Residuals | None = None
-    stretches: long_records.SplitRecord | None = None
+    stretches: splitting.SplitRecord | None = None
 
 
 def calibrate_recording(
@@ -146,20 +154,23 @@ def calibrate_recording(
     ...     calibration = calibrate_recording(recording, load_model(recording))
     """
     say = progress or (lambda text: None)
-    laws: dict[str, Transition] = {"euler": scores.euler, "local-linear": scores.local_linear}
+    laws: dict[str, residual_guard.Transition] = {
+        "euler": scores.euler,
+        "local-linear": scores.local_linear,
+    }
     if transition not in laws:
         raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
     if recording.count < 1:
         raise ValueError(
             f"{recording.path} has 0 complete trajectories: there is nothing to calibrate from."
         )
-    only_diffusions(model.process, "a calibration measures drift and noise")
+    require_diffusion(model.process, "a calibration measures drift and noise")
     assert isinstance(model.process, Process)
     law = laws[transition]
     record = recording
     pieces = None
     if continuing or recording.count == 1:
-        pieces = long_records.split_record(recording, model)
+        pieces = splitting.split_record(recording, model)
         recording = pieces.recording
     theta = check.parameters(model.theta)
     process = (
@@ -236,11 +247,11 @@ def calibrate_recording(
 
 def _examine_long_run(
     record: RecordingFile,
-    pieces: long_records.SplitRecord,
+    pieces: splitting.SplitRecord,
     process: Process,
     model: models.RecordingModel,
     transition: str,
-    law: Transition,
+    law: residual_guard.Transition,
     blur: np.ndarray | None,
 ) -> tuple[regression.ResidualReport, Estimate]:
     """Residuals with their bias, and the gradient that it is of: of the long-run average, over
@@ -270,7 +281,7 @@ def _examine_long_run(
     return report, answer.estimate
 
 
-def only_diffusions(process: Any, what: str) -> None:
+def require_diffusion(process: Any, what: str) -> None:
     """Refuse a process of another kind."""
     if not isinstance(check.process(process), Process):
         raise ValueError(

@@ -34,7 +34,7 @@ from fluctua.core.likelihood.noise import is_observation_seen
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.text import names
 from fluctua.insitu.calibrate import network, report
-from fluctua.insitu.calibrate.fit import Calibration, only_diffusions
+from fluctua.insitu.calibrate.fit import Calibration, require_diffusion
 from fluctua.insitu.recording import description as heads
 from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile
@@ -202,7 +202,7 @@ def apply_calibration(
             raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {choice!r}.")
     if not isinstance(check.process(model.process), Process):
         if noise == "file" or theta == "calibrated":
-            only_diffusions(model.process, "a calibration in the file is")
+            require_diffusion(model.process, "a calibration in the file is")
         return CalibratedModel(model, None, None, ("rates: the model's own",))
     table = (
         read_noise(recording.description) if noise != "nominal" or theta == "calibrated" else None

@@ -1,0 +1,165 @@
+"""One long record in place of many trajectories: stretches that hardly know of each other.
+
+The steps of a steady state are as good as any for a calibration, and the scatter of the stretches
+is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.arrays import jit
+from fluctua.insitu.recording.model import RecordingModel
+from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.trend import describe_trend, find_trend
+from fluctua.processes import stationary as stationary_record
+
+APART = 10
+"""Correlation times that a stretch is long, where the record has room for `FEWEST` of them."""
+FEWEST = 20
+MOST = 200
+"""Stretches of a record."""
+SHORTEST = 2
+"""Correlation times that a stretch is long at the least."""
+POINTS = 2**17
+"""Samples of a trace that correlations are taken from; longer traces are averaged in groups."""
+TIMES = 7
+"""Times at which it is looked whether a drift depends on them."""
+
+
+class SplitRecord(NamedTuple):
+    """A record in pieces. recording: the pieces as trajectories. length: of one, in units of time.
+
+    slowest: the number of the component that is correlated for longest. memory: how long, 1 +
+    2Σ|ρ|.
+    autocorrelation_time: integrated, 1 + 2Σρ, which is shorter where it oscillates. effective:
+    independent samples of that component that the record is worth. trend: a drift of the record, in
+    words; empty if there is none.
+    """
+
+    recording: RecordingFile
+    length: float
+    slowest: int
+    memory: float
+    autocorrelation_time: float
+    effective: float
+    trend: str = ""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """For machines."""
+        fields = ("length", "memory", "autocorrelation_time", "effective", "trend")
+        named = {name: getattr(self, name) for name in fields}
+        return {
+            "count": self.recording.count,
+            **named,
+            "slowest": self.recording.description.components[self.slowest],
+        }
+
+    def __repr__(self) -> str:
+        name = self.recording.description.components[self.slowest]
+        return (
+            f"{self.recording.count:,} stretches of {self.length:.4g}; {name}, the slowest, is "
+            "correlated over "
+            f"{self.memory:.3g}: integrated autocorrelation time {self.autocorrelation_time:.3g}, "
+            f"{self.effective:,.0f} independent samples"
+            + (f"\n→ not steady: {self.trend}" if self.trend else "")
+        )
+
+
+def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord:
+    """Cut the traces of a steady state into stretches that hardly know of each other.
+
+    A stretch is ten times as long as the slowest component is correlated, or shorter down to twice,
+    if that leaves twenty of them; a record that has no room for those is refused.
+
+    Args:
+        recording: of one long trace or a few.
+        model: its drift must not depend on time, because every stretch begins at the same one.
+
+    Returns: the `SplitRecord`.
+
+    """
+    _check_autonomous(recording, model)
+    steps = len(recording.t) - 1
+    dt = float(np.mean(np.diff(recording.t)))
+    group = max(1, steps // POINTS)
+    slowest = 0
+    memory = 0.0
+    own = 0.0
+    means = _grouped(recording, group)
+    for i in range(means.shape[2]):
+        series = means[:, :, i] - means[:, :, i].mean()
+        if np.any(series):  # a channel that never moves is named elsewhere
+            long = stationary_record.memory_time(series) * group
+            if long > memory:
+                slowest = i
+                memory = long
+                own = max(stationary_record.autocorrelation_time(series) * group, 1.0)
+    trend = _find_drift(recording)
+    length = max(int(np.ceil(APART * memory)), steps // MOST, 2)
+    if recording.count * (steps // length) < FEWEST:
+        length = int(steps // np.ceil(FEWEST / recording.count))
+    if length < max(SHORTEST * memory, 2):
+        raise ValueError(
+            f"{recording.path} is too short: {recording.count} × {steps * dt:.4g} units of time, "
+            "of which "
+            f"{recording.description.components[slowest]} is correlated over {memory * dt:.3g}. "
+            f"{FEWEST} stretches of "
+            f"{SHORTEST} such times take {FEWEST * SHORTEST * memory * dt:.4g}. "
+            + (f"That is because of a drift: {trend}" if trend else "Record for longer.")
+        )
+    whole = recording.count * steps
+    return SplitRecord(
+        recording.cut(length), length * dt, slowest, memory * dt, own * dt, whole / own, trend
+    )
+
+
+def _find_drift(recording: RecordingFile) -> str:
+    """The drift of a trace that stands out most, with what to do; empty if there is none."""
+    names = recording.description.components
+    searches = [
+        find_trend(np.asarray(recording.x[j]), records=recording.count)
+        for j in range(recording.count)
+    ]
+    trends = [search.trend for search in searches if search.trend is not None]
+    if not trends:
+        return ""
+    worst = min(trends, key=lambda trend: trend.probability)
+    return (
+        f"{describe_trend(worst, names)}. If the detector drifts and the system does not, take the "
+        "trend away "
+        "(fluctua convert IN OUT.nc --detrend TIME); a longer record does not help."
+    )
+
+
+def _grouped(recording: RecordingFile, group: int) -> np.ndarray:
+    """Means of consecutive samples, so many together. (E, T // group, M)"""
+    groups = []
+    for j in range(recording.count):
+        x = np.asarray(recording.x[j], np.float64)
+        whole = len(x) // group * group
+        groups.append(x[:whole].reshape(-1, group, x.shape[1]).mean(axis=1))
+    return np.stack(groups)
+
+
+def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
+    process = check.process(model.process)
+    theta = check.parameters(model.theta)
+    rows = recording.context
+    context = None if rows is None else {name: values[0] for name, values in rows.items()}
+    x = np.zeros(model.size or recording.x.shape[2], recording.x.dtype)
+    x[slice(None) if model.observed is None else model.observed] = recording.x[0, 0]
+    drift = jit(lambda t: process.drift(theta, jnp.asarray(x), t, context))
+    at = [np.asarray(drift(t)) for t in np.linspace(recording.t[0], recording.t[-1], TIMES)]
+    if np.abs(np.diff(at, axis=0)).max() > 1e-4 * np.abs(at).max():
+        raise ValueError(
+            "the drift depends on time, so that stretches of a record are not alike. Only records "
+            "of a drift that "
+            "stays the same are cut; of a network, one in the frame of its drive and without "
+            "modulation."
+        )
