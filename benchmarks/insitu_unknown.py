@@ -23,7 +23,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from fluctua.cli.insitu import _model_of
+from fluctua.cli.insitu import build_model
 from fluctua.insitu import Plan, run
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.processes import bench_process, sheet_options
@@ -85,7 +85,7 @@ def train(given: argparse.Namespace) -> None:
     with bench_process(*sheet_options(sheet)) as (host, port):
         connect = partial(VirtualBench, f"tcp://{host}:{port}", points=POINTS, timeout=120.0)
         bench = connect()
-        model = _model_of(bench.description, plan)
+        model = build_model(bench.description, plan)
         bench.close()
         for row, _ in run(connect, model, plan, given.out):
             if row.iteration % 10 == 0 or row.event:

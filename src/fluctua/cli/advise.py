@@ -18,6 +18,7 @@ from fluctua.cli.common import (
     ModelCode,
     ParamsFile,
     fail,
+    is_simulated,
     refuse_options,
     say,
 )
@@ -81,7 +82,7 @@ def advise(
         for name, value in (("--error", error), ("--rate", rate)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value:g}.")
-        if places or is_recording(source):
+        if is_recording(source) or (places and not is_simulated(source)):
             from fluctua.cli.advise_recording import advise_recording
 
             refuse_options(

@@ -41,7 +41,7 @@ TRAIN_KEYS: Keys = {
     "probes": Key(int, "settings at which to calibrate before the training (6)"),
     "points": Key(int, "samples per trajectory (601)"),
     "attempts": Key(int, "failures in a row before giving up (8)"),
-    "record": Key(bool, "keep every trajectory on disk; about a gigabyte in the demo"),
+    "record": Key(bool, "keep every trajectory on disk (true; in the demo false: a gigabyte)"),
     "share": Key(str, "several devices: settings (equal) or parameters (settings corrected)"),
     "sigma_w": Key(str, "σ_W to which noise is injected, or auto: as fluctua advise recommends"),
     "sigma_kappa": Key(float, "amplitude of the modulation of the couplings, recorded (0)"),
@@ -60,6 +60,14 @@ DEMO_KEYS: Keys = {
     "record": TRAIN_KEYS["record"],
 }
 INSITU_KEYS: Keys = {**TRAIN_KEYS, **DEMO_KEYS}
+OF_ADDRESSES = ("timeout", "points", "sigma_w", "sigma_kappa", "kerr", "omega_max", "kappa_max")
+"""Keys that an instrument of one's own does not need: its driver and its model have them."""
+
+WITHOUT_BASELINE = ("out", "model", "iterations", "trajectories", "calibration", "seed", "settings")
+"""Options of a training that calibrates itself."""
+
+OF_SELF_CALIBRATION = ("forget_after", "measure_every", "renew", "readout_noise")
+"""Keys that count with --calibration training only."""
 
 
 def insitu(
@@ -151,6 +159,8 @@ def insitu(
             )
             _resume(request, iterations, read_settings(settings, RESUME_KEYS))
         else:
+            if calibration == "training":
+                refuse_options(context, WITHOUT_BASELINE, "--calibration training has no baseline.")
             _begin(request, plan, read_settings(settings, TRAIN_KEYS))
     except typer.Exit:
         raise
@@ -173,12 +183,37 @@ def _begin(request: Request, values: dict[str, Any], settings: dict[str, Any]) -
 
     if not request.targets or request.out is None:
         raise ValueError("give the address of an instrument and --out FOLDER; or --resume FOLDER.")
+    _refuse_keys(request, values["calibration"], settings)
     plan = make_plan(values, settings, address=" ".join(request.targets))
     line = _open_line(request, plan, settings)
     plan = line.plan
     say(describe_plan(plan))
     rows = loop.run(line.connect, line.model, plan, request.out, report=report_incident)
     _drive(rows, plan, request.out, len(request.targets))
+
+
+def _refuse_keys(request: Request, calibration: str, settings: dict[str, Any]) -> None:
+    """Raise `ValueError` for keys of --set that would be ignored."""
+    _refuse_own(request, settings)
+    ignored = ["probes"] if calibration == "training" else list(OF_SELF_CALIBRATION)
+    other = "probes" if calibration == "training" else "training"
+    _refuse_among(ignored, settings, f"counts with --calibration {other} only.")
+    if len(request.targets) == 1:
+        _refuse_among(["share"], settings, "counts for several instruments only.")
+
+
+def _refuse_own(request: Request, settings: dict[str, Any]) -> None:
+    """Raise `ValueError` for keys that an instrument of one's own ignores."""
+    if any(map(is_code, request.targets)):
+        _refuse_among(
+            OF_ADDRESSES, settings, "is of an instrument at an address; yours has its own model."
+        )
+
+
+def _refuse_among(names: Sequence[str], settings: dict[str, Any], reason: str) -> None:
+    ignored = [name for name in names if name in settings]
+    if ignored:
+        raise ValueError(f"--set {', '.join(ignored)} {reason}")
 
 
 def _resume(request: Request, iterations: int | None, settings: dict[str, Any]) -> None:
@@ -188,7 +223,10 @@ def _resume(request: Request, iterations: int | None, settings: dict[str, Any]) 
     assert request.resume is not None
     plan = loop.read_plan(request.resume)
     targets = request.targets or plan.address.split()
-    line = _open_line(request._replace(targets=targets), plan, settings)
+    request = request._replace(targets=targets)
+    _refuse_own(request, settings)
+    line = _open_line(request, plan, settings)
+    assert request.resume is not None
     rows = loop.resume(
         line.connect,
         line.model,

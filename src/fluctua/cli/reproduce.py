@@ -100,12 +100,14 @@ def _reproduce_fig1(
         raise ValueError(
             "--runs is missing: a folder of run folders; or --from-tables for the tables in --out."
         )
-    if runs is None or from_tables:
-        if settings:
-            raise ValueError(f"--set {', '.join(settings)}: --from-tables draws what is there.")
+    if from_tables:
+        ignored = [*(["--runs"] if runs else []), *(f"--set {key}" for key in settings)]
+        if ignored:
+            raise ValueError(f"{', '.join(ignored)}: --from-tables draws what is there.")
         results = training.read(out)
         written = []
     else:
+        assert runs is not None
         inset = settings.get("inset")
         results = training.gather(
             runs,
@@ -192,9 +194,14 @@ def _find_lattices(
         raise ValueError(
             "--runs is missing: a folder of run folders, or --quick for a small lattice."
         )
+    of_file = runs is not None and runs.suffix == ".npz"
+    if "config" in settings and not of_file:
+        raise ValueError("--set config is the lattice of --runs PARAMS.npz, which is missing.")
+    if "iteration" in settings and (runs is None or of_file):
+        raise ValueError("--set iteration is of the runs in --runs FOLDER, which is missing.")
     if runs is None:
         return [training.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
-    if runs.suffix == ".npz":
+    if of_file:
         return training.from_file(runs, settings.get("config", "paper"))
     return training.from_runs(runs, settings.get("iteration"))
 

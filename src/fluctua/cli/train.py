@@ -37,6 +37,19 @@ if TYPE_CHECKING:
 CODE_OPTIONS = ("out", "resume", "replace", "iterations", "watch")
 """Options that a training of one's own heeds; its file holds the rest."""
 
+RESUME_OPTIONS = (
+    "resume",
+    "iterations",
+    "trajectories",
+    "seed",
+    "backend",
+    "baseline",
+    "settings",
+    "watch",
+    "cluster",
+)
+"""Options that may be given with --resume; the library refuses those that change the training."""
+
 
 def train(
     context: typer.Context,
@@ -144,10 +157,11 @@ def train(
                 "one."
             )
         if resume is not None:
-            if source or out or replace or branch:
-                raise ValueError(
-                    "--resume takes everything from its folder: leave out all but the budgets."
-                )
+            if source:
+                raise ValueError(f"--resume takes everything from its folder: leave out {source}.")
+            refuse_options(
+                context, RESUME_OPTIONS, "--resume takes everything but budgets from its folder."
+            )
             status = _resume(resume, changes, place)
         elif branch is not None:
             if source:

@@ -235,8 +235,8 @@ def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeyp
             "4",
             "--trajectories",
             "60",
-            "--points",
-            str(POINTS),
+            "--set",
+            f"points={POINTS}",
         ]
         done = CliRunner().invoke(app, words)
         text = " ".join(done.output.split())
