@@ -55,12 +55,6 @@ with tempfile.TemporaryDirectory() as folder:
     with insitu.files.open(path) as recording:
         fit = insitu.calibrate.fit_drift(recording, process, SET, transition=local_linear)
         for name, value in fit.theta.items():
-            print(
-                f"{name}: set {SET[name]}, measured {float(value):.4f} ± "
-                f"{float(fit.stderr[name]):.4f}"
-            )
-        print(
-            insitu.estimate(
-                recording, process, spread, fit.theta, score=fl.scores.local_linear_score
-            ).estimate
-        )
+            print(f"{name}: set {SET[name]}, measured {value:.4f} ± {fit.stderr[name]:.4f}")
+        score = fl.scores.local_linear_score
+        print(insitu.estimate(recording, process, spread, fit.theta, score=score).estimate)

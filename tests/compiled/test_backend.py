@@ -168,7 +168,7 @@ def test_auto_decides_alike_wherever_a_training_was_interrupted(kernel_calls):
     at_once = list(kernel_calls)
     kernel_calls.clear()
     first = ascend(estimator(), most=4, iterations=10)
-    rest = ascend(estimator(), iterations=10, resume=first[-1])
+    rest = ascend(estimator(), iterations=10, start_from=first[-1])
     assert kernel_calls == at_once
     assert [float(r.estimate.value) for r in first + rest] == [
         float(r.estimate.value) for r in whole
@@ -178,9 +178,6 @@ def test_auto_decides_alike_wherever_a_training_was_interrupted(kernel_calls):
 def test_auto_counts_the_iterations_so_far_where_no_number_is_planned(kernel_calls):
     ascend(estimator())
     assert len(kernel_calls) == 3  # the tenth, eleventh and twelfth
-    kernel_calls.clear()
-    ascend(estimator(), iterations=12, planned=6)
-    assert len(kernel_calls) == 3
     estimator()(jax.random.key(0), THETA, 8)  # one call alone is one call
     assert len(kernel_calls) == 3
 

@@ -25,7 +25,7 @@ MORE = {"iterations": 15}
 
 
 @pytest.fixture(scope="module")
-def explain_end(tmp_path_factory):
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     runs.complete(CONFIG, folder)
     return folder

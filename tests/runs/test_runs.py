@@ -45,7 +45,7 @@ ESCALATING = apply_changes(
 
 
 @pytest.fixture(scope="module")
-def explain_end(tmp_path_factory):
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     runs.complete(CONFIG, folder)
     return folder
@@ -190,7 +190,7 @@ def test_display_at_a_terminal_and_in_a_log(finished):
         )
         assert "12 of 12" in text
     panel = show(rows, CONFIG, True)
-    for part in ("gain", "320", "16 an iteration", "s an iteration", "left", "█"):
+    for part in ("gain", "320", "16 per iteration", "s per iteration", "left", "█"):
         assert part in panel
 
 
