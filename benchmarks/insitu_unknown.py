@@ -23,7 +23,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from fluctua.cli.insitu import build_model
+from fluctua.cli.instruments.line import build_model
 from fluctua.insitu import Plan, run
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.processes import bench_process, sheet_options

@@ -173,7 +173,7 @@ LEFT = {
     "tuple assignments": {"processes": 1},
     "imports": {"cli": 9, "core": 1, "insitu": 10, "processes": 3},
     "parameters": {"cli": 6, "insitu": 3, "processes": 3},
-    "named of": {"cli": 3, "core": 2},
+    "named of": {"cli": 2, "core": 2},
     "repeated classes": 1,
     "private imports of examples": 8,
     "private imports of docs": 2,

@@ -22,11 +22,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import fluctua.cli.advise
+import fluctua.cli.advise_network
 import fluctua.cli.app
-import fluctua.cli.insitu
-import fluctua.cli.insitu_demo
-import fluctua.cli.train
+import fluctua.cli.instruments.demo
+import fluctua.cli.instruments.line
+import fluctua.cli.trainings.network
 import fluctua.cli.virtual_bench
 import fluctua.insitu.bench.server
 from fluctua.insitu.bench import demo, population
@@ -432,13 +432,13 @@ def replace_library(patch, library):
     for name in ("run", "resume"):
         patch.setattr(lattice, name, library.answer(name, []))
     patch.setattr(lattice, "branch", library.branch)
-    patch.setattr(fluctua.cli.train, "_drive", library.stop("drive"))
+    patch.setattr(fluctua.cli.trainings.network, "_drive", library.stop("drive"))
     patch.setattr(advice, "advise", library.answer("advise", None))
-    patch.setattr(fluctua.cli.advise, "_print", library.stop("print"))
-    patch.setattr(fluctua.cli.advise, "_to_json", lambda *values: {})
+    patch.setattr(fluctua.cli.advise_network, "_print", library.stop("print"))
+    patch.setattr(fluctua.cli.advise_network, "_to_json", lambda *values: {})
     patch.setattr(Cluster, "__init__", library.stop("cluster"))
     patch.setattr(conversion, "convert", partial(library.convert, conversion.convert))
-    patch.setattr(fluctua.cli.insitu_demo, "_summarise", lambda result: "")
+    patch.setattr(fluctua.cli.instruments.demo, "_summarise", lambda result: "")
     patch.setattr(drawings, "draw_in_situ", library.answer("draw", library))
     patch.setattr(training, "write", library.stop("write"))
     patch.setattr(runner, "run", library.stop("training"))
@@ -457,7 +457,7 @@ def replace_library(patch, library):
     patch.setattr(run_and_resume, "resume", library.stop("resume"))
     plan = Plan(address="tcp://127.0.0.1:1")
     patch.setattr(run_and_resume, "read_plan", library.answer("plan", plan))
-    patch.setattr(fluctua.cli.insitu, "_read_sheet", lambda connects, attempts: sheet)
+    patch.setattr(fluctua.cli.instruments.line, "read_sheet", lambda connects, attempts: sheet)
     patch.setattr(fluctua.insitu.bench.server, "serve", library.serve_bench)
     patch.setattr(fluctua.cli.virtual_bench, "_stop_when_closed", library.answer("input", None))
 

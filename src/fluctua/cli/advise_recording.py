@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fluctua.cli.common import (
-    parse_places,
-    read_params,
-    say,
-    set_precision,
-    show_progress,
-    to_json,
-)
+from fluctua.cli import files
+from fluctua.cli.common import say, show_progress, to_json
 
 if TYPE_CHECKING:
     from fluctua.insitu.advice import FileAdvice
@@ -42,11 +36,11 @@ def advise_recording(
     from fluctua.insitu.recording.reader import open_recording
 
     with (
-        open_recording(source, parse_places(places)) as recording,
+        open_recording(source, files.parse_places(places)) as recording,
         show_progress("reading", show=not as_json) as progress,
     ):
-        set_precision(recording.description.dtype)
-        m = load_model(recording, model, read_params(params))
+        files.set_precision(recording.description.dtype)
+        m = load_model(recording, model, files.read_params(params))
         score = resolve_score(recording, m.process, score)
         advice = advise_file(
             recording,

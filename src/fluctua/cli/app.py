@@ -38,7 +38,7 @@ COMMANDS = {
     "reproduce": Place("reproduce", RUNS),
     "estimate": Place("estimate", FILES),
     "advise": Place("advise", FILES),
-    "record": Place("recordings", FILES),
+    "record": Place("record", FILES),
     "inspect": Place("recordings", FILES),
     "convert": Place("recordings", FILES),
     "calibrate": Place("calibrate", FILES),

@@ -8,47 +8,31 @@ from typing import Annotated, Any
 
 import typer
 
-from fluctua.cli.common import (
-    EXPECTED,
-    FILE_KEYS,
-    AsJson,
-    Continuing,
-    Map,
-    ModelCode,
-    ParamsFile,
-    Strict,
-    complete_npz,
-    fail,
-    open_file,
-    read_params,
-    say,
-    set_precision,
-    to_json,
-    warn_of_residuals,
-)
+from fluctua.cli import files, options
+from fluctua.cli.common import EXPECTED, fail, say, to_json
 from fluctua.cli.settings import Key, Keys, Settings, read_settings
 
 CALIBRATE_KEYS: Keys = {
-    **FILE_KEYS,
+    **options.FILE_KEYS,
     "bias": Key(bool, "examine the residuals and their effect on the gradient (true)"),
 }
 
 
 def calibrate(
-    files: Annotated[
+    recordings: Annotated[
         list[Path],
         typer.Argument(metavar="FILE", help="Recordings; several, at other settings, give gains"),
     ],
-    model: ModelCode = None,
-    params: ParamsFile = None,
+    model: options.ModelCode = None,
+    params: options.ParamsFile = None,
     score: Annotated[
         str,
         typer.Option(
             help="Score whose transition is fitted: euler, or local-linear for samples far apart"
         ),
     ] = "euler",
-    continuing: Continuing = False,
-    places: Map = None,
+    continuing: options.Continuing = False,
+    places: options.Map = None,
     settings: Settings = None,
     out: Annotated[
         Path | None,
@@ -60,8 +44,8 @@ def calibrate(
             "--write", help="Keep noise and drift in FILE itself, where estimate finds them"
         ),
     ] = False,
-    strict: Strict = False,
-    as_json: AsJson = False,
+    strict: options.Strict = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure drift, noise and actuator gains from recordings.
 
@@ -70,73 +54,73 @@ def calibrate(
     """
     from rich.console import Console
 
-    from fluctua.insitu.calibrate.actuators import actuator_gains, are_knobs, knob_gains
-    from fluctua.insitu.calibrate.fit import calibrate_recording as run
-    from fluctua.insitu.calibrate.report import describe, describe_gains, describe_knobs
+    from fluctua.insitu.calibrate import actuators, fit, report
     from fluctua.insitu.recording.model import load_model
 
     status = Console(stderr=True).status("opening")
-    report: dict[str, Any] = {"files": []}
+    summary: dict[str, Any] = {"files": []}
     fits: list[Any] = []
-    actuators: list[Any] = []
+    actuated: list[Any] = []
     guards: list[Any] = []
     try:
         keys = read_settings(settings, CALIBRATE_KEYS)
-        out = complete_npz(out)
+        out = files.complete_npz(out)
         with status:
-            for file in files:
-                with open_file(file, places, keys) as recording:
-                    set_precision(recording.description.dtype)
-                    m = load_model(recording, model, read_params(params))
-                    calibration = run(
+            for file in recordings:
+                with files.open_file(file, places, keys) as recording:
+                    files.set_precision(recording.description.dtype)
+                    m = load_model(recording, model, files.read_params(params))
+                    calibration = fit.calibrate_recording(
                         recording,
                         m,
                         transition=score,
-                        bias=keys.get("bias", True) and len(files) == 1,
+                        bias=keys.get("bias", True) and len(recordings) == 1,
                         continuing=continuing,
                         progress=lambda text: status.update(f"{file}: {text}"),  # noqa: B023
                     )
                     components = recording.description.components
                     kind = recording.kind
                     count = recording.count
-                    actuators.append(dict(recording.description.settings))
+                    actuated.append(dict(recording.description.settings))
                 fits.append(calibration.fit)
                 guards.append(calibration.guard)
-                report["files"].append(
+                summary["files"].append(
                     {"file": str(file), "components": components, **_numbers(calibration)}
                 )
                 if not as_json:
                     status.stop()
-                    say(f"{file}\n\n{describe(calibration, components)}\n")
+                    say(f"{file}\n\n{report.describe(calibration, components)}\n")
                     status.start()
                 if write:
                     _write(file, kind, calibration, count)
             gains: Any = None
-            knobs = len(files) > 1 and are_knobs(actuators, fits)
-            if len(files) > 1 and any(actuators):
-                gains = knob_gains(actuators, fits) if knobs else actuator_gains(actuators, fits)
+            knobs = len(recordings) > 1 and actuators.are_knobs(actuated, fits)
+            if len(recordings) > 1 and any(actuated):
+                measure_gains = actuators.knob_gains if knobs else actuators.actuator_gains
+                gains = measure_gains(actuated, fits)
         if out is not None:
             _save(out, calibration.fit, m.theta)
     except EXPECTED as error:
         fail(str(error))
     if as_json:
-        say(json.dumps(to_json({**report, "gains": gains})))
-        warn_of_residuals(strict, *guards)
+        say(json.dumps(to_json({**summary, "gains": gains})))
+        files.report_residuals(strict, *guards)
         return
     if write:
-        say(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--set noise, theta).")
+        kept = ", ".join(map(str, recordings))
+        say(f"kept in {kept}: fluctua estimate uses it (--set noise, theta).")
     if gains is not None:
-        say(describe_knobs(gains) if knobs else describe_gains(gains))
-    elif len(files) > 1:
-        say("no gains: the files do not hold the settings of the actuators (`settings`).")
+        say(report.describe_knobs(gains) if knobs else report.describe_gains(gains))
+    elif len(recordings) > 1:
+        say("no gains: the files do not hold the settings of the actuated (`settings`).")
     if out is not None:
-        say(f"measured parameters: {out}. Next: fluctua estimate {files[-1]} --params {out}")
-    warn_of_residuals(strict, *guards)
+        say(f"measured parameters: {out}. Next: fluctua estimate {recordings[-1]} --params {out}")
+    files.report_residuals(strict, *guards)
 
 
 def _numbers(calibration: Any) -> dict[str, Any]:
-    from fluctua.core.text import names
-    from fluctua.insitu.calibrate.report import gradient_errors
+    from fluctua.core import text
+    from fluctua.insitu.calibrate import report
 
     fit = {
         name: getattr(calibration.fit, name)
@@ -157,7 +141,7 @@ def _numbers(calibration: Any) -> dict[str, Any]:
         numbers |= {"bias": r.bias, "bias_stderr": r.bias_stderr}
         numbers |= {
             "bias_in_gradient_errors": dict(
-                zip(names(r.bias), gradient_errors(calibration), strict=True)
+                zip(text.names(r.bias), report.gradient_errors(calibration), strict=True)
             )
         }
         numbers |= {

@@ -10,31 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import (
-    EXPECTED,
+from fluctua.cli.common import EXPECTED, Output, fail, refuse_options, say, show_progress, to_json
+from fluctua.cli.files import (
+    complete_npz,
+    parse_places,
+    parse_scale,
+    read_params,
+    report_residuals,
+    set_precision,
+)
+from fluctua.cli.networks import is_simulated
+from fluctua.cli.options import (
     FILE_KEYS,
     PRESET,
     AsJson,
     Continuing,
     Map,
     ModelCode,
-    Output,
     ParamsFile,
     Seed,
     Strict,
     Trajectories,
-    complete_npz,
-    fail,
-    is_simulated,
-    parse_places,
-    parse_scale,
-    read_params,
-    refuse_options,
-    say,
-    set_precision,
-    show_progress,
-    to_json,
-    warn_of_residuals,
 )
 from fluctua.cli.settings import Key, Keys, parse_settings, read_settings
 
@@ -231,7 +227,7 @@ def _estimate_files(
         written = f"; written to {output.out}" if output.out else ""
         say(f"{seconds:.1f} s, {_describe_method(pooled, options, cluster)}{written}")
     _warn_of_euler(*(file.sampling for file in pooled.files))
-    warn_of_residuals(output.strict, *(file.result.residuals for file in pooled.files))
+    report_residuals(output.strict, *(file.result.residuals for file in pooled.files))
     _warn_of_change(output.strict, pooled.result)
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.cli.common import Output, configure, initial_theta, say, to_json
+from fluctua.cli import networks
+from fluctua.cli.common import Output, say, to_json
 from fluctua.core.estimate import Estimate
 from fluctua.core.text import describe_estimate
 from fluctua.runs.build import make_task, resolve_backend
@@ -30,11 +31,11 @@ class Simulation(NamedTuple):
 
 def estimate_network(simulation: Simulation, settings: dict[str, Any], output: Output) -> None:
     """Simulate, estimate and print."""
-    config = configure(simulation.source, settings)
+    config = networks.configure(simulation.source, settings)
     task = make_task(config)
     backend = resolve_backend(config.backend)
     folder = Path(simulation.source)
-    theta = initial_theta(task, config, simulation.seed)
+    theta = networks.initial_theta(task, config, simulation.seed)
     if folder.is_dir():
         theta = read_run(folder).trained
     if simulation.params is not None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fluctua.cli.common import EXPECTED, fail, note, refuse_options, say
 from fluctua.cli.settings import Key, Keys, Settings, read_settings
-
-if TYPE_CHECKING:
-    from fluctua.paper.panels import Panel, PanelSettings
-    from fluctua.paper.training import TrainedLattice
 
 FIG1_KEYS: Keys = {
     "inset": Key(str, "fig1: folder of the continuations from one breakpoint (RUNS/inset)"),
@@ -81,7 +75,9 @@ def reproduce(
             if from_tables:
                 refuse_options(context, ("out", "from_tables"), "--from-tables measures nothing.")
             else:
-                _measure(runs, out, quick, replace, read_settings(settings, FIG2_KEYS))
+                from fluctua.cli.reproduce_panels import measure_panels
+
+                measure_panels(runs, out, quick, replace, read_settings(settings, FIG2_KEYS))
             _draw_fig2(out)
         else:
             raise ValueError(f"figures are fig1 and fig2; got {figure!r}.")
@@ -139,104 +135,3 @@ def _draw_fig2(out: Path) -> None:
     say(text)
     for path in (*written, out / "summary.txt"):
         say(path)
-
-
-def _measure(
-    runs: Path | None, out: Path, quick: bool, replace: bool, settings: dict[str, Any]
-) -> None:
-    """Measure the panels of figure 2 that `out` does not hold."""
-    from fluctua.paper import panels
-    from fluctua.runs.build import resolve_backend
-
-    backend = settings.get("backend", "auto")
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ValueError(f'backend must be "auto", "cpu" or "cuda"; got {backend!r}.')
-    chosen = _choose_panels(quick, settings)
-    lattices = _find_lattices(runs, quick, settings)
-    sites = lattices[0].task.network.sites
-    if not -1 <= chosen.site < sites:
-        raise ValueError(f"site must be one of 0 … {sites - 1}; got {chosen.site}.")
-    every = panels.plan(out, lattices, chosen, resolve_backend(backend))
-    with _show_panels() as show:
-        for panel, measure in panels.measure(every, replace=replace):
-            show(panel, measure)
-
-
-def _choose_panels(quick: bool, settings: dict[str, Any]) -> PanelSettings:
-    """How the panels are measured, of the keys of `--set`."""
-    from fluctua.paper.panels import QUICK, PanelSettings
-
-    names = {
-        "site": "site",
-        "trajectories": "running",
-        "returns": "bias",
-        "every": "every",
-        "seed": "seed",
-    }
-    chosen = QUICK if quick else PanelSettings()
-    chosen = chosen._replace(
-        **{name: settings[key] for key, name in names.items() if key in settings}
-    )
-    if chosen.running < chosen.group or chosen.running % chosen.group:
-        raise ValueError(
-            f"trajectories must be a multiple of {chosen.group:,}; got {chosen.running:,}."
-        )
-    return chosen
-
-
-def _find_lattices(
-    runs: Path | None, quick: bool, settings: dict[str, Any]
-) -> list[TrainedLattice]:
-    """The trained lattices to measure."""
-    from fluctua.paper import training
-
-    if runs is None and not quick:
-        raise ValueError(
-            "--runs is missing: a folder of run folders, or --quick for a small lattice."
-        )
-    of_file = runs is not None and runs.suffix == ".npz"
-    if "config" in settings and not of_file:
-        raise ValueError("--set config is the lattice of --runs PARAMS.npz, which is missing.")
-    if "iteration" in settings and (runs is None or of_file):
-        raise ValueError("--set iteration is of the runs in --runs FOLDER, which is missing.")
-    if runs is None:
-        return [training.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
-    if of_file:
-        return training.from_file(runs, settings.get("config", "paper"))
-    return training.from_runs(runs, settings.get("iteration"))
-
-
-@contextmanager
-def _show_panels() -> Iterator[Callable[[Panel, Callable[..., None]], None]]:
-    """A progress bar per panel at a terminal, one line per panel elsewhere."""
-    import time
-
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console()
-    columns = (
-        TextColumn("panel {task.fields[name]}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} trajectories"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-
-        def show(panel: Panel, measure: Callable[..., None]) -> None:
-            task = progress.add_task("", total=panel.work, name=panel.name)
-            begun = time.perf_counter()
-            measure(lambda count: progress.advance(task, count))
-            if not console.is_terminal:
-                seconds = time.perf_counter() - begun
-                say(f"panel {panel.name}: {panel.work:,} trajectories, {seconds:.1f} s")
-
-        yield show

@@ -9,21 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import (
-    EXPECTED,
-    PRESET,
-    AsJson,
-    ParamsFile,
-    Seed,
-    Trajectories,
-    configure,
-    fail,
-    say,
-)
+from fluctua.cli import networks, options
+from fluctua.cli.common import EXPECTED, fail, say
 from fluctua.cli.settings import parse_settings
 
 if TYPE_CHECKING:
-    from fluctua.runs.evaluate import Measurement
+    from fluctua.runs import evaluate as evaluation
 
 VARIED = ("task.sigma_w", "task.sigma_kappa", "task.dt")
 """Keys that may have several values; each combination is measured."""
@@ -34,12 +25,13 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|PRESET|FILE.toml",
-            help=f"Folder of a run; or with --params a preset ({PRESET}) or a file of settings",
+            help=f"Folder of a run; or with --params a preset ({options.PRESET}) or a file of "
+            "settings",
         ),
     ],
-    params: ParamsFile = None,
-    trajectories: Trajectories = 1000,
-    seed: Seed = 1,
+    params: options.ParamsFile = None,
+    trajectories: options.Trajectories = 1000,
+    seed: options.Seed = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +41,7 @@ def evaluate(
             "task.sigma_kappa and task.dt may have several values, task.sigma_w=[0, 0.5]",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure J of trained parameters again.
 
@@ -57,14 +49,13 @@ def evaluate(
     those of the run. Without task.dt, J is measured with the time step of the run and with half
     of it: a J that changes with the step is an artefact.
     """
+    from fluctua.runs import evaluate as evaluation
     from fluctua.runs.build import make_network
-    from fluctua.runs.evaluate import evaluate as measure
-    from fluctua.runs.evaluate import load_parameters
 
     try:
         changes = parse_settings(settings)
         varied = {key: _list_values(key, changes.pop(key, None)) for key in VARIED}
-        config = configure(source, changes)
+        config = networks.configure(source, changes)
         if config.backend == "jax":
             raise ValueError('backend must be "auto", "cpu" or "cuda" here; got "jax".')
         if params is None and not Path(source).is_dir():
@@ -73,11 +64,11 @@ def evaluate(
                 "FILE.npz, or the folder of a run."
             )
         path = Path(source) / "final.npz" if params is None else params
-        theta = load_parameters(path, make_network(config))
+        theta = evaluation.load_parameters(path, make_network(config))
         sigma_w, sigma_kappa, dt = varied.values()
         steps = dt or [config.task.dt, config.task.dt / 2]
         measured = [
-            measure(
+            evaluation.evaluate(
                 config,
                 theta,
                 trajectories=trajectories,
@@ -105,7 +96,7 @@ def _list_values(key: str, value: Any) -> list[Any]:
     return [float(one) for one in values]
 
 
-def _print(path: Path, measured: list[Measurement]) -> None:
+def _print(path: Path, measured: list[evaluation.Measurement]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

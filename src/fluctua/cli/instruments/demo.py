@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluctua.cli.common import find_free_folder, say
-from fluctua.cli.insitu_plan import describe_plan, make_plan, report_incident, show_training
+from fluctua.cli.instruments.plan import describe_plan, make_plan, report_incident, show_training
 
 if TYPE_CHECKING:
     from fluctua.insitu.bench.demo import DemoResult

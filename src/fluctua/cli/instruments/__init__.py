@@ -1,0 +1,1 @@
+"""`fluctua insitu`: the line to an instrument, plans, runs and the demo."""

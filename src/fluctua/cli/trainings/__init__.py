@@ -1,0 +1,1 @@
+"""`fluctua train`: networks, trainings of one's own, and what both show."""
