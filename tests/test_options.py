@@ -182,9 +182,6 @@ OTHERS = {
 # Heeded by an error that does not repeat the name: what else it says.
 EXPLAINED = {"theta": "has no calibration in it", "--continuing": "Record for longer"}
 
-# Ignored so far.
-LEFT = {("estimate recordings", "parameter"), ("estimate recordings", "window")}
-
 KEYS = {
     "advise": {"return_bias": "0.01", "sigma_w": "[0.1, 0.4]", "pilot": "20", "backend": "jax"},
     "calibrate": {"dt": "0.2", "scale": "0.5", "bias": "false"},
@@ -517,4 +514,4 @@ def is_heeded(case):
 def test_every_option_is_heeded_or_refused(command, mode, folder):
     with contextlib.chdir(folder):
         ignored = {case for case in list_cases(command, mode) if not is_heeded(case)}
-    assert not {case for case in ignored if (f"{command} {mode}", case.name) not in LEFT}
+    assert not ignored
