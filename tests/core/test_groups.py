@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.estimate import Samples, Variances, labelled, reduce_samples
+from fluctua.core.estimate import Samples, Variances, label_groups, reduce_samples
 from fluctua.core.trajectories import Trajectories
 
 COUNTS = np.array([4, 4, 6, 2, 8])
@@ -74,10 +74,10 @@ def test_trajectories_a_device_that_are_worth_while():
     variances, price = Variances(between=0.04, within=1.0), (30.0, 2.0)
     n = np.arange(1, 200)
     cost = (price[0] + price[1] * n) * (variances.between + variances.within / n)
-    assert abs(n[np.argmin(cost)] - variances.worthwhile(*price)) <= 0.5
-    assert variances._replace(between=0.0).worthwhile() == np.inf
+    assert abs(n[np.argmin(cost)] - variances.optimal_size(*price)) <= 0.5
+    assert variances._replace(between=0.0).optimal_size() == np.inf
     with pytest.raises(ValueError, match=r"-1"):
-        variances.worthwhile(-1)
+        variances.optimal_size(-1)
 
 
 @pytest.mark.long
@@ -109,6 +109,6 @@ def test_groups_travel_with_the_trajectories():
         )
     samples = Samples(jnp.zeros(8), jnp.zeros(8))
     with pytest.raises(ValueError, match="some chunks"):
-        labelled(samples, [halves[0], halves[1]._replace(group=None)])
+        label_groups(samples, [halves[0], halves[1]._replace(group=None)])
     with pytest.raises(ValueError, match=r"\(8,\).*\(3,\)"):
-        labelled(samples, halves[0])
+        label_groups(samples, halves[0])

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.core.estimate import combined
+from fluctua.core.estimate import combine_samples
 from fluctua.core.streamed import split_key
 
 STEPS, DT = 8, 0.2
@@ -114,9 +114,9 @@ def groups(size):
 
 def estimates(size):
     """Gradient (G, P), value (G,) and both errors of every group."""
-    from fluctua.core.estimate import _combined
+    from fluctua.core.estimate import _combine_samples
 
-    each = jax.jit(jax.vmap(lambda a, b: _combined(RATIO, (a, b))))(*groups(size))
+    each = jax.jit(jax.vmap(lambda a, b: _combine_samples(RATIO, (a, b))))(*groups(size))
     rows = np.stack(
         [np.asarray(each.gradient[n]) for n in THETA] + [np.asarray(each.returns)], axis=2
     )
@@ -214,4 +214,4 @@ def test_mistakes(key):
     with pytest.raises(ValueError, match="function_of_means"):
         fl.stationary(PROCESS, SNR, THETA, SIMULATOR(key, THETA, 3))
     samples = [fl.Samples({"a": jnp.ones(4)}, jnp.arange(4.0))]
-    assert combined(lambda m: m, samples).gradient["a"].shape == (4,)
+    assert combine_samples(lambda m: m, samples).gradient["a"].shape == (4,)

@@ -15,7 +15,7 @@ import pytest
 
 import fluctua as fl
 from double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
-from fluctua.core.estimator import total
+from fluctua.core.estimation.method import sum_parts
 from problems import (
     flat,
     multiplicative,
@@ -65,7 +65,7 @@ def test_unbiased_however_wrong_the_twin(key, make, kind, order):
         parts = the.estimator(baseline=fl.Twin(off(error), order=order, batch=2000)).split(
             k, the.theta, E
         )
-        estimate = fl.reduce_samples(total(parts))
+        estimate = fl.reduce_samples(sum_parts(parts))
         z = z_of(estimate, the.exact_gradient, the.exact_value)
         assert np.abs(z).max() < tolerance(len(ERRORS) * z.size), (error, z)
         if kind != "fade 0":  # whose variance is larger
@@ -217,7 +217,7 @@ def test_the_table_of_one_run_serves_another(key):
     k_other, k_run = jax.random.split(key)
     estimator = the.estimator(baseline=fl.Twin(off(0.05), batch=2000))
     table = estimator.split(k_other, the.theta, 2000).mean_lambda
-    with_table = fl.reduce_samples(total(estimator.split(k_run, the.theta, E, table)))
+    with_table = fl.reduce_samples(sum_parts(estimator.split(k_run, the.theta, E, table)))
     z = z_of(with_table, the.exact_gradient, the.exact_value)
     assert np.abs(z).max() < tolerance(z.size), z
     left_out = estimator(k_run, the.theta, E)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.core.estimator import total
+from fluctua.core.estimation.method import sum_parts
 from fluctua.core.twin.correction import TwinSamples
 from fluctua.learn.shrunk_correction import measure_own_certificate, weigh
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
@@ -54,7 +54,7 @@ def test_memory_one_takes_all_of_it():
 
 def run_plain(calls):
     keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(calls)]
-    return [fl.reduce_samples(total(Gaussian().split(k, THETA, COUNT))) for k in keys]
+    return [fl.reduce_samples(sum_parts(Gaussian().split(k, THETA, COUNT))) for k in keys]
 
 
 def test_a_first_call_without_halves_takes_all_of_it():
@@ -199,7 +199,7 @@ def test_a_skewed_correction_is_not_biased():
     estimates = [weighted(jax.random.key(i), THE.theta, 64) for i in range(400)]
     # what is left out is within the error of the average that did not resolve it
     mean = np.mean([flat(e.gradient) for e in estimates[100:]], axis=0)
-    each = [flat(fl.reduce_samples(total(samples)).stderr) for samples in kept.samples[100:]]
+    each = [flat(fl.reduce_samples(sum_parts(samples)).stderr) for samples in kept.samples[100:]]
     error = np.sqrt(np.mean(np.square(each), axis=0) / 300)
     assert np.abs((mean - flat(THE.exact_gradient)) / error).max() < tolerance(mean.size)
 

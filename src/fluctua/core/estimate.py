@@ -35,7 +35,7 @@ from fluctua.core.objective import FunctionOfMeans, Objective
 from fluctua.core.text import SURE, describe_estimate
 from fluctua.core.trajectories import Trajectories
 
-FEWEST = 8
+MINIMUM = 8
 """Trajectories that are needed to say anything about skewness and tails."""
 
 TAILS = 6.0
@@ -57,7 +57,7 @@ class Variances(NamedTuple):
     between: float
     within: float
 
-    def worthwhile(self, group: float = 1.0, trajectory: float = 1.0) -> float:
+    def optimal_size(self, group: float = 1.0, trajectory: float = 1.0) -> float:
         """Trajectories a group, n = √(c_g σ² / c_t τ²): of least variance (τ² + σ²/n)/K at a cost
         of K(c_g + c_t n).
 
@@ -147,7 +147,7 @@ class Moments(NamedTuple):
     kurtosis: Array
 
 
-def standard_error(mean: np.ndarray, mean_square: np.ndarray, count: int) -> np.ndarray:
+def standard_error(mean: Any, mean_square: Any, count: int) -> Any:
     """Standard error of the mean of `count` samples, from their mean and mean square.
 
     NaN where one sample has no spread.
@@ -170,7 +170,7 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     mean, deviation, skewness, kurtosis = moments
     if count < 2:  # one sample has no spread
         return jnp.full_like(mean, jnp.nan), jnp.full_like(mean, jnp.nan)
-    if count < FEWEST:  # nothing is known of the tails
+    if count < MINIMUM:  # nothing is known of the tails
         skewness = kurtosis = jnp.zeros_like(mean)
     tail = 2 * jnp.maximum(kurtosis, 0) / count
     unseen = TAILS * max(1 / count - 1 / SURE, 0)
@@ -200,7 +200,7 @@ def _student(nu: Array) -> Array:
     return 1.959964 * jnp.exp(total)
 
 
-def labelled(samples: Samples, trajectories: Any) -> Samples:
+def label_groups(samples: Samples, trajectories: Any) -> Samples:
     """Samples with the groups of the trajectories that they are of, one record or a list of
     them.
     """
@@ -334,7 +334,7 @@ def unflatten(theta: Params, flat: Array) -> Params:
     compiled for it.
     """
     if jax.default_backend() != "cpu":
-        return _unflattened(theta, flat)
+        return _unflatten_rows(theta, flat)
     rows = np.asarray(flat)
     (leaves, tree) = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
@@ -345,7 +345,7 @@ def unflatten(theta: Params, flat: Array) -> Params:
 
 
 @jit
-def _unflattened(theta: Params, flat: Array) -> Params:
+def _unflatten_rows(theta: Params, flat: Array) -> Params:
     like, unravel = ravel_pytree(theta)
     return jax.vmap(unravel)(flat.astype(like.dtype))
 
@@ -437,19 +437,16 @@ class RunningSums:
         """Mean, standard error and second moment of all that was added."""
         n = self.count
 
-        def of(total, square):
-            return np.sqrt(np.maximum(square / n - (total / n) ** 2, 0) / (n - 1))
-
         def tree(v):
             return self._unravel(jnp.asarray(v, jnp.result_type(float)))
 
         low, high = (np.asarray(v) for v in interval(self._moments(), n))
         return Estimate(
             tree(self.g / n),
-            tree(of(self.g, self.g2)),
+            tree(standard_error(self.g / n, self.g2 / n, n)),
             tree(self.g2 / n),
             jnp.asarray((self.shift or 0.0) + self.r / n),
-            jnp.asarray(of(self.r, self.r2)),
+            jnp.asarray(standard_error(self.r / n, self.r2 / n, n)),
             n,
             (tree(low[:-1]), tree(high[:-1])),
             (jnp.asarray(low[-1]), jnp.asarray(high[-1])),
@@ -473,7 +470,7 @@ class RunningSums:
 
 # ------------------------------------------------------------------------------- functions of means
 
-FEWEST_OF_MEANS = 3
+MINIMUM_OF_MEANS = 3
 """Trajectories for a function of means: the covariance of those that are left needs two."""
 
 
@@ -510,7 +507,7 @@ def function_of_means(function: Callable[..., Array], *objectives: Objective) ->
     return FunctionOfMeans(function, objectives)
 
 
-def combined(function: Callable[..., Array], parts: Sequence[Samples]) -> Samples:
+def combine_samples(function: Callable[..., Array], parts: Sequence[Samples]) -> Samples:
     """Samples of F(E[R₁], …, E[R_K]) from those of its parts, of the same trajectories in the same
     order.
 
@@ -522,11 +519,11 @@ def combined(function: Callable[..., Array], parts: Sequence[Samples]) -> Sample
 
     """
     count = parts[0].returns.shape[0]
-    if count < FEWEST_OF_MEANS:
+    if count < MINIMUM_OF_MEANS:
         raise ValueError(
-            f"a function of means needs {FEWEST_OF_MEANS} trajectories at least; got {count}."
+            f"a function of means needs {MINIMUM_OF_MEANS} trajectories at least; got {count}."
         )
-    samples = _combined(function, tuple(parts))
+    samples = _combine_samples(function, tuple(parts))
     if not bool(jnp.isfinite(samples.returns).all()):
         means = [float(part.returns.mean()) for part in parts]
         raise FloatingPointError(
@@ -544,11 +541,11 @@ def value_samples(function: Callable[..., Array], returns: Array) -> Array:
     mean = returns.mean(axis=0)
     covariance = jnp.atleast_2d(jnp.cov(returns, rowvar=False))
     f = _take_vector(function)
-    return _corrected(f, mean, covariance, count) + (returns - mean) @ jax.grad(f)(mean)
+    return _correct_curvature(f, mean, covariance, count) + (returns - mean) @ jax.grad(f)(mean)
 
 
 @partial(jit, static_argnums=0)
-def _combined(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Samples:
+def _combine_samples(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Samples:
     f = _take_vector(function)
     returns = jnp.stack([part.returns for part in parts], axis=1)  # (E, K)
     rows = [jax.vmap(lambda g: ravel_pytree(g)[0])(part.gradient) for part in parts]
@@ -561,7 +558,7 @@ def _combined(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Sam
     def weights(off: Array) -> Array:
         """∂F_c of all trajectories but the one that is `off` (K,) from the mean."""
         others = (total - n / (n - 1) * jnp.outer(off, off)) / (n - 2)
-        return jax.grad(lambda m: _corrected(f, m, others, n - 1))(mean - off / (n - 1))
+        return jax.grad(lambda m: _correct_curvature(f, m, others, n - 1))(mean - off / (n - 1))
 
     each = jnp.einsum("ek,ekp->ep", jax.vmap(weights)(off), gradients)
     each = each + off @ (
@@ -577,6 +574,8 @@ def _take_vector(function: Callable[..., Array]) -> Callable[[Array], Array]:
     return lambda m: jnp.asarray(function(*m), m.dtype)
 
 
-def _corrected(f: Callable[[Array], Array], mean: Array, covariance: Array, count: int) -> Array:
+def _correct_curvature(
+    f: Callable[[Array], Array], mean: Array, covariance: Array, count: int
+) -> Array:
     """F_c: F without the bias that its curvature and the scatter of m̂ make."""
     return f(mean) - jnp.sum(jax.hessian(f)(mean) * covariance) / (2 * count)

@@ -47,7 +47,7 @@ from fluctua.core.diffusion import (
     lacks_score,
 )
 from fluctua.core.integrators import mean_rate
-from fluctua.core.process import Process, Score, Step
+from fluctua.core.process import AnyProcess, Process, Score, Step, Transition
 
 __all__ = ["drift_score", "full_score", "local_linear_score", "residual"]
 
@@ -383,3 +383,16 @@ class CorrectedScore:
             return ravel_pytree(self.score(process, theta, moved))[0]
 
         return unravel(without_readout(flat, jnp.tile(s, 2))(jnp.zeros(2 * m, step.x.dtype)))
+
+
+def select_score(process: AnyProcess, score: Score) -> Score:
+    """The score of a process: the given one of an Itô process, else that of the process."""
+    if isinstance(process, Process):
+        return score
+    if score is not full_score:
+        raise ValueError(f"a {type(process).__name__} brings its own score: leave `score` off.")
+    return _own_score
+
+
+def _own_score(process: Transition, theta: Params, step: Step) -> Params:
+    return process.score(theta, step)

@@ -78,16 +78,23 @@ def streamed_samples(call: Call) -> recorded.FlatSamples:
         baselines.check_baseline(plan, call.count, substrate.t)
 
     key = call.key if substrate.recipe.fixed else split_key(call.key).run
-    state, context = simulate.first_state(substrate, key, call.theta)
-    process = diffusion.check_model(
-        call.model.process, call.model.objective, call.theta, state, substrate.t, context
-    )
-    call = call._replace(model=terms.mark_noiseless(call.model, process))
+    call = call._replace(model=prepare_model(call.model, substrate, key, call.theta))
     swept = None if substrate.backend is None else substrate.backend.samples(call)
     swept = _samples_by_jax(call) if swept is None else swept
     if not swept.finite:
         _explain_not_finite(call, swept)
     return recorded.FlatSamples(swept.gradients, swept.returns)
+
+
+def prepare_model(
+    model: terms.EstimatorModel, substrate: simulate.Simulator, key: Array, theta: Params
+) -> terms.EstimatorModel:
+    """The model, checked where the simulator starts, with its noiseless components marked."""
+    state, context = simulate.first_state(substrate, key, theta)
+    process = diffusion.check_model(
+        model.process, model.objective, theta, state, substrate.t, context
+    )
+    return terms.mark_noiseless(model, process)
 
 
 def _explain_not_finite(call: Call, swept: Swept) -> None:

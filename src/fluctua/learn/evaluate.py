@@ -18,7 +18,7 @@ from fluctua.core import check, simulate
 from fluctua.core import model as terms
 from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, jit
-from fluctua.core.estimate import FEWEST_OF_MEANS, value_samples
+from fluctua.core.estimate import MINIMUM_OF_MEANS, value_samples
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import match_quadrature
 from fluctua.core.protocols import Estimator
@@ -101,7 +101,7 @@ def evaluate(
             return evaluate_returns(part, theta, trajectories)
 
     if isinstance(rewards, objectives.FunctionOfMeans):
-        check.count(count, FEWEST_OF_MEANS)
+        check.count(count, MINIMUM_OF_MEANS)
         returns = value_samples(
             rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1)
         )

@@ -12,7 +12,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check, draws, recorded
-from fluctua.core import estimator as estimators
 from fluctua.core import model as terms
 from fluctua.core import process as processes
 from fluctua.core import trajectories as records
@@ -20,7 +19,7 @@ from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.baselines import none
 from fluctua.core.diffusion import check_model
 from fluctua.core.objective import Objective
-from fluctua.core.scores import full_score
+from fluctua.core.scores import full_score, select_score
 from fluctua.core.text import names
 
 ROWS = 20
@@ -108,7 +107,7 @@ def fisher(
     moving = None if start is None else draws.check_start(start)[0]
     process = check.process(process)
     model = terms.EstimatorModel(
-        process, nothing, estimators.select_score(process, score), moving, none().of, none().of
+        process, nothing, select_score(process, score), moving, none().of, none().of
     )
     return Fisher(recorded_rows(model, theta, recording, blocks), recording.count, theta)
 

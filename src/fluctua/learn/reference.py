@@ -190,7 +190,7 @@ def _samples(
             _samples(kernel, substrate, part, key, theta, count, *options)
             for part in objective.parts
         ]
-        return estimates.combined(objective.function, parts)
+        return estimates.combine_samples(objective.function, parts)
     first, context = simulate.first_state(substrate, key, theta)
     check_model(substrate.recipe.process, objective, theta, first, substrate.t, context)
     flat, unravel = ravel_pytree(theta)

@@ -30,7 +30,7 @@ from fluctua.core import estimator as estimators
 from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params
 from fluctua.core.objective import Objective, Rewards
-from fluctua.core.scores import full_score
+from fluctua.core.scores import full_score, select_score
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn import density_ratio
 
@@ -112,7 +112,7 @@ def reweighted(
     process = check.process(process)
     law = density_ratio.PathLaw(
         process,
-        density_ratio.select_ratio(process, estimators.select_score(process, score)),
+        density_ratio.select_ratio(process, select_score(process, score)),
         moving,
     )
     theta = check.parameters(theta)

@@ -39,12 +39,11 @@ from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Twin, resolve_baseline
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Estimate, Samples, reduce_samples
-from fluctua.core.estimator import select_score
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, warn_about_residuals
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import AnyProcess, Process, Score, Step
 from fluctua.core.recorded import Recording, check_rounding, check_scores
-from fluctua.core.scores import full_score
+from fluctua.core.scores import full_score, select_score
 from fluctua.core.text import describe_estimate, with_error
 from fluctua.core.trajectories import Trajectories
 from fluctua.processes.lookahead import Lookahead, lookahead
@@ -57,7 +56,7 @@ STATES = 2**24
 """Numbers that the memory of the states is taken from, at the most."""
 DOUBT = 0.01
 """Probability that "auto" doubles a window that is long enough."""
-FEWEST = 10
+MINIMUM = 10
 """Batches that an error is taken from, at the least; each is longer than the window and the
 correlations.
 """
@@ -319,7 +318,7 @@ class _Room(NamedTuple):
         """The window that is wanted, or halves of it until there are batches enough; not
         below `lags`.
         """
-        while wanted > lags and self.batches(wanted) < FEWEST:
+        while wanted > lags and self.batches(wanted) < MINIMUM:
             wanted = max(lags, wanted // 2)
         return wanted
 
@@ -454,13 +453,13 @@ def _long_enough(room: _Room, lags: int, memory: float, dt: float, parts: np.nda
     length = room.length(lags)
     traces = room.traces
     steps = room.steps
-    if batches < FEWEST:
+    if batches < MINIMUM:
         raise ValueError(
             f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {batches} "
             "stretches of "
             f"{length * dt:.4g}, which is what a window of {lags * dt:.4g} and an autocorrelation "
             "time of "
-            f"{memory * dt:.3g} need; {FEWEST} make an error bar. Record for longer, or give a "
+            f"{memory * dt:.3g} need; {MINIMUM} make an error bar. Record for longer, or give a "
             "shorter `window`."
             f"{_drifts(parts)}"
         )

@@ -15,7 +15,8 @@ import optax
 
 from fluctua.core import check
 from fluctua.core.arrays import Params, PyTree
-from fluctua.core.estimator import PPGT, Method
+from fluctua.core.estimation.method import Method
+from fluctua.core.estimator import PPGT
 from fluctua.core.protocols import FunctionEstimator
 from fluctua.core.simulate import Simulator, first_state
 from fluctua.store import fingerprint

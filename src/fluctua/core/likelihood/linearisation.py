@@ -14,7 +14,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.dependence import depends
 from fluctua.core.diffusion import diffusion_matrix
-from fluctua.core.likelihood.sample import FEWEST, choose_rows, load_rows
+from fluctua.core.likelihood.sample import MINIMUM, choose_rows, load_rows
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 
@@ -48,7 +48,7 @@ def check_linearisation(
             in_noise.append("theta" + jax.tree_util.keystr(path))
     if not in_noise:
         return
-    rows = choose_rows(data, FEWEST)[:FEWEST]
+    rows = choose_rows(data, MINIMUM)[:MINIMUM]
     some = jnp.asarray(load_rows(data.x, rows), x.dtype)
     steps = np.unique(np.linspace(0, len(data.t) - 2, 20).astype(int))
     context = jax.tree.map(lambda leaf: jnp.asarray(load_rows(leaf, rows)), data.context)

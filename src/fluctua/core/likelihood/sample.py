@@ -20,7 +20,7 @@ from fluctua.core.process import NoiseProduct, Process, Step
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.trajectories import Trajectories
 
-FEWEST = 200
+MINIMUM = 200
 
 SLACK = 2.0
 """v of a component without noise up to which its residual is what an Euler step leaves out."""
@@ -89,7 +89,7 @@ def take_sample(
     plain = transition is euler and _is_diagonal(process, theta, data)
     silent = _silent(process, theta, data)
     if not plain or silent:  # a few solves of M × M matrices a transition
-        most = min(most, max(FEWEST, int(2e11 / (50 * data.x.shape[2] ** 3))))
+        most = min(most, max(MINIMUM, int(2e11 / (50 * data.x.shape[2] ** 3))))
     rows = choose_rows(data, most)
     steps, run = _choose_steps(len(data.t) - 1, most // len(rows))
     raw = load_rows(data.x, rows)
@@ -289,7 +289,7 @@ def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, .
     rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]
     noisy = np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)
     if not noisy.all():
-        some = choose_rows(data, FEWEST)[:FEWEST]
+        some = choose_rows(data, MINIMUM)[:MINIMUM]
         x = put(np.asarray(load_rows(data.x, some), states.dtype))
         context = jax.tree.map(lambda leaf: put(load_rows(leaf, some)), data.context)
         times = check.grid(data.t)

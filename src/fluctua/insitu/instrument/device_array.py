@@ -225,8 +225,8 @@ class DeviceArray:
         lines += [
             f"a visit to a device took {visit:.2g} s, a trajectory {run:.2g} s; worth while, a "
             "device and iteration:",
-            f"  for J         {many(max(1.0, groups.returns.worthwhile(visit, run)))}",
-            f"  its gradient  {many(max(1.0, groups.gradient.worthwhile(visit, run)))}",
+            f"  for J         {many(max(1.0, groups.returns.optimal_size(visit, run)))}",
+            f"  its gradient  {many(max(1.0, groups.gradient.optimal_size(visit, run)))}",
             "more are better spent on more devices (least variance for the time, two-stage "
             "sampling)",
         ]

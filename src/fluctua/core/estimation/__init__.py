@@ -1,0 +1,1 @@
+"""What the estimators of `fluctua.core.estimator` are made of."""

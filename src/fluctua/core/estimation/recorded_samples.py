@@ -1,0 +1,199 @@
+"""Gradients of recorded trajectories, all at once or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import arrays, baselines, check, recorded
+from fluctua.core import estimate as estimates
+from fluctua.core import process as processes
+from fluctua.core.arrays import Array, Params
+from fluctua.core.diffusion import check_model
+from fluctua.core.estimation import method as methods
+from fluctua.core.likelihood import guard
+from fluctua.core.likelihood.linearisation import check_linearisation
+from fluctua.core.objective import Rewards
+from fluctua.core.scores import local_linear
+from fluctua.core.trajectories import Trajectories
+from fluctua.core.twin import sweep as twin_sweep
+from fluctua.core.twin.correction import (
+    TwinSamples,
+)
+
+
+def sample_recorded(
+    method: methods.Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    block_bytes: int,
+    taken_at: Params | None = None,
+    examined: bool = False,
+) -> estimates.Samples:
+    """The gradients of the single recorded trajectories.
+
+    taken_at: the parameters at which they were recorded, if not `theta`. examined: whether the
+    residual guard has seen the trajectories already.
+    """
+    if method.means:
+        samples = methods.combine_parts(
+            method,
+            lambda part: sample_recorded(
+                part, theta, trajectories, block_bytes, taken_at, examined
+            ),
+        )
+        return estimates.label_groups(samples, trajectories)
+    if method.twin:
+        split = split_recorded(method, theta, trajectories, None, block_bytes, taken_at, examined)
+        return estimates.label_groups(methods.sum_parts(split), trajectories)
+    theta = check.parameters(theta)
+    recording = recorded.Recording(trajectories, theta)
+    _warn(method, theta if taken_at is None else taken_at, trajectories, recording, examined)
+    for plan in method.used_baselines:
+        baselines.check_baseline(plan, recording.count, recording.t)
+
+    def start():
+        return (recording.first, recording.context)
+
+    methods.check_baselines(method, baselines.Setting(theta, recording.t, recording.count, start))
+    if not any(plan.needs_returns for plan in method.used_baselines):
+        sampled = sample_pieces(method, theta, trajectories, recording.count, block_bytes, None)
+        parts = [samples for _, samples in sampled]
+        every = parts[0]
+        if len(parts) > 1:
+            every = jax.tree.map(lambda *leaves: arrays.concatenate_rows(leaves), *parts)
+        return estimates.label_groups(every, trajectories)
+    model = method.model
+    tables = method.fill_tables(None)
+    if method.needs_pilot:  # beside a baseline that looks across all trajectories
+        halves = _average_halves(method, theta, trajectories, recording.count, block_bytes, None)
+        tables = method.fill_tables(jnp.stack(halves, axis=1))
+        model = model._replace(
+            baseline=_use_halves(method.baseline),
+            initial_baseline=_use_halves(method.initial_baseline),
+        )
+    flat, returns = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
+    return estimates.label_groups(
+        estimates.Samples(estimates.unflatten(theta, flat), returns), trajectories
+    )
+
+
+def _use_halves(baseline: baselines.Baseline) -> Callable[[baselines.Inputs], Array]:
+    """λ̄ of a baseline, from the other half of the trajectories in place of a pilot."""
+    return baselines.use_other_half if baseline.pilot else baseline.of
+
+
+def sample_pieces(
+    method: methods.Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    count: int,
+    block_bytes: int,
+    progress: Callable[[int], None] | None,
+) -> Iterator[tuple[Trajectories, estimates.Samples]]:
+    """Pieces of the trajectories with their gradients, in order."""
+    cut = 0
+    means = None
+    if method.needs_pilot:
+        cut = baselines.half(count)
+        means = _average_halves(method, theta, trajectories, count, block_bytes, progress)
+    for first, piece in recorded.pieces(trajectories, cut, block_bytes):
+        other = None if means is None else means[0 if first >= cut else 1]
+        tables = method.fill_tables(other)
+        recording = recorded.Recording(piece, theta, first)
+        flat, returns = recorded.recorded_samples(
+            method.model, tables, recording, theta, block_bytes
+        )
+        yield piece, estimates.Samples(estimates.unflatten(theta, flat), returns)
+        if progress:
+            progress(len(piece.x))
+
+
+def _average_halves(
+    method: methods.Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    count: int,
+    block_bytes: int,
+    progress: Callable[[int], None] | None,
+) -> list[Array]:
+    """The mean return-to-go (T+1,) of either half: independent of the trajectories of the other."""
+    if count < 2:
+        raise ValueError(
+            "a time-only baseline takes the mean return-to-go of other trajectories, and there is "
+            "1 trajectory. Take "
+            'more, or give time_only(values), or baseline="none".'
+        )
+    sums: list[Any] = [0.0, 0.0]
+    counts = [0, 0]
+    cut = baselines.half(count)
+    for first, piece in recorded.pieces(trajectories, cut, block_bytes):
+        mean = average_returns(method.model.objective, theta, piece, first)
+        side = int(first >= cut)
+        sums[side] = sums[side] + len(piece.x) * np.asarray(mean, np.float64)
+        counts[side] += len(piece.x)
+        if progress:
+            progress(len(piece.x))
+    return [arrays.put(total / n) for total, n in zip(sums, counts, strict=True)]
+
+
+def average_returns(
+    rewards: Rewards, theta: Params, trajectories: Trajectories, first: int = 0
+) -> Array:
+    """E[λ̂ₙ] of recorded trajectories, numbered from `first`. Shape (T+1,)."""
+    recording = recorded.Recording(trajectories, theta, first)
+    x = jnp.asarray(trajectories.x, recording.dtype)
+    return recorded.mean_return_to_go(rewards, theta, recording.times, x, recording.context)
+
+
+def split_recorded(
+    method: methods.Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    table: Array | None,
+    block_bytes: int,
+    taken_at: Params | None = None,
+    examined: bool = False,
+) -> TwinSamples:
+    """The two parts of the gradients of recorded trajectories, of a method with a twin."""
+    theta = check.parameters(theta)
+    recording = recorded.Recording(trajectories, theta)
+    _warn(method, theta if taken_at is None else taken_at, trajectories, recording, examined)
+    model, numbers, batch = methods.prepare_twin(method, theta, table, recording.count, recording.t)
+
+    def start():
+        return (recording.first, recording.context)
+
+    methods.check_baselines(method, baselines.Setting(theta, recording.t, recording.count, start))
+    parts = twin_sweep.recorded_parts(model, numbers, batch, recording, block_bytes)
+    return methods.shape_parts(theta, parts)
+
+
+def _warn(
+    method: methods.Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    recording: recorded.Recording,
+    examined: bool = False,
+) -> None:
+    """Warn if the residuals are not the noise of the process.
+
+    A score of one's own may know another law, and is not examined.
+    """
+    process = method.model.process
+    check_model(
+        process, method.model.objective, theta, recording.first, recording.t, recording.context
+    )
+    # without events the score says so
+    counted = isinstance(process, processes.Counting) and jax.tree.leaves(recording.events(0, 1))
+    if isinstance(process, processes.Remembering) or counted:
+        guard.warn_about_residuals(process, theta, trajectories, stacklevel=4)
+    law = guard.LAWS.get(method.model.score)
+    if law is local_linear and isinstance(process, processes.Process):
+        check_linearisation(process, theta, trajectories)
+    if law is not None and isinstance(process, processes.Process) and not examined:
+        guard.warn_about_residuals(process, theta, trajectories, transition=law, stacklevel=4)
