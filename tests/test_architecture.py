@@ -168,8 +168,6 @@ def test_programs_are_compiled_in_full_precision():
 
 # A room that is still above a ceiling has its count here, which only falls.
 LEFT = {
-    "tuple parameters": {"processes": 5},
-    "tuple assignments": {"processes": 1},
     "imports": {"insitu": 10},
     "parameters": {"insitu": 3},
     "repeated classes": 1,

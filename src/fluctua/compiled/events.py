@@ -18,7 +18,7 @@ from fluctua.compiled.scalar import Unsupported
 from fluctua.core.arrays import Array, PyTree
 from fluctua.core.draws import threefry
 from fluctua.core.simulate import Recipe
-from fluctua.processes.jumps import Jumps, RandomJump, Scored, next_event
+from fluctua.processes.jumps import EventDraws, EventStep, Jumps, RandomJump, Scored, next_event
 
 DRAWS = 3
 """Inputs p of an event: the time since the step began, a standard exponential, a uniform number."""
@@ -59,9 +59,8 @@ def bind_event(process: Jumps, unravel: Callable[[Array], PyTree]) -> Callable:
     def event(
         flat: Array, x: Array, t: Array, dt: Array, context: PyTree, p: Array
     ) -> tuple[Array, ...]:
-        new = next_event(
-            process, unravel(flat), x, p[0], (t, dt), context, (p[1], p[2], None), _take
-        )
+        step = EventStep(x, t, dt, context)
+        new = next_event(process, unravel(flat), step, p[0], EventDraws(p[1], p[2]), _take)
         return new.x, new.after, new.over, ravel_pytree(new.score)[0]
 
     return event

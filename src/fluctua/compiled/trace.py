@@ -133,7 +133,9 @@ def traced(
         if jumps is None:
             return simulate.transition_one(replayed, theta, x, context, z, n, t, dt)[0]
         left = jump_events.left_by(unravel, x, *events)
-        return jumps.joined(theta, x, events[0], left, (context, z, replayed.wiener.draw, n, t, dt))
+        return jumps.add_diffusion(
+            theta, x, events[0], left, (context, z, replayed.wiener.draw, n, t, dt)
+        )
 
     def rewards(
         flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree

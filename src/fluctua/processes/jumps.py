@@ -115,13 +115,16 @@ class Jumps:
         dt: Array,
     ) -> tuple[Array, Scored]:
         """The state after a step, and what its score needs besides the two ends."""
-        run = _run(self, theta, x, t, dt, context, _key(stream, n), 0)
+        run = _run(self, theta, EventStep(x, t, dt, context), _key(stream, n), 0)
         left = Scored(run.x - x, run.score, run.count)
-        return self.joined(theta, x, run.x, left, (context, stream, draw, n, t, dt)), left
+        return self.add_diffusion(theta, x, run.x, left, (context, stream, draw, n, t, dt)), left
 
-    def joined(self, theta: Params, x: Array, jumped: Array, left: Scored, step: tuple) -> Array:
-        """The state after a step whose events alone lead from x to `jumped`. step: of
-        `advance`, from context on.
+    def add_diffusion(
+        self, theta: Params, x: Array, jumped: Array, left: Scored, step: tuple
+    ) -> Array:
+        """The state after a step whose events alone lead from x to `jumped`.
+
+        step: the arguments of `advance`, from context on.
         """
         if self.diffusion is None:
             return jumped
@@ -139,7 +142,7 @@ class Jumps:
         most: int,
     ) -> Events:
         """The events themselves of a step that `advance` ran, `most` of them at the most."""
-        return _run(self, theta, x, t, dt, context, _key(stream, n), most).events
+        return _run(self, theta, EventStep(x, t, dt, context), _key(stream, n), most).events
 
     def score(self, theta: Params, step: Step) -> Params:
         """U of one step, simulated or recorded."""
@@ -299,13 +302,22 @@ def _total_change(events: Events) -> Array:
     return jnp.sum(jnp.where((events.channel >= 0)[:, None], events.change, 0), axis=0)
 
 
+class _LogDensity(NamedTuple):
+    """The events of a step up to now. x: the state, since: the time of the last event.
+
+    total: ln of the density of the events.
+    """
+
+    x: Array
+    since: Array
+    total: Array
+
+
 def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:
     """ln of the density of the recorded events of one step, as a function of θ."""
     x, _, t, dt, context, events = step
 
-    def one(
-        carry: tuple[Array, Array, Array], event: Events
-    ) -> tuple[tuple[Array, Array, Array], None]:
+    def add(carry: _LogDensity, event: Events) -> tuple[_LogDensity, None]:
         x, since, total = carry
         after, channel, change = event
         there = channel >= 0
@@ -318,7 +330,7 @@ def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:
             - jnp.sum(a) * (after - since)
             + _log_size(process, theta, change, x, t, context, channel)
         )
-        carry = (
+        carry = _LogDensity(
             jnp.where(there, x + change, x),
             jnp.where(there, after, since),
             total + jnp.where(there, term, 0.0),
@@ -329,8 +341,8 @@ def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:
     events = jax.tree.map(
         lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events
     )
-    (x, since, total), _ = jax.lax.scan(one, (x, zero, zero), events)
-    return total - jnp.sum(process.rates(theta, x, t, context)) * (dt - since)
+    end, _ = jax.lax.scan(add, _LogDensity(x, zero, zero), events)
+    return end.total - jnp.sum(process.rates(theta, end.x, t, context)) * (dt - end.since)
 
 
 class _Run(NamedTuple):
@@ -343,6 +355,26 @@ class _Run(NamedTuple):
     time: Array
     score: Params
     events: Events
+
+
+class EventStep(NamedTuple):
+    """The step in which events happen. x: the state since the last event (M,)."""
+
+    x: Array
+    t: Array
+    dt: Array
+    context: PyTree
+
+
+class EventDraws(NamedTuple):
+    """The random numbers of one event.
+
+    exponential: standard. uniform: in [0, 1). key: for the size where that is random, else None.
+    """
+
+    exponential: Array
+    uniform: Array
+    key: Array | None = None
 
 
 class Happened(NamedTuple):
@@ -364,30 +396,24 @@ class Happened(NamedTuple):
 def next_event(
     process: Jumps,
     theta: Params,
-    x: Array,
+    step: EventStep,
     since: Array,
-    when: tuple[Array, Array],
-    context: PyTree,
-    draws: tuple[Array, Array, Array | None],
+    draws: EventDraws,
     take: Callable[[Array, Array], Array] = lambda table, row: table[row],
 ) -> Happened:
-    """What happens next in a step, from numbers that chance gave.
+    """The next event of a step, from its random numbers.
 
     Args:
         process: its rates and changes.
         theta: θ.
-        x: the state (M,) since the last event.
-        since: its time, from the beginning of the step.
-        when: time and length of the step.
-        context: of the trajectory.
-        draws: one of a standard exponential, one uniform in [0, 1), and a key for the size where
-            that is random.
-        take: (table, row) -> the row; another way to it where rows cannot be numbered by what
-            chance gave.
+        step: the state since the last event, and the step.
+        since: the time of the last event, from the beginning of the step.
+        draws: the random numbers of the event.
+        take: (table, row) -> the row; another way to it where a row cannot be a random number.
 
     """
-    (t, dt) = when
-    (exponential, uniform, key) = draws
+    x, t, dt, context = step
+    exponential, uniform, key = draws
     a = process.rates(theta, x, t, context)
     # a negative rate must not pass for a small one, and an infinite one would never let the step
     # end
@@ -421,29 +447,26 @@ def next_event(
 def _run(
     process: Jumps,
     theta: Params,
-    x: Array,
-    t: Array,
-    dt: Array,
-    context: PyTree,
+    step: EventStep,
     key: Array,
-    most: int,
+    maximum: int,
 ) -> _Run:
-    """One step of events alone, from x, with the score of those events. most: how many of them
-    are kept.
-    """
-    dt = jnp.asarray(dt, x.dtype)  # the end of the step is a time that `time` can have
+    """One step of events alone, with the score of those events. maximum: events that are kept."""
+    x = step.x
+    dt = jnp.asarray(step.dt, x.dtype)  # the end of the step is a time that `time` can have
+    step = step._replace(dt=dt)
 
     def one(run: _Run) -> _Run:
         k_wait, k_channel, k_size = jax.random.split(jax.random.fold_in(key, run.count), 3)
-        draws = (
+        draws = EventDraws(
             jax.random.exponential(k_wait, dtype=x.dtype),
             jax.random.uniform(k_channel, dtype=x.dtype),
             k_size,
         )
-        new = next_event(process, theta, run.x, run.time, (t, dt), context, draws)
+        new = next_event(process, theta, step._replace(x=run.x), run.time, draws)
         kept = run.events
-        if most:
-            place = jnp.where(new.over, most, run.count)  # out of bounds is dropped
+        if maximum:
+            place = jnp.where(new.over, maximum, run.count)  # out of bounds is dropped
             event = Events(new.after, new.channel, new.change)
             kept = jax.tree.map(
                 lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, event
@@ -451,7 +474,11 @@ def _run(
         score = jax.tree.map(jnp.add, run.score, new.score)
         return _Run(new.x, jnp.where(new.over, run.count, run.count + 1), new.after, score, kept)
 
-    none = Events(jnp.zeros(most, x.dtype), jnp.full(most, -1), jnp.zeros((most, x.size), x.dtype))
+    none = Events(
+        jnp.zeros(maximum, x.dtype),
+        jnp.full(maximum, -1),
+        jnp.zeros((maximum, x.size), x.dtype),
+    )
     begin = _Run(
         x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), none
     )

@@ -28,25 +28,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core import baselines
 from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.baselines import Twin
-from fluctua.core.baselines import none as no_baseline
 from fluctua.core.integrators import mean_rate
 from fluctua.core.model import EstimatorModel
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Score, Step
 from fluctua.core.recorded import Recording
 from fluctua.core.trajectories import Times
-from fluctua.core.twin.correction import (
-    Guess,
-    Numbers,
-    TwinModel,
-    check_fit,
-    check_twin,
-    direct_terms,
-    expand,
-    twin_parameters,
-)
+from fluctua.core.twin import correction
+from fluctua.core.twin.correction import Guess, Numbers, TwinModel
 
 BEGINNINGS = 20
 """Times that the path begins anew within a window."""
@@ -80,10 +71,8 @@ class Path:
         b+1, M).
         """
         a = self.ahead
-        parts = _follow_block(
-            a.twin, self.stride, self.window, a.numbers, times.t, a.dt, x, a.context, self.mean
-        )
-        inside, begin, end, direct = (np.array(part, np.float64) for part in parts)
+        block = _follow_block(a, Stretch(self.stride, self.window), times.t, x, self.mean)
+        inside, begin, end, direct = (np.array(part, np.float64) for part in block)
         if not np.isfinite(end).all():
             raise FloatingPointError(
                 f"the twin's path of {self.window + self.stride} steps, or its adjoint, is not "
@@ -104,7 +93,7 @@ class Path:
 
 
 def lookahead(
-    choice: Twin,
+    choice: baselines.Twin,
     process: AnyProcess,
     rewards: Rewards,
     score: Score,
@@ -112,7 +101,7 @@ def lookahead(
     recording: Recording,
 ) -> Lookahead:
     """The twin, if it fits the process and the record."""
-    twin = check_twin(choice, score, process)
+    twin = correction.check_twin(choice, score, process)
     if twin.baseline.name != "mean":  # type: ignore[union-attr]
         raise ValueError(
             "a long-run average takes the mean off what a twin leaves; "
@@ -120,84 +109,112 @@ def lookahead(
             "is for trajectories. Leave it off."
         )
     assert twin.process is not None  # `check_twin` fills it in
-    free = no_baseline().of
+    free = baselines.none().of
     model = TwinModel(
         EstimatorModel(process, rewards, score, None, free, free), twin.process, twin.order
     )
-    numbers = Numbers(theta, twin_parameters(twin, theta))
-    check_fit(model, numbers, recording.first, recording.t, recording.context, recording.count)
+    numbers = Numbers(theta, correction.twin_parameters(twin, theta))
+    correction.check_fit(
+        model, numbers, recording.first, recording.t, recording.context, recording.count
+    )
     return Lookahead(model, numbers, recording.times.dt[0], recording.context)
 
 
-@partial(jit, static_argnums=(0, 1, 2))
-def _follow_block(
-    twin: TwinModel,
-    stride: int,
-    window: int,
-    numbers: Numbers,
-    t: Array,
-    dt: Array,
-    x: Array,
-    context: PyTree,
-    mean: Array,
-) -> tuple[Array, Array, Array, Array]:
-    """For S stretches of x (E, S·stride+1, M), each from where the path begins anew; V in units of
-    reward times time.
+class Stretch(NamedTuple):
+    """Steps between two beginnings of the path, and steps that it goes beyond the second."""
 
-    δₙ less the mean (E, S, stride) as if the path went on, E[V₀(X₁)|X₀] + g₀Δt less the mean (E, S)
-    of the first step, V(X) at the end (E, S) of a path of `stride` + `window` steps, and the direct
+    stride: int
+    window: int
+
+
+class Followed(NamedTuple):
+    """What the twin predicts along S stretches of E traces; V in units of reward times time.
+
+    inside: δₙ less the mean (E, S, stride), as if the path went on. begin: E[V₀(X₁)|X₀] + g₀Δt less
+    the mean, of the first step (E, S). end: V(X) at the end of the path (E, S). direct: the direct
     term (E, S, stride, P).
     """
+
+    inside: Array
+    begin: Array
+    end: Array
+    direct: Array
+
+
+class GuessAhead(NamedTuple):
+    """A guess at the rewards that follow. value: on the path itself."""
+
+    guess: Guess
+    value: Array
+
+
+def _follow_block(ahead: Lookahead, stretch: Stretch, t: Array, x: Array, mean: float) -> Followed:
+    """Follow S stretches of x (E, S·stride+1, M), each from where the path begins anew."""
+    numbers = BlockNumbers(ahead.numbers, t, ahead.dt, x, ahead.context, mean)
+    return _follow_stretches(ahead.twin, stretch, numbers)
+
+
+class BlockNumbers(NamedTuple):
+    """The arrays of one block. mean: a level of the reward, taken off."""
+
+    twin: Numbers
+    t: Array
+    dt: Array
+    x: Array
+    context: PyTree
+    mean: Array | float
+
+
+@partial(jit, static_argnums=(0, 1))
+def _follow_stretches(twin: TwinModel, stretch: Stretch, block: BlockNumbers) -> Followed:
+    stride, window = stretch
+    numbers, t, dt, x, context, mean = block
     count = (x.shape[1] - 1) // stride
     stretches = x[:, stride * np.arange(count)[:, None] + np.arange(stride + 1)]
     index = np.arange(stride + window)
 
-    def one(x: Array, start: Array, context: PyTree) -> tuple[Array, Array, Array, Array]:
+    def follow(x: Array, start: Array, context: PyTree) -> Followed:
         times = start + dt * index
 
-        def move(at, t):
-            return (
-                (at + mean_rate(twin.process, numbers.twin, at, t, dt, context) * dt).astype(
-                    at.dtype
-                ),
-                at,
-            )
+        def move(at: Array, t: Array) -> tuple[Array, Array]:
+            rate = mean_rate(twin.process, numbers.twin, at, t, dt, context)
+            return (at + rate * dt).astype(at.dtype), at
 
         _, path = jax.lax.scan(move, x[0], times)
         level = (mean * dt).astype(x.dtype)
 
-        def behind(carry: tuple[Guess, Array], step: Any) -> tuple[tuple[Guess, Array], None]:
+        def go_back(carry: GuessAhead, step: Any) -> tuple[GuessAhead, None]:
             xbar, t = step
-            guess, gain = expand(twin, numbers, carry[0], xbar, t, dt, context)
-            return (guess, carry[1] + gain - level), None
+            guess, gain = correction.expand(twin, numbers, carry.guess, xbar, t, dt, context)
+            return GuessAhead(guess, carry.value + gain - level), None
 
         size = x.shape[1]
         nothing = Guess(
             jnp.zeros(size, x.dtype), jnp.zeros((size, size), x.dtype) if twin.order == 2 else None
         )
-        carry, _ = jax.lax.scan(
-            behind, (nothing, jnp.zeros((), x.dtype)), (path[stride:], times[stride:]), reverse=True
-        )
-        end = carry[1] + carry[0].at(x[stride] - path[stride])
+        last = GuessAhead(nothing, jnp.zeros((), x.dtype))
+        carry, _ = jax.lax.scan(go_back, last, (path[stride:], times[stride:]), reverse=True)
+        end = carry.value + carry.guess.at(x[stride] - path[stride])
 
-        def back(
-            carry: tuple[Guess, Array], step: Any
-        ) -> tuple[tuple[Guess, Array], tuple[Array, Array, Array]]:
+        def predict(carry: GuessAhead, step: Any) -> tuple[GuessAhead, tuple[Array, Array, Array]]:
             x, xbar, t = step
             guess, value = carry
             # rewards of steps are refused, so that the end of the step, in second place, is not
             # looked at
-            predicted = direct_terms(twin, numbers, guess, Step(x, x, t, dt, context), xbar, start)
-            direct = predicted.slope
-            expected = predicted.expected
-            before, gain = expand(twin, numbers, guess, xbar, t, dt, context)
+            here = correction.direct_terms(
+                twin, numbers, guess, Step(x, x, t, dt, context), xbar, start
+            )
+            direct = here.slope
+            expected = here.expected
+            before, gain = correction.expand(twin, numbers, guess, xbar, t, dt, context)
             inside = expected - gain - before.at(x - xbar)  # differences of like numbers first
-            return (before, value + gain - level), (inside, expected + value - level, direct)
+            predicted = (inside, expected + value - level, direct)
+            return GuessAhead(before, value + gain - level), predicted
 
-        here = (x[:-1], path[:stride], times[:stride])
-        _, (inside, expected, direct) = jax.lax.scan(back, carry, here, reverse=True)
-        return inside, expected[0], end, direct
+        steps = (x[:-1], path[:stride], times[:stride])
+        _, (inside, expected, direct) = jax.lax.scan(predict, carry, steps, reverse=True)
+        return Followed(inside, expected[0], end, direct)
 
     starts = t[:-1:stride][:count]
-    along = jax.vmap(one, in_axes=(0, 0, None))
+    along = jax.vmap(follow, in_axes=(0, 0, None))
     return jax.vmap(along, in_axes=(0, None, 0))(stretches, starts, context)

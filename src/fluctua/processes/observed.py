@@ -24,9 +24,9 @@ which for drifts of third degree leaves the skewness of the hidden state alone a
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,16 +35,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 
-from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.dependence import depends, varies_in_slope
+from fluctua.core import arrays, check, dependence, scores
+from fluctua.core import process as processes
+from fluctua.core import trajectories as records
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import refuse_step
-from fluctua.core.process import Memory, Process, Step
-from fluctua.core.scores import Gaussian, euler
 from fluctua.core.simulate import one_step
 from fluctua.core.text import names
-from fluctua.core.trajectories import Times, Trajectories
 
 READOUT = 2**30
 """The step whose draw is the readout of the first sample: steps of the process itself never come so
@@ -63,7 +61,7 @@ class Normal(NamedTuple):
     covariance: Any
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Observed:
     """A process seen through y = Cx + ε. Takes the place of a `Process`; its trajectories and
     rewards are of y.
@@ -81,17 +79,19 @@ class Observed:
     >>> Observed(trap, observe=[[1.0, 0.0]], noise=0.01, start=jnp.zeros(2))
     """
 
-    process: Process
-    _: KW_ONLY
+    process: processes.Process
+    _: dataclasses.KW_ONLY
     observe: Any
     noise: Any = 0.0
     start: Any
-    transition: Callable[[Process, Params, Step], Gaussian] = euler
+    transition: Callable[[processes.Process, Params, processes.Step], scores.Gaussian] = (
+        scores.euler
+    )
     shared: bool = False
 
     def __post_init__(self) -> None:
         process = check.process(self.process)
-        if not isinstance(process, Process):
+        if not isinstance(process, processes.Process):
             raise TypeError(f"`Observed` is of a `Process`; got {type(process).__name__}.")
         refuse_step(
             process,
@@ -180,7 +180,9 @@ class Observed:
 
     # ------------------------------------------------------------------------------------ its score
 
-    def begin(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Params, Memory]:
+    def begin(
+        self, theta: Params, x: Array, t: Array, context: PyTree
+    ) -> tuple[Params, processes.Memory]:
         """∂θ ln p(y₀), and mean and covariance of X₀ given y₀ with their tangents."""
 
         def first(theta: Params) -> FilteredState:
@@ -200,7 +202,9 @@ class Observed:
             score = jnp.where(jnp.any(_find_moved(self, theta, context)), jnp.nan, score)
         return unravel(score), self._remembered(now, slopes)
 
-    def update(self, theta: Params, step: Step, memory: Memory) -> tuple[Params, Memory]:
+    def update(
+        self, theta: Params, step: processes.Step, memory: processes.Memory
+    ) -> tuple[Params, processes.Memory]:
         """∂θ ln p(y'|y and all before), and mean and covariance of the hidden state after it."""
         (mean, mean_slope) = memory.own[:2]
         (covariance, covariance_slope) = memory.shared or memory.own[2:]
@@ -213,21 +217,25 @@ class Observed:
         now, slopes = _pushed(one, (flat, mean, covariance), directions)
         return unravel(slopes.log_density.astype(flat.dtype)), self._remembered(now, slopes)
 
-    def score(self, theta: Params, step: Step) -> Params:
+    def score(self, theta: Params, step: processes.Step) -> Params:
         """Not of one step alone."""
         raise ValueError(
             "the score of an `Observed` depends on all samples before the step: `gradient` and "
             "`ppgt` carry them along."
         )
 
-    def _remembered(self, now: FilteredState, slopes: FilteredState) -> Memory:
+    def _remembered(self, now: FilteredState, slopes: FilteredState) -> processes.Memory:
         mean = (now.mean, slopes.mean)
         covariance = (now.covariance, slopes.covariance)
-        return Memory(covariance, mean) if self.shared else Memory(None, mean + covariance)
+        return (
+            processes.Memory(covariance, mean)
+            if self.shared
+            else processes.Memory(None, mean + covariance)
+        )
 
     # ----------------------------------------------------------------------------------- the filter
 
-    def _prior(self, theta: Params, context: PyTree) -> Gaussian:
+    def _prior(self, theta: Params, context: PyTree) -> scores.Gaussian:
         mean, covariance = (jnp.asarray(_value(v, theta, context)) for v in self.start)
         size = len(self.observe[0])
         if mean.shape != (size,):
@@ -235,7 +243,7 @@ class Observed:
                 f"`observe` has {size} columns, one for each component of the state; the start has "
                 f"shape {mean.shape}."
             )
-        return Gaussian(mean, _matrix(covariance, mean.size).astype(mean.dtype))
+        return scores.Gaussian(mean, _matrix(covariance, mean.size).astype(mean.dtype))
 
     def _first_sample(
         self, theta: Params, mean: Array, covariance: Array, y: Array, context: PyTree
@@ -253,12 +261,14 @@ class Observed:
         return _measured(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
 
     def _sample(
-        self, theta: Params, mean: Array, covariance: Array, step: Step
+        self, theta: Params, mean: Array, covariance: Array, step: processes.Step
     ) -> tuple[FilteredState, Array]:
         """The hidden state given one more sample, step.x_next."""
 
         def law(x):
-            return self.transition(self.process, theta, Step(x, x, step.t, step.dt, step.context))
+            return self.transition(
+                self.process, theta, processes.Step(x, x, step.t, step.dt, step.context)
+            )
 
         if self.shared:  # at zero: one matrix for all trajectories, and seen to be one
             zero = jnp.zeros_like(mean)
@@ -284,7 +294,7 @@ class Observed:
         r = _matrix(_value(self.noise, theta, step.context), y.size).astype(dtype)
         return _measured(ahead, predicted, y - c @ ahead, c, r)
 
-    def residuals(self, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
+    def residuals(self, theta: Params, times: records.Times, x: Array, context: PyTree) -> Array:
         """eᵢ (S⁻¹e)ᵢ of the innovations e of every sample, whose mean is 1 where the model
         is right. (E, T, D)
         """
@@ -312,7 +322,7 @@ class Observed:
             np.asarray(_value(self.start.covariance, theta, context)),
             size,
         )
-        here = jnp.asarray(mean, working_dtype(theta, x))
+        here = jnp.asarray(mean, arrays.working_dtype(theta, x))
         check.shapes(self.process, theta, here, t, context)
         seen, moves = (np.asarray(v) for v in _facts(self, theta, here, t, context))
         if not seen.all():
@@ -329,10 +339,12 @@ class Observed:
                 "score for that parameter. Give the start a covariance, or the readout noise."
             )
         linear = _is_linear(self.process, *map(check.form, (theta, here, t, context)))
-        return replace(self, shared=linear and _unbatched(self, theta, here, t, context))
+        return dataclasses.replace(
+            self, shared=linear and _unbatched(self, theta, here, t, context)
+        )
 
 
-def log_likelihood(process: Observed, theta: Params, trajectories: Trajectories) -> Array:
+def log_likelihood(process: Observed, theta: Params, trajectories: records.Trajectories) -> Array:
     """ln p(y₀ … y_T; θ) of every trajectory, by the filter; differentiable in θ. (E,)"""
     y = jnp.asarray(trajectories.x)
     return _path(process, theta, check.grid(trajectories.t), y, trajectories.context)[0]
@@ -382,9 +394,9 @@ def _pushed(f: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) 
     return jax.vmap(lambda *v: jax.jvp(f, at, v), out_axes=(None, 0))(*along)
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(arrays.jit, static_argnums=0)
 def _path(
-    process: Observed, theta: Params, times: Times, x: Array, context: PyTree
+    process: Observed, theta: Params, times: records.Times, x: Array, context: PyTree
 ) -> tuple[Array, Array]:
     """ln p of every trajectory (E,), and eᵢ(S⁻¹e)ᵢ of every sample (E, T+1, D)."""
 
@@ -396,7 +408,7 @@ def _path(
         def body(now: FilteredState, sample: Any) -> tuple[FilteredState, Array]:
             y, t, dt = sample
             after, ratio = process._sample(
-                theta, now.mean, now.covariance, Step(y, y, t, dt, context)
+                theta, now.mean, now.covariance, processes.Step(y, y, t, dt, context)
             )
             return after._replace(log_density=now.log_density + after.log_density), ratio
 
@@ -406,7 +418,7 @@ def _path(
     return jax.vmap(one)(x, context)
 
 
-@partial(jit, static_argnums=0)
+@functools.partial(arrays.jit, static_argnums=0)
 def _facts(
     process: Observed, theta: Params, x: Array, t: Array, context: PyTree
 ) -> tuple[Array, Array]:
@@ -432,25 +444,25 @@ def _find_moved(process: Observed, theta: Params, context: PyTree) -> Array:
     return moves & known[:, None]
 
 
-@lru_cache(maxsize=256)
-def _is_linear(process: Process, *forms: Any) -> bool:
+@functools.lru_cache(maxsize=256)
+def _is_linear(process: processes.Process, *forms: Any) -> bool:
     """Whether the drift is linear in x and the noise free of it, at all times and θ, as their
     operations show.
 
     forms: of theta, x, t and context.
     """
     arguments = [check.like(form) for form in forms]
-    noise = partial(diffusion_matrix, process)
-    return not varies_in_slope(process.drift, *arguments, on=1) and not depends(
-        noise, *arguments, on=1
-    )
+    noise = functools.partial(diffusion_matrix, process)
+    return not dependence.varies_in_slope(
+        process.drift, *arguments, on=1
+    ) and not dependence.depends(noise, *arguments, on=1)
 
 
 def _unbatched(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
     """Whether the covariances are the same whatever the context, as far as their operations
     show.
     """
-    shared = replace(process, shared=True)
+    shared = dataclasses.replace(process, shared=True)
 
     def covariances(context: PyTree) -> tuple[Array, Array]:
         mean, prior = shared._prior(theta, context)
@@ -459,7 +471,7 @@ def _unbatched(process: Observed, theta: Params, x: Array, t: Array, context: Py
             theta, mean.astype(x.dtype), prior.astype(x.dtype), y, context
         )
         after, _ = shared._sample(
-            theta, now.mean, now.covariance, Step(y, y, t, jnp.ones_like(t), context)
+            theta, now.mean, now.covariance, processes.Step(y, y, t, jnp.ones_like(t), context)
         )
         return now.covariance, after.covariance
 

@@ -24,9 +24,8 @@ A twin changes the reward and nothing else (`fluctua.processes.lookahead`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,38 +33,30 @@ import numpy as np
 import scipy
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.baselines import Twin, resolve_baseline
+from fluctua.core import baselines, check, recorded, scores
+from fluctua.core import estimate as estimates
+from fluctua.core import objective as objectives
+from fluctua.core import process as processes
+from fluctua.core import text as texts
+from fluctua.core.arrays import Array, Params
 from fluctua.core.diffusion import check_model
-from fluctua.core.estimate import Estimate, Samples, reduce_samples
-from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, warn_about_residuals
-from fluctua.core.objective import Objective, Rewards
-from fluctua.core.process import AnyProcess, Process, Score, Step
-from fluctua.core.recorded import Recording, check_rounding, check_scores
-from fluctua.core.scores import full_score, select_score
-from fluctua.core.text import describe_estimate, with_error
+from fluctua.core.likelihood import guard
 from fluctua.core.trajectories import Trajectories
-from fluctua.processes.lookahead import Lookahead, lookahead
+from fluctua.processes import record_passes
+from fluctua.processes.lookahead import lookahead
 
 PLATEAU = 5.0
 """The window that "auto" begins with, in memory times of the reward (twice what errors need)."""
 NEGLIGIBLE = 0.25
 """Bias that "auto" accepts, in standard errors: 95 % intervals then cover 94.3 %."""
-STATES = 2**24
-"""Numbers that the memory of the states is taken from, at the most."""
 DOUBT = 0.01
 """Probability that "auto" doubles a window that is long enough."""
 MINIMUM = 10
 """Batches that an error is taken from, at the least; each is longer than the window and the
 correlations.
 """
-BLOCK = 4096
-"""Steps whose scores are computed together."""
 UNEVEN = 0.01
 """Relative differences of intervals that pass: times that were rounded have them."""
-PARTS = 20
-"""Parts of either half of a record whose means are compared, at the most."""
 ALARM = 1e-4
 """Probability that a steady record is said to change."""
 
@@ -121,7 +112,7 @@ class Stationary(NamedTuple):
     `bias_bound` added.
     """
 
-    estimate: Estimate
+    estimate: estimates.Estimate
     window: float
     autocorrelation_time: float
     missing: Params
@@ -163,12 +154,13 @@ class Stationary(NamedTuple):
     def __repr__(self) -> str:
         missing, error = (ravel_pytree(tree)[0] for tree in (self.missing, self.missing_stderr))
         worst = int(np.nanargmax(np.abs(missing) / np.where(error > 0, error, np.inf)))
+        added = texts.with_error(float(missing[worst]), float(error[worst]))
         return (
-            describe_estimate(self.estimate).replace("trajectories)", "batches)", 1)
+            texts.describe_estimate(self.estimate).replace("trajectories)", "batches)", 1)
             + f"\n  window {self.window:.4g}, autocorrelation time "
             f"{self.autocorrelation_time:.4g}, "
             + f"{self.effective:,.0f} independent samples; "
-            + f"the next window would add {with_error(float(missing[worst]), float(error[worst]))} "
+            + f"the next window would add {added} "
             "at most"
             + (CUT.format(self.memory) if self.cut else "")
             + (
@@ -180,14 +172,14 @@ class Stationary(NamedTuple):
 
 
 def stationary(
-    process: AnyProcess,
-    reward: Callable[..., Array] | Objective,
+    process: processes.AnyProcess,
+    reward: Callable[..., Array] | objectives.Objective,
     theta: Params,
     record: Trajectories,
     *,
     window: float | str = "auto",
-    score: Score = full_score,
-    baseline: Twin | str | None = None,
+    score: processes.Score = scores.full_score,
+    baseline: baselines.Twin | str | None = None,
 ) -> Stationary:
     """∇θ of the long-run average of a reward, from one trace or a few.
 
@@ -212,34 +204,36 @@ def stationary(
     """
     process = check.process(process)
     theta = check.parameters(theta)
-    objective = Objective(running=reward) if callable(reward) else reward
+    objective = objectives.Objective(running=reward) if callable(reward) else reward
     rewards = check.objective(objective)
     for name in ("terminal", "initial"):
         if getattr(objective, name) is not None:
             raise ValueError(
                 f"a long-run average has a `running` or a `per_step` reward and no `{name}` one."
             )
-    recording = Recording(record, theta)
+    recording = recorded.Recording(record, theta)
     steps = len(recording.t) - 1
     dt = _interval(recording)
     process = check_model(process, rewards, theta, recording.first, recording.t, recording.context)
-    plan = resolve_baseline(baseline, caller="a long-run average", serves=("time", "twin"))
-    used = select_score(process, score)
-    if isinstance(plan, Twin):
+    plan = baselines.resolve_baseline(
+        baseline, caller="a long-run average", serves=("time", "twin")
+    )
+    used = scores.select_score(process, score)
+    if isinstance(plan, baselines.Twin):
         check.require_state_rewards(rewards, "the twin of a long-run average")
     ahead = (
         lookahead(plan, process, rewards, used, theta, recording)
-        if isinstance(plan, Twin)
+        if isinstance(plan, baselines.Twin)
         else None
     )
-    check_rounding(process, theta, recording)
+    recorded.check_rounding(process, theta, recording)
     _guard(process, score, theta, record)
 
-    source = _Source(process, rewards, used, theta, recording, ahead)
-    g, parts, states = _rewards(source)
+    source = record_passes.Source(process, rewards, used, theta, recording, ahead)
+    g, parts, states = record_passes.read_rewards(source)
     own = autocorrelation_time(g)
     memory = memory_time(g)
-    slowest = max(memory, _slowest(states))
+    slowest = max(memory, _longest_memory(states))
     room = _Room(len(g), steps, max(10 * own, 5 * memory))
     lags = wanted = _window(window, memory, dt, steps, parts)
     if window == "auto":
@@ -251,7 +245,7 @@ def stationary(
     while True:
         length = room.length(lags)
         _long_enough(room, lags, memory, dt, parts)
-        near, far = _batch_means(source, g, lags, length)
+        near, far = record_passes.average_products(source, g, lags, length)
         if window != "auto" or not _stands_out(far):
             break
         wanted = 2 * lags
@@ -260,7 +254,7 @@ def stationary(
         lags = wanted
     blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
     estimate = average_batches(theta, near, blocks)._replace(value=jnp.asarray(g.mean()))
-    change = _change(parts, memory * PARTS * 2 / steps)
+    change = _compare_halves(parts, memory * record_passes.PARTS * 2 / steps)
     if change is not None and change.seen:
         warnings.warn(
             f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2
@@ -335,13 +329,15 @@ def _find_window(memory: float, steps: int) -> int:
     return int(np.ceil(decay * max(np.log(np.sqrt(steps / memory) / NEGLIGIBLE), 1)))
 
 
-def average_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> Estimate:
+def average_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> estimates.Estimate:
     """The estimate that gradients (B, P) and mean rewards (B',) of batches make, with intervals
     for skewed ones.
     """
-    gradient = reduce_samples(Samples(_rows(theta, batches), jnp.asarray(batches[:, 0])))
-    value = reduce_samples(Samples(jnp.asarray(values), jnp.asarray(values)))
-    return Estimate(
+    gradient = estimates.reduce_samples(
+        estimates.Samples(_rows(theta, batches), jnp.asarray(batches[:, 0]))
+    )
+    value = estimates.reduce_samples(estimates.Samples(jnp.asarray(values), jnp.asarray(values)))
+    return estimates.Estimate(
         _shaped(theta, batches.mean(axis=0)),
         _shaped(theta, _error(batches)),
         _shaped(theta, (batches**2).mean(axis=0)),
@@ -408,7 +404,7 @@ def _summed(rho: np.ndarray) -> float:
     return float(total[np.argmax(done)] if done.any() else total[-1])
 
 
-def _interval(recording: Recording) -> float:
+def _interval(recording: recorded.Recording) -> float:
     each = np.asarray(recording.times.dt, np.float64)
     if np.ptp(each) > UNEVEN * each.mean():
         raise ValueError(
@@ -419,14 +415,16 @@ def _interval(recording: Recording) -> float:
     return float(each.mean())
 
 
-def _guard(process: AnyProcess, score: Score, theta: Params, record: Trajectories) -> None:
+def _guard(
+    process: processes.AnyProcess, score: processes.Score, theta: Params, record: Trajectories
+) -> None:
     """Whether the residuals of the beginning are the noise of the process."""
-    law = LAWS.get(score)
-    if law is None or not isinstance(process, Process):
+    law = guard.LAWS.get(score)
+    if law is None or not isinstance(process, processes.Process):
         return
-    few = max(2, min(len(record.t), TRANSITIONS // len(record.x) + 1))
+    few = max(2, min(len(record.t), guard.TRANSITIONS // len(record.x) + 1))
     some = Trajectories(np.asarray(record.t)[:few], np.asarray(record.x[:, :few]), record.context)
-    warn_about_residuals(process, theta, some, transition=law, stacklevel=3)
+    guard.warn_about_residuals(process, theta, some, transition=law, stacklevel=3)
 
 
 def _window(window: float | str, memory: float, dt: float, steps: int, parts: np.ndarray) -> int:
@@ -469,7 +467,7 @@ def _drifts(parts: np.ndarray) -> str:
     """What to add where a record is too short for its correlations, because a drift looks like
     a long one.
     """
-    change = _change(parts, 0.0)
+    change = _compare_halves(parts, 0.0)
     return (
         f" Or it is not in a steady state: {change!r}."
         if change is not None and change.seen
@@ -499,66 +497,10 @@ def _stands_out(far: np.ndarray) -> bool:
     )
 
 
-# --------------------------------------------------------------------------- passes over the record
+def _longest_memory(states: record_passes.StateMoments) -> float:
+    """The longest memory of a component of the states, or of its square, in steps.
 
-
-class _Source(NamedTuple):
-    """What is read, and with what."""
-
-    process: AnyProcess
-    rewards: Rewards
-    score: Score
-    theta: Params
-    recording: Recording
-    ahead: Lookahead | None
-
-
-class _Read(NamedTuple):
-    """What a first pass over a record finds. rewards: gₙ (E, T).
-
-    parts: sums of (1, g, x, x²) over 2·PARTS parts of each trace (E, parts, 2M+2). states: some of
-    them, evenly spaced.
-    """
-
-    rewards: np.ndarray
-    parts: np.ndarray
-    states: _StateMoments
-
-
-class _StateMoments(NamedTuple):
-    """x (E, N, M) every `stride` steps."""
-
-    x: np.ndarray
-    stride: int
-
-
-def _rewards(source: _Source) -> _Read:
-    recording = source.recording
-    steps = len(source.recording.t) - 1
-    rewards = []
-    parts = np.zeros((recording.count, 2 * PARTS, 2 * recording.first.shape[1] + 2))
-    stride = max(1, -(-steps * recording.first.size // STATES))
-    some = []
-    for n in range(0, steps, BLOCK):
-        times, x = recording.block(n, min(n + BLOCK, steps))
-        g = np.asarray(
-            _evaluate_rewards(source.rewards, source.theta, times, x, recording.context), np.float64
-        )
-        if source.rewards.per_step is not None:
-            g = g + _arrival_rewards(source, n, n + g.shape[1])[0]
-        states = np.asarray(x[:, :-1], np.float64)
-        rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
-        _add(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
-        rewards.append(g)
-        some.append(states[:, -n % stride :: stride])
-    return _Read(
-        np.concatenate(rewards, axis=1), parts, _StateMoments(np.concatenate(some, axis=1), stride)
-    )
-
-
-def _slowest(states: _StateMoments) -> float:
-    """The longest memory of a component of the states or of its square, in steps; that of one
-    which is still is 0.
+    That of a component which does not move is 0.
     """
     series = np.moveaxis(states.x, 2, 0)
     series = np.concatenate([series, series**2])  # an amplitude may be slow where its phase is fast
@@ -569,163 +511,16 @@ def _slowest(states: _StateMoments) -> float:
     return states.stride * max((memory_time(one) for one in moving), default=0.0)
 
 
-def _add(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:
-    """Add rows (E, b, …) to sums (E, B, …) by number; numbers outside 0 … B−1 belong to none."""
-    for k in np.unique(index[(index >= 0) & (index < sums.shape[1])]):
-        sums[:, k] += rows[:, index == k].sum(axis=1)
-
-
-def _batch_means(
-    source: _Source, g: np.ndarray, lags: int, length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means over stretches of (gₙ − ḡ)(Uₙ₋₁ + … + Uₙ₋w) + ∂θ g and of (gₙ − ḡ)(Uₙ₋w₋₁ + … + Uₙ₋₂w).
-
-    (B, P) each
-    """
-    traces, steps, mean = *g.shape, g.mean()
-    unbiased = 1 / (1 - lags / g.size)
-    size = ravel_pytree(source.theta)[0].size
-    sums = [np.zeros((traces, (steps - first) // length, size)) for first in (lags, 2 * lags)]
-    kicks = [
-        [np.zeros_like(part) for part in sums] for _ in range(2)
-    ]  # Σz, where a look ahead begins and elsewhere
-    levels = np.zeros((2, 2))  # count and sum of g̃ − ḡ in either place
-    before = np.zeros((traces, 2 * lags + 1, size))  # Σ_{k<m} U_k up to a constant, m = n − 2w … n
-    for n, begins, level, explicit, u in _traces(source, g, mean, lags):
-        b = u.shape[1]
-        level = unbiased * level
-        total = np.concatenate([before, before[:, -1:] + np.cumsum(u, axis=1)], axis=1)
-        ends = [total[:, first : first + b] for first in (2 * lags, lags, 0)]
-        before = total[:, b:] - total[:, b : b + 1]
-        inside = n + np.arange(b) >= lags
-        levels += [[np.sum(at), level[:, at].sum()] for at in (inside & ~begins, inside & begins)]
-        for k in range(2):
-            trace = ends[k] - ends[k + 1]
-            index = (n + np.arange(b) - (k + 1) * lags) // length
-            _add(sums[k], level[..., None] * trace + (explicit if k == 0 else 0.0), index)
-            if source.ahead is not None:
-                for which, at in enumerate((~begins, begins)):
-                    _add(kicks[which][k], trace[:, at], index[at])
-    if (
-        source.ahead is not None
-    ):  # the level that a twin gets wrong in the same way everywhere is no reward of a kick
-        for which in range(2):
-            offset = levels[which, 1] / max(levels[which, 0] * traces, 1)
-            sums = [part - offset * z for part, z in zip(sums, kicks[which], strict=True)]
-    flat = source.recording
-    check_scores(sums[0].sum(axis=1), source.process, source.theta, flat.trajectory, flat.t)
-    near, far = (part.reshape(-1, size) / length for part in sums)
-    return near, far
-
-
-def _traces(
-    source: _Source, g: np.ndarray, mean: float, lags: int
-) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """First step of a block, where a look ahead begins (b,), gₙ − ḡ (E, b), ∂θ gₙ and Uₙ (E, b,
-    P), block by block.
-    """
-    recording = source.recording
-    ahead = source.ahead
-    steps = g.shape[1]
-    block = max(BLOCK, 2 * lags)
-    path = None if ahead is None else ahead.over(lags, mean)
-    if path is not None:
-        block = max(1, block // path.stride) * path.stride
-        steps = steps // path.stride * path.stride
-    for n in range(0, steps, block):
-        stop = min(n + block, steps)
-        times, x = recording.block(n, stop)
-        events = recording.events(n, stop)
-        u, explicit = _evaluate_block(*source[:4], times, x, recording.context, events)
-        if source.rewards.per_step is not None:
-            explicit = explicit + _arrival_rewards(source, n, stop)[1]
-        level = g[:, n:stop] - mean
-        begins = np.zeros(stop - n, bool)
-        if path is not None:
-            level, explicit = path.block(times, x)
-            begins[:: path.stride] = True
-        yield n, begins, level, np.asarray(explicit, np.float64), np.asarray(u, np.float64)
-
-
-@partial(jit, static_argnums=0)
-def _evaluate_rewards(
-    rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree
-) -> Array:
-    along = jax.vmap(
-        lambda x, t, context: rewards.running(theta, x, t, context), in_axes=(0, 0, None)
-    )
-    return jax.vmap(along, in_axes=(0, None, 0))(x[:, :-1], times.t[:-1], context)
-
-
-def _arrival_rewards(source: _Source, n: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """r(X_{k−1}, X_k)/Δt (E, b) and its ∂θ (E, b, P), k = n … stop−1."""
-    recording = source.recording
-    times, x = recording.block(max(n - 1, 0), max(stop - 1, 1))
-    rows = _evaluate_step_rewards(source.rewards, source.theta, times, x, recording.context)
-    paid, slopes = (np.asarray(v, np.float64) for v in rows)
-    if (
-        n == 0
-        # the step that led to X₀ is not in the record; it meets no score, and the next one stands
-        # for it
-    ):
-        paid, slopes = (np.concatenate([v[:, :1], v], axis=1)[:, :stop] for v in (paid, slopes))
-    return paid, slopes
-
-
-@partial(jit, static_argnums=0)
-def _evaluate_step_rewards(
-    rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree
-) -> tuple[Array, Array]:
-    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
-        assert rewards.per_step is not None
-        paid = rewards.per_step
-        r, slope = jax.value_and_grad(
-            lambda th: (paid(th, x, x_next, t, dt, context) / dt).astype(x.dtype)
-        )(theta)
-        return r, ravel_pytree(slope)[0]
-
-    along = jax.vmap(one, in_axes=(0, 0, 0, 0, None))
-    return jax.vmap(along, in_axes=(0, 0, None, None, 0))(
-        x[:, :-1], x[:, 1:], times.t[:-1], times.dt, context
-    )
-
-
-@partial(jit, static_argnums=(0, 1, 2))
-def _evaluate_block(
-    process: AnyProcess,
-    rewards: Rewards,
-    score: Score,
-    theta: Params,
-    times: Any,
-    x: Array,
-    context: PyTree,
-    events: Any,
-) -> tuple[Array, Array]:
-    """Uₙ and ∂θ gₙ. (E, b, P)"""
-
-    def one(
-        x: Array, x_next: Array, t: Array, dt: Array, events: PyTree, context: PyTree
-    ) -> tuple[Array, Array]:
-        explicit = jax.grad(lambda th: rewards.running(th, x, t, context).astype(x.dtype))(theta)
-        u = score(process, theta, Step(x, x_next, t, dt, context, events))
-        return ravel_pytree(u)[0], ravel_pytree(explicit)[0]
-
-    along = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None))
-    return jax.vmap(along, in_axes=(0, 0, None, None, 0, 0))(
-        x[:, :-1], x[:, 1:], times.t[:-1], times.dt, events, context
-    )
-
-
-def _change(parts: np.ndarray, memory: float) -> Change | None:
+def _compare_halves(parts: np.ndarray, memory: float) -> Change | None:
     """Means of the first and of the second half. parts: sums (E, 2·PARTS, 2M+2). memory: in
     units of a part.
     """
     width = 1
-    while width < min(10 * memory, PARTS):
+    while width < min(10 * memory, record_passes.PARTS):
         width += 1
-        while PARTS % width:
+        while record_passes.PARTS % width:
             width += 1
-    merged = parts.reshape(len(parts), 2 * PARTS // width, width, -1).sum(axis=2)
+    merged = parts.reshape(len(parts), 2 * record_passes.PARTS // width, width, -1).sum(axis=2)
     means = merged[..., 1:] / merged[..., :1]
     half = means.shape[1] // 2
     first, second = (
