@@ -44,10 +44,10 @@ class Read(NamedTuple):
 
     rewards: np.ndarray
     parts: np.ndarray
-    states: StateMoments
+    states: SpacedStates
 
 
-class StateMoments(NamedTuple):
+class SpacedStates(NamedTuple):
     """x (E, N, M) every `stride` steps."""
 
     x: np.ndarray
@@ -75,7 +75,7 @@ def read_rewards(source: Source) -> Read:
         rewards.append(g)
         some.append(states[:, -n % stride :: stride])
     return Read(
-        np.concatenate(rewards, axis=1), parts, StateMoments(np.concatenate(some, axis=1), stride)
+        np.concatenate(rewards, axis=1), parts, SpacedStates(np.concatenate(some, axis=1), stride)
     )
 
 

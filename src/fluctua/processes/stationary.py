@@ -497,7 +497,7 @@ def _stands_out(far: np.ndarray) -> bool:
     )
 
 
-def _longest_memory(states: record_passes.StateMoments) -> float:
+def _longest_memory(states: record_passes.SpacedStates) -> float:
     """The longest memory of a component of the states, or of its square, in steps.
 
     That of a component which does not move is 0.
