@@ -147,6 +147,19 @@ class Moments(NamedTuple):
     kurtosis: Array
 
 
+def sample_error(samples: Any, factor: float = 1.0) -> Any:
+    """Standard error of the mean of samples along the first axis, (E, …) -> (…).
+
+    factor: widens it, by Student's t for few samples, say. One sample has no spread: NaN.
+    """
+    return factor * samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
+
+
+def pooled_error(squares: np.ndarray, count: int) -> np.ndarray:
+    """Standard error of the mean of `count` samples, from their squared deviations, summed."""
+    return np.sqrt(squares / (count * (count - 1)))
+
+
 def standard_error(mean: Any, mean_square: Any, count: int) -> Any:
     """Standard error of the mean of `count` samples, from their mean and mean square.
 
@@ -287,7 +300,7 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
     error = np.full(both.shape[1], np.nan)
     between = np.full(both.shape[1], np.nan)
     if k > 1:
-        error = means.std(axis=0, ddof=1) / np.sqrt(k)
+        error = sample_error(means)
         between = means.var(axis=0, ddof=1) - within * np.mean(
             1 / counts
         )  # a mean of means: groups count the same
@@ -360,12 +373,13 @@ class _Reduced(NamedTuple):
 
 @jit
 def _reduce(v: Array) -> _Reduced:
-    """Of one leaf: all of one shape, of any θ, share what is compiled, which takes as long as
-    the estimate's own.
+    """Mean, error, second moment and interval of one leaf.
+
+    Leaves of one shape, of any θ, share what is compiled, which takes as long as the estimate's
+    own.
     """
-    count = v.shape[0]
-    error = v.std(axis=0, ddof=1) / np.sqrt(count)
-    return _Reduced(v.mean(axis=0), error, jnp.mean(v**2, axis=0), *interval(_moments(v), count))
+    limits = interval(_moments(v), v.shape[0])
+    return _Reduced(v.mean(axis=0), sample_error(v), jnp.mean(v**2, axis=0), *limits)
 
 
 @jit

@@ -45,6 +45,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit, working_dtype
+from fluctua.core.estimate import sample_error
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process, Score, Step
 from fluctua.core.scores import without_readout
@@ -153,7 +154,7 @@ def measure_remainder(
         }.get(name, np.ones(1))
         total += each.sum(axis=2) @ weight
         bound += float(np.mean(np.abs(each).sum(axis=2) @ weight))
-    error = total.std(ddof=1) / np.sqrt(rows) if rows > 1 else np.inf
+    error = sample_error(total) if rows > 1 else np.inf
     return Remainder(float(total.mean()), float(error), bound)
 
 

@@ -28,9 +28,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core import estimate as estimates
 from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params
-from fluctua.core.estimate import Estimate
 from fluctua.core.likelihood import alternatives, guard
 from fluctua.core.likelihood import evidence as evidences
 from fluctua.core.protocols import PlainEstimator
@@ -140,7 +140,7 @@ class SelfCalibrating(PlainEstimator):
         """Measured trajectories per sample: 0 after a call that asked the model alone."""
         return int(self._last > 0 or self._calls == 0)
 
-    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+    def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Estimate ∇θJ, from `count` new trajectories and all before them."""
         self.check_doubt()
         check.count(count, 2 if self.options.uses_measured else 1)
@@ -180,9 +180,9 @@ class SelfCalibrating(PlainEstimator):
         def shaped(v):
             return unravel(jnp.asarray(v, ravel_pytree(theta)[0].dtype))
 
-        error = returns.std(ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
+        error = estimates.sample_error(returns) if len(returns) > 1 else np.nan
         error = np.hypot(error, np.sqrt(conversion))
-        return Estimate(
+        return estimates.Estimate(
             shaped(gradient),
             shaped(stderr),
             shaped(gradient**2 + many * variance),

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Array, Params
-from fluctua.core.estimate import Estimate
+from fluctua.core.estimate import Estimate, sample_error
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import step_at
 from fluctua.core.process import NoiseProduct, Process
@@ -274,7 +274,7 @@ class ShrunkCorrection(EstimatorWrapper):
             _shape_like(theta, made.stderr),
             _shape_like(theta, made.gradient**2 + count * made.variance),
             jnp.asarray(returns.mean(), samples.returns.dtype),
-            jnp.asarray(returns.std(ddof=1) / np.sqrt(count), samples.returns.dtype),
+            jnp.asarray(sample_error(returns), samples.returns.dtype),
             count,
         )
 

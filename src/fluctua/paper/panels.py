@@ -16,6 +16,7 @@ import numpy as np
 
 from fluctua.core.arrays import Array, Params
 from fluctua.core.draws import silent
+from fluctua.core.estimate import sample_error
 from fluctua.learn.reference import pathwise
 from fluctua.paper.training import TrainedLattice, nearest
 from fluctua.runs import noise
@@ -289,7 +290,7 @@ def finite_difference(
     unit = np.zeros(task.network.sites)
     unit[site] = 1.0
     each = difference(key, task, theta, {"omega": unit}, count=count, backend=backend)
-    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
+    return float(each.mean()), float(sample_error(each))
 
 
 def _convergence(key: Any, lattice: TrainedLattice, s: PanelSettings, backend: str) -> Any:

@@ -477,18 +477,14 @@ def _drifts(parts: np.ndarray) -> str:
 
 def _error(means: np.ndarray) -> np.ndarray:
     """One standard error of the mean of a few batches, as wide as Student has it. (B, …) -> (…)"""
-    return (
-        scipy.stats.t.ppf(0.8413447, len(means) - 1)
-        * means.std(axis=0, ddof=1)
-        / np.sqrt(len(means))
-    )
+    return estimates.sample_error(means, scipy.stats.t.ppf(0.8413447, len(means) - 1))
 
 
 def _stands_out(far: np.ndarray) -> bool:
     """Whether the window that follows adds more than chance to some component of the gradient.
     far: (B, P)
     """
-    error = far.std(axis=0, ddof=1) / np.sqrt(len(far))
+    error = estimates.sample_error(far)
     return bool(
         np.any(
             np.abs(far.mean(axis=0))

@@ -22,7 +22,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core.arrays import Params
-from fluctua.core.estimate import Estimate, Moments, RunningSums, Samples, interval
+from fluctua.core.estimate import Estimate, Moments, RunningSums, Samples, interval, pooled_error
 
 
 class Part(NamedTuple):
@@ -132,7 +132,7 @@ def make_estimate(part: Part, theta: Params) -> Estimate:
     def tree(v):
         return unravel(jnp.asarray(v[:-1], dtype))
 
-    stderr = np.sqrt(part.spread / (units * (units - 1)))
+    stderr = pooled_error(part.spread, units)
     limits: tuple[np.ndarray, np.ndarray] | None = None
     if part.third is not None and part.fourth is not None:
         unit = np.where(part.spread > 0, part.spread / n, 1)

@@ -33,8 +33,9 @@ import numpy as np
 import scipy
 from scipy.linalg import toeplitz
 
-from fluctua.core import check
-from fluctua.core.arrays import Array, Params, jit, working_dtype
+from fluctua.core import arrays, check
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import sample_error
 from fluctua.core.likelihood import pieces, spreading
 from fluctua.core.likelihood.steps import Transition, map_steps, with_diffusion
 from fluctua.core.process import Process, Step
@@ -119,7 +120,7 @@ def fit_noise(
                 f"the noise is fitted from {LAGS + 3} times per trajectory or more; got "
                 f"{len(piece.t)}."
             )
-        x = jnp.asarray(piece.x, working_dtype(theta, piece.x))
+        x = jnp.asarray(piece.x, arrays.working_dtype(theta, piece.x))
         states = Trajectories(piece.t, x, piece.context)
         each, products = _sum_moments(law, theta, states, check.grid(piece.t), diffusion)
         parts.append(jax.tree.map(lambda v: np.asarray(v, np.float64), each))
@@ -166,7 +167,7 @@ def _refuse_quiet(rate: np.ndarray) -> None:
         )
 
 
-@partial(jit, static_argnums=0)
+@partial(arrays.jit, static_argnums=0)
 def _sum_moments(
     law: _NoiseLaw, theta: Params, states: Trajectories, times: Times, q: Array | None
 ) -> tuple[dict[str, Array], Array]:
@@ -285,7 +286,7 @@ def _reduce(
     def error(v: np.ndarray) -> np.ndarray:
         if count == 1:
             return np.full(v.shape[1:], np.nan)
-        return few * v.std(axis=0, ddof=1) / np.sqrt(count)
+        return sample_error(v, few)
 
     s2 = -mean(sums["next"]) / mixed.own
     s2_error = error(sums["next"] / mixed.own)
@@ -373,7 +374,7 @@ def _measure_dependence(sums: dict[str, np.ndarray], count: int) -> _Dependence:
         slope = each.mean(axis=0) / (spread * e2)
         slopes.append(slope)
         zs.append(
-            slope / np.maximum(each.std(axis=0, ddof=1) / np.sqrt(count) / (spread * e2), 1e-300)
+            slope / np.maximum(sample_error(each) / (spread * e2), 1e-300)
             if count > 1
             else np.zeros_like(slope)
         )

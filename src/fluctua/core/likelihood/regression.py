@@ -26,9 +26,10 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit
+from fluctua.core.estimate import sample_error
 from fluctua.core.likelihood import bias
+from fluctua.core.likelihood import steps as model_steps
 from fluctua.core.likelihood.pieces import Source, mark_noiseless, open_source
-from fluctua.core.likelihood.steps import Transition, map_ends
 from fluctua.core.objective import Objective
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
@@ -67,7 +68,7 @@ def examine_residuals(
     theta: Params,
     *,
     components: tuple[str, ...] | None = None,
-    transition: Transition = euler,
+    transition: model_steps.Transition = euler,
     usable: np.ndarray | None = None,
     noisy_states: bool = False,
     window: int | None = None,
@@ -126,7 +127,7 @@ def examine_residuals(
     in_drift = np.any(np.asarray(slopes.drift) != 0, axis=0) | np.any(biases != 0, axis=0)
     unknown = in_noise & ~in_drift
     mean = np.where(unknown, np.nan, biases.mean(axis=0))
-    error = np.where(unknown, np.nan, biases.std(axis=0, ddof=1) / np.sqrt(groups))
+    error = np.where(unknown, np.nan, sample_error(biases))
     unravel = ravel_pytree(theta)[1]
     real = jnp.result_type(float)
     return ResidualReport(
@@ -147,7 +148,7 @@ class _RegressionLaw(NamedTuple):
     """What is compiled. lagged: features are taken at the sample before."""
 
     process: Process
-    transition: Transition
+    transition: model_steps.Transition
     lagged: bool
 
 
@@ -202,7 +203,7 @@ def _regress(
     k = int(law.lagged)
     steps = x.shape[1] - 1
     some = Times(times.t[k:-1], times.dt[k:])
-    r, mu = map_ends(one, x[:, k:-1], x[:, k + 1 :], some, context)
+    r, mu = model_steps.map_ends(one, x[:, k:-1], x[:, k + 1 :], some, context)
     phi = jax.vmap(jax.vmap(lambda x: bias.form_features(x, units)))(x[:, : steps - k])
     gram = jnp.einsum("enk,enl->ekl", phi, phi)
     return gram, jnp.einsum("enk,enm->ekm", phi, r), (r**2).sum(axis=1), (mu**2).sum(axis=1)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Params
+from fluctua.core.estimate import sample_error
 from fluctua.insitu.instrument.substrate import InstrumentSubstrate
 from fluctua.insitu.model import Model
 
@@ -27,4 +28,4 @@ def power(model: Model, substrate: InstrumentSubstrate, settings: Params, count:
     assert running is not None
     rate = jax.vmap(jax.vmap(lambda x: running(settings, x, 0.0)))(jnp.asarray(x[:, :-1]))
     returns = np.asarray(rate.sum(axis=1) * (t[1] - t[0]))
-    return Level(float(returns.mean()), float(returns.std(ddof=1) / np.sqrt(count)))
+    return Level(float(returns.mean()), float(sample_error(returns)))

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.core.arrays import Params
+from fluctua.core.estimate import sample_error
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.levels import Level, power
 from fluctua.insitu.bench.processes import bench_processes, sheet_options
@@ -58,7 +59,7 @@ class Design(NamedTuple):
         each = np.array([level.J for level in self.levels[boxes]])
         return Level(
             float(each.mean()),
-            float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else np.nan,
+            float(sample_error(each)) if len(each) > 1 else np.nan,
         )
 
 
