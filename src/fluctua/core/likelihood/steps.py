@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.diffusion import diffusion_at, diffusion_matrix
+from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.diffusion import diffusion_at
 from fluctua.core.integrators import mean_rate
-from fluctua.core.process import NoiseProduct, Process, Step
-from fluctua.core.scores import Gaussian, euler, residual
+from fluctua.core.process import Process, Step
+from fluctua.core.scores import Gaussian, euler
 from fluctua.core.trajectories import Times
 
 Transition = Callable[[Process, Params, Step], Gaussian]
@@ -86,32 +85,6 @@ def map_ends(
     return jax.vmap(along, in_axes=(0, 0, None, None, 0))(
         now, following, times.t, times.dt, context
     )
-
-
-class Kick(NamedTuple):
-    """Residual r of a step, and its variance 2QᵢᵢΔt by the model. (M,) each."""
-
-    residual: Array
-    variance: Array
-
-
-@partial(jit, static_argnums=0)
-def measure_kicks(
-    process: Process, theta: Params, now: Array, following: Array, times: Times, context: PyTree
-) -> Kick:
-    """Euler residuals and their variances, of steps as in `map_ends`. (E, S, M) each."""
-
-    def one(step: Step) -> Kick:
-        state = (step.x, step.t, step.context)
-        if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
-            assert process.noise is not None  # checked at the boundary
-            sigma = process.noise(theta, *state)
-            variance = sigma**2 if jnp.ndim(sigma) == 1 else jnp.sum(sigma**2, axis=1)
-        else:
-            variance = 2 * jnp.diag(diffusion_matrix(process, theta, *state))
-        return Kick(residual(process, theta, step), variance * step.dt)
-
-    return map_ends(one, now, following, times, context)
 
 
 def with_diffusion(process: Process, q: Array | None) -> Process:
