@@ -14,10 +14,10 @@ SMALL = tcmt.rectangular(4, 5)
 def test_coupling_scales_are_square_roots_about_one_and_differ_above_and_below():
     scale = scales(SMALL, {"kappa": np.linspace(0.6, 4.0, len(SMALL.bonds))})
     np.testing.assert_allclose(
-        scale.compressed(np.array([0.6, 0.9, 1.0, 1.75, 4.0])), [-1, -0.5, 0, 0.5, 1], atol=1e-12
+        scale.compress(np.array([0.6, 0.9, 1.0, 1.75, 4.0])), [-1, -0.5, 0, 0.5, 1], atol=1e-12
     )
     kappa = np.linspace(0.6, 4, 50)
-    np.testing.assert_allclose(scale.expanded(scale.compressed(kappa)), kappa)
+    np.testing.assert_allclose(scale.expand(scale.compress(kappa)), kappa)
     assert (np.diff(scale.width(kappa)) > 0).all()
     assert (np.diff(scale.radius(np.linspace(0, scale.detuning, 9))) > 0).all()
 

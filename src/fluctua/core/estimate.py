@@ -314,7 +314,7 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
 
     here = np.sqrt(np.nansum(np.where(np.isnan(own), within / counts[:, None], own), axis=0)) / k
 
-    def added(v):
+    def add_components(v):
         return float(np.maximum(v[:-1].sum(), 0))
 
     groups = Groups(
@@ -323,7 +323,7 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
         means[:, -1],
         np.sqrt(own[:, -1]),
         Variances(float(np.maximum(between[-1], 0)), float(within[-1])),
-        Variances(added(between), added(within)),
+        Variances(add_components(between), add_components(within)),
         number(here),
         tree(here),
     )

@@ -150,7 +150,7 @@ def mean_rate(
     )
     dt = jnp.asarray(dt, x.dtype)
     if not process.noiseless:
-        return _shaped(rate(process.drift, theta, x, t, dt, context), x)
+        return _check_shape(rate(process.drift, theta, x, t, dt, context), x)
     quiet = np.isin(np.arange(x.size), process.noiseless)
     if isinstance(rate, Exponential):  # what stands still has no linear part
         rate = Exponential(_Masked(rate.linear, tuple((~quiet).tolist())))
@@ -159,11 +159,13 @@ def mean_rate(
     def others(*arguments):
         return jnp.where(quiet, 0, process.drift(*arguments))
 
-    moved = _shaped(rate(others, theta, jnp.where(quiet, x + first * dt, x), t, dt, context), x)
+    moved = _check_shape(
+        rate(others, theta, jnp.where(quiet, x + first * dt, x), t, dt, context), x
+    )
     return jnp.where(quiet, first, moved)
 
 
-def _shaped(rate: Array, x: Array) -> Array:
+def _check_shape(rate: Array, x: Array) -> Array:
     if jnp.shape(rate) != x.shape:
         raise ValueError(
             f"a step must give (m − x)/Δt with the shape {x.shape} of the state; got "

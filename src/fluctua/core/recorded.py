@@ -54,7 +54,7 @@ class Recording:
         whole: np.ndarray | None = None
         bad: list[tuple[int, int, int]] = []
         for chunk in self._chunks:
-            t, x = _checked(chunk)
+            t, x = _check_shapes(chunk)
             if whole is None:
                 whole = t
                 shape = x.shape[1:]
@@ -103,7 +103,7 @@ class Recording:
 
     def block(self, n: int, stop: int) -> tuple[Times, Array]:
         """Times and states x (E, b+1, M) of the b steps from n to `stop`, ends included."""
-        parts = [np.asarray(_held(chunk.x)[:, n : stop + 1]) for chunk in self._chunks]
+        parts = [np.asarray(_load(chunk.x)[:, n : stop + 1]) for chunk in self._chunks]
         if [len(part) for part in parts] != self.sizes:
             raise ValueError(
                 f"the chunks changed while they were read: {self.sizes} trajectories at first, "
@@ -120,7 +120,7 @@ class Recording:
         nothing is known of it.
         """
         parts = [
-            jax.tree.map(lambda leaf: np.asarray(_held(leaf)[:, n:stop]), chunk.events)
+            jax.tree.map(lambda leaf: np.asarray(_load(leaf)[:, n:stop]), chunk.events)
             for chunk in self._chunks
         ]
         return jax.tree.map(lambda *leaves: arrays.put(np.concatenate(leaves)), *parts)
@@ -134,7 +134,7 @@ class Recording:
         raise IndexError(j)
 
 
-def _checked(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
+def _check_shapes(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
     """Shapes that fit together."""
     if not isinstance(trajectories, Trajectories):
         raise TypeError(
@@ -175,10 +175,10 @@ def _checked(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
                 f"({shape[0]}, ...); got "
                 f"{np.shape(leaf)}."
             )
-    return t, _held(x)
+    return t, _load(x)
 
 
-def _held(x: Array) -> Array:
+def _load(x: Array) -> Array:
     """An array in memory as NumPy has it, whose slices are not compiled; what loads when sliced
     as it is.
     """
@@ -212,10 +212,10 @@ def pieces(
                 high = min(high, cut - seen)
 
             def some(leaf):
-                return (leaf if check.is_key(leaf) else _held(leaf))[low:high]  # noqa: B023
+                return (leaf if check.is_key(leaf) else _load(leaf))[low:high]  # noqa: B023
 
             beside = (jax.tree.map(some, tree) for tree in chunk[2:])
-            yield seen + low, Trajectories(chunk.t, np.asarray(_held(chunk.x)[low:high]), *beside)
+            yield seen + low, Trajectories(chunk.t, np.asarray(_load(chunk.x)[low:high]), *beside)
             low = high
         seen += count
 

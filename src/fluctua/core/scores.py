@@ -234,7 +234,7 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     h = dt / 2**DOUBLINGS
     f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
     (f, forced, c, _), _ = jax.lax.scan(
-        lambda now, _: (_doubled(*now), None), (f, forced, c, h), length=DOUBLINGS
+        lambda now, _: (_double_step(*now), None), (f, forced, c, h), length=DOUBLINGS
     )
     return Gaussian(x + forced[:, 0] + forced[:, 2], (c + c.T) / 2)
 
@@ -328,7 +328,7 @@ def _short(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, 
     return f, jnp.concatenate([forced, ramp[:, None]], axis=1), c
 
 
-def _doubled(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Array, Array, Array]:
+def _double_step(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Array, Array, Array]:
     """The same over 2h.
 
     The ramp starts the second half at h: its ∫ gains h times that of a constant force.

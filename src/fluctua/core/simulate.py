@@ -417,7 +417,7 @@ def _events(
     )
 
 
-def sampled(
+def sample_states(
     substrate: Simulator, key: Array, theta: Params, trajectories: Array, every: int
 ) -> tuple[Array, PyTree]:
     """States of the given trajectories of a simulator at every `every`-th step, and their contexts.
@@ -425,13 +425,13 @@ def sampled(
     (E,) -> (E, T/every + 1, M): the same numbers as `substrate(key, theta, count).x[trajectories,
     ::every]`.
     """
-    return _sampled(
+    return _sample_states(
         substrate.recipe, every, key, theta, substrate.times, substrate.x0, trajectories
     )
 
 
 @partial(arrays.jit, static_argnums=(0, 1))
-def _sampled(
+def _sample_states(
     recipe: Recipe,
     every: int,
     key: Array,

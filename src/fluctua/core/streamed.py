@@ -186,7 +186,7 @@ def replay_trajectory(
     """j -> trajectory first + j alone. key: of the run."""
 
     def replay(j: int) -> Trajectories:
-        x, context = simulate.sampled(substrate, key, theta, jnp.array([first + j]), 1)
+        x, context = simulate.sample_states(substrate, key, theta, jnp.array([first + j]), 1)
         return Trajectories(substrate.t, x, context)
 
     return replay
@@ -325,7 +325,7 @@ def check_path(
     bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
     if bad.size:
         j = offset + int(bad[0])
-        x, context = simulate.sampled(substrate, key, theta, jnp.array([j]), 1)
+        x, context = simulate.sample_states(substrate, key, theta, jnp.array([j]), 1)
         n = max(int(np.argmin(np.isfinite(np.asarray(x[0])).all(axis=1))) - 1, 0)
         one = jax.tree.map(lambda leaf: leaf[0], context)
         if not isinstance(process, Process):

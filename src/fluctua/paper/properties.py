@@ -84,7 +84,7 @@ def read(folder: Path) -> Properties:
             spread[sigma] = spread[sigma]._replace(law=None)  # not a power law: it levels off
             crossover[sigma] = _crossover(rows, fit_to)
     return Properties(
-        [_converged(a), _converged(b)],
+        [_read_convergence(a), _read_convergence(b)],
         variance,
         bias,
         spread,
@@ -94,7 +94,7 @@ def read(folder: Path) -> Properties:
     )
 
 
-def _converged(table: Table) -> Convergence:
+def _read_convergence(table: Table) -> Convergence:
     header = table.header
     run = Running(header["block"], table.columns["block_mean"], table.columns["block_mean_square"])
     estimate = Measured(float(run.estimate[-1]), float(run.stderr[-1]))

@@ -165,7 +165,7 @@ def gather(
         notes.append(
             f"panels c–f are not drawn: no run has σ_κ = {sigma_kappa:g}; there are {have}."
         )
-    trained = _trained(chosen[-1], count) if chosen else None
+    trained = _read_trained_run(chosen[-1], count) if chosen else None
     return Results([_curve(run) for run in runs], continued, trained, notes)
 
 
@@ -296,7 +296,7 @@ def _curve(run: SavedRun) -> TrainingCurve:
     )
 
 
-def _trained(run: SavedRun, count: int) -> Trained:
+def _read_trained_run(run: SavedRun, count: int) -> Trained:
     c = run.course
     seen = exposure(0, run.task, run.trained, count=count)
     return Trained(

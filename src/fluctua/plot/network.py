@@ -61,7 +61,7 @@ class Scales(NamedTuple):
     kerr: float
     length: float
 
-    def compressed(self, kappa: np.ndarray) -> np.ndarray:
+    def compress(self, kappa: np.ndarray) -> np.ndarray:
         """|κ| on the asymmetric square-root scale: −1 at the weakest, 0 at κ = 1, 1 at the
         strongest.
         """
@@ -72,8 +72,8 @@ class Scales(NamedTuple):
             np.sqrt(np.abs(excess) / (self.strongest - 1)),
         )
 
-    def expanded(self, u: np.ndarray) -> np.ndarray:
-        """|κ| at a point of that scale, the inverse of `compressed`."""
+    def expand(self, u: np.ndarray) -> np.ndarray:
+        """|κ| at a point of that scale, the inverse of `compress`."""
         u = np.asarray(u, float)
         return 1 + np.where(u < 0, -(u**2) * (1 - self.weakest), u**2 * (self.strongest - 1))
 
@@ -83,7 +83,7 @@ class Scales(NamedTuple):
 
     def width(self, kappa: np.ndarray) -> np.ndarray:
         """Of a bond, in bond lengths."""
-        return np.interp(self.compressed(kappa), (-1, 0, 1), WIDTH)
+        return np.interp(self.compress(kappa), (-1, 0, 1), WIDTH)
 
 
 def scales(network: Network, *thetas: Params) -> Scales:
@@ -159,7 +159,7 @@ def _draw_bonds(axes: Axes, network: Network, kappa: np.ndarray, scale: Scales) 
         [ends[:, 0] + half, ends[:, 1] + half, ends[:, 1] - half, ends[:, 0] - half], axis=1
     )
     order = np.argsort(np.abs(kappa))  # strong ones on top
-    colours = COUPLING(Normalize(-1, 1)(scale.compressed(kappa[order])))
+    colours = COUPLING(Normalize(-1, 1)(scale.compress(kappa[order])))
     axes.add_collection(
         PolyCollection(list(corners[order]), facecolors=colours, edgecolors="none", zorder=1)
     )
@@ -233,7 +233,7 @@ def draw_keys(axes: Axes, diagram: Axes, scale: Scales) -> None:
     u = np.linspace(-1, 1, 129)
     across = blended_transform_factory(here, size + ScaledTranslation(0, 0, here))
     for centre, cmap, width in (
-        (centres[1], COUPLING, scale.width(scale.expanded(u))),
+        (centres[1], COUPLING, scale.width(scale.expand(u))),
         (centres[2], KERR, 0 * u + 0.3),
     ):
         x = centre + u

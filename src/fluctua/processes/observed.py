@@ -192,7 +192,7 @@ class Observed:
             )[0]
 
         flat, unravel = ravel_pytree(theta)
-        now, slopes = _pushed(
+        now, slopes = _push(
             lambda v: first(unravel(v)), (flat,), (jnp.eye(flat.size, dtype=flat.dtype),)
         )
         score = slopes.log_density.astype(flat.dtype)
@@ -200,7 +200,7 @@ class Observed:
             self.start.mean
         ):  # not a number where θ moves what is known, which `check` refuses by name
             score = jnp.where(jnp.any(_find_moved(self, theta, context)), jnp.nan, score)
-        return unravel(score), self._remembered(now, slopes)
+        return unravel(score), self._remember(now, slopes)
 
     def update(
         self, theta: Params, step: processes.Step, memory: processes.Memory
@@ -214,8 +214,8 @@ class Observed:
             return self._sample(unravel(v), mean, covariance, step)[0]
 
         directions = (jnp.eye(flat.size, dtype=flat.dtype), mean_slope, covariance_slope)
-        now, slopes = _pushed(one, (flat, mean, covariance), directions)
-        return unravel(slopes.log_density.astype(flat.dtype)), self._remembered(now, slopes)
+        now, slopes = _push(one, (flat, mean, covariance), directions)
+        return unravel(slopes.log_density.astype(flat.dtype)), self._remember(now, slopes)
 
     def score(self, theta: Params, step: processes.Step) -> Params:
         """Not of one step alone."""
@@ -224,7 +224,7 @@ class Observed:
             "`ppgt` carry them along."
         )
 
-    def _remembered(self, now: FilteredState, slopes: FilteredState) -> processes.Memory:
+    def _remember(self, now: FilteredState, slopes: FilteredState) -> processes.Memory:
         mean = (now.mean, slopes.mean)
         covariance = (now.covariance, slopes.covariance)
         return (
@@ -258,7 +258,7 @@ class Observed:
         there = jnp.diagonal(c @ covariance @ c.T + r) > 0
         r = jnp.where(there[:, None] & there, r, jnp.diag(~there).astype(y.dtype))
         c = jnp.where(there[:, None], c, 0)
-        return _measured(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
+        return _correct(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
 
     def _sample(
         self, theta: Params, mean: Array, covariance: Array, step: processes.Step
@@ -282,7 +282,7 @@ class Observed:
         else:
 
             def f(x):
-                return _averaged(lambda x: law(x).mean, x, covariance)
+                return _average(lambda x: law(x).mean, x, covariance)
 
             slope = jax.jacfwd(f)(mean)
             noise = law(mean).covariance
@@ -292,7 +292,7 @@ class Observed:
         dtype = mean.dtype
         c = jnp.asarray(self.observe, dtype)
         r = _matrix(_value(self.noise, theta, step.context), y.size).astype(dtype)
-        return _measured(ahead, predicted, y - c @ ahead, c, r)
+        return _correct(ahead, predicted, y - c @ ahead, c, r)
 
     def residuals(self, theta: Params, times: records.Times, x: Array, context: PyTree) -> Array:
         """eᵢ (S⁻¹e)ᵢ of the innovations e of every sample, whose mean is 1 where the model
@@ -340,7 +340,7 @@ class Observed:
             )
         linear = _is_linear(self.process, *map(check.form, (theta, here, t, context)))
         return dataclasses.replace(
-            self, shared=linear and _unbatched(self, theta, here, t, context)
+            self, shared=linear and _shares_covariance(self, theta, here, t, context)
         )
 
 
@@ -358,7 +358,7 @@ class FilteredState(NamedTuple):
     covariance: Array
 
 
-def _measured(
+def _correct(
     mean: Array, covariance: Array, innovation: Array, c: Array, r: Array
 ) -> tuple[FilteredState, Array]:
     """A prediction corrected by its innovation e; and eᵢ(S⁻¹e)ᵢ, whose mean is 1."""
@@ -378,7 +378,7 @@ def _measured(
     return after, innovation * (inverse.T @ white)
 
 
-def _averaged(f: Callable[[Array], Array], x: Array, covariance: Array) -> Array:
+def _average(f: Callable[[Array], Array], x: Array, covariance: Array) -> Array:
     """E[f(X)] of X ~ N(x, P) to second order, f + ½ Σ_kl P_kl ∂_k∂_l f: exact for f of third
     degree.
     """
@@ -389,7 +389,7 @@ def _averaged(f: Callable[[Array], Array], x: Array, covariance: Array) -> Array
     return f(x) + jnp.sum(jax.vmap(along)(jnp.eye(x.size, dtype=x.dtype), covariance), axis=0) / 2
 
 
-def _pushed(f: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) -> tuple[Any, Any]:
+def _push(f: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) -> tuple[Any, Any]:
     """F and its derivatives along each of P directions, leaves (P, ...)."""
     return jax.vmap(lambda *v: jax.jvp(f, at, v), out_axes=(None, 0))(*along)
 
@@ -458,7 +458,9 @@ def _is_linear(process: processes.Process, *forms: Any) -> bool:
     ) and not dependence.depends(noise, *arguments, on=1)
 
 
-def _unbatched(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
+def _shares_covariance(
+    process: Observed, theta: Params, x: Array, t: Array, context: PyTree
+) -> bool:
     """Whether the covariances are the same whatever the context, as far as their operations
     show.
     """
@@ -494,11 +496,11 @@ def _hashable(value: Any) -> Any:
     """
     if callable(value):
         return check.leading(value, 2)
-    return _nested(np.asarray(value, float).tolist())
+    return _nest(np.asarray(value, float).tolist())
 
 
-def _nested(value: Any) -> Any:
-    return tuple(map(_nested, value)) if isinstance(value, list) else value
+def _nest(value: Any) -> Any:
+    return tuple(map(_nest, value)) if isinstance(value, list) else value
 
 
 def _value(value: Any, theta: Params, context: PyTree) -> Any:

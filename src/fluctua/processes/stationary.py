@@ -259,8 +259,8 @@ def stationary(
         warnings.warn(
             f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2
         )
-    missing = _shaped(theta, far.mean(axis=0))
-    missing_error = _shaped(theta, _error(far))
+    missing = _shape_like(theta, far.mean(axis=0))
+    missing_error = _shape_like(theta, _error(far))
     return include_bias(
         Stationary(
             estimate,
@@ -338,9 +338,9 @@ def average_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> e
     )
     value = estimates.reduce_samples(estimates.Samples(jnp.asarray(values), jnp.asarray(values)))
     return estimates.Estimate(
-        _shaped(theta, batches.mean(axis=0)),
-        _shaped(theta, _error(batches)),
-        _shaped(theta, (batches**2).mean(axis=0)),
+        _shape_like(theta, batches.mean(axis=0)),
+        _shape_like(theta, _error(batches)),
+        _shape_like(theta, (batches**2).mean(axis=0)),
         value.value,
         jnp.asarray(_error(values)),
         len(batches),
@@ -366,7 +366,7 @@ def _rows(theta: Params, v: np.ndarray) -> Params:
     )
 
 
-def _shaped(theta: Params, v: np.ndarray) -> Params:
+def _shape_like(theta: Params, v: np.ndarray) -> Params:
     flat, unravel = ravel_pytree(theta)
     return unravel(jnp.asarray(v, flat.dtype))
 
@@ -375,14 +375,14 @@ def autocorrelation_time(g: np.ndarray) -> float:
     """1 + 2Σ_k ρ(k), in steps, of series g (E, T): summed to five times its own value (Sokal's
     window).
     """
-    return _summed(_correlations(g))
+    return _sum_correlations(_correlations(g))
 
 
 def memory_time(g: np.ndarray) -> float:
     """1 + 2Σ_k |ρ(k)|, in steps: how long an oscillating series g (E, T) is correlated, which
     Σρ does not tell.
     """
-    return _summed(np.abs(_correlations(g)))
+    return _sum_correlations(np.abs(_correlations(g)))
 
 
 def _correlations(g: np.ndarray) -> np.ndarray:
@@ -398,7 +398,7 @@ def _correlations(g: np.ndarray) -> np.ndarray:
     return covariance / covariance[0]
 
 
-def _summed(rho: np.ndarray) -> float:
+def _sum_correlations(rho: np.ndarray) -> float:
     total = 2 * np.cumsum(rho) - 1
     done = np.arange(total.size) >= 5 * total
     return float(total[np.argmax(done)] if done.any() else total[-1])

@@ -21,7 +21,7 @@ def describe(finding: Finding, components: np.ndarray) -> str:
     return WORDS.get(finding.family, WORDS.get(family, WORDS["linear"]))(finding, i, j)
 
 
-def _sized(finding: Finding) -> str:
+def _show_size(finding: Finding) -> str:
     return (
         f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of the drift)"
     )
@@ -30,19 +30,18 @@ def _sized(finding: Finding) -> str:
 def _offset(finding: Finding, i: int, j: int) -> str:
     return (
         f"The drift of component {i} has a constant part that the process does not have "
-        f"{_sized(finding)}: a force, or "
+        f"{_show_size(finding)}: a force, or "
         "a channel of another gain, sign or offset that it is coupled to."
     )
 
 
 def _linear(finding: Finding, i: int, j: int) -> str:
     if i == j:
-        return f"Component {i} returns at another rate than its drift says {_sized(finding)}."
+        return f"Component {i} returns at another rate than its drift says {_show_size(finding)}."
     return (
         f"The drift of component {i} depends on component {j} in another way than the process says "
-        f"{_sized(finding)}: channels that are swapped, rotated, conjugated, of another sign or "
-        "gain, a delay, or a "
-        "coupling that is missing."
+        f"{_show_size(finding)}: channels that are swapped, rotated, conjugated, of another "
+        "sign or gain, a delay, or a coupling that is missing."
     )
 
 
@@ -51,17 +50,17 @@ def _bent(degree: str) -> Words:
         return (
             f"The drift of component {i} has a {degree} term in component {j} that the process "
             "does not have "
-            f"{_sized(finding)}: the structure of the drift is another."
+            f"{_show_size(finding)}: the structure of the drift is another."
         )
 
     return words
 
 
-def _moved(finding: Finding, i: int, j: int) -> str:
+def _describe_delay(finding: Finding, i: int, j: int) -> str:
     own = "its own" if i == j else f"component {j}'s"
     return (
         f"Component {i} depends on {own} last {finding.family.split(' ')[1]} samples "
-        f"{_sized(finding)}: "
+        f"{_show_size(finding)}: "
         "a channel is delayed or shifted against the others, or filtered."
     )
 
@@ -148,7 +147,7 @@ WORDS: dict[str, Words] = {
     "square": _bent("quadratic"),
     "cube": _bent("cubic"),
     "radial": _bent("cubic"),
-    "moved": _moved,
+    "moved": _describe_delay,
     "v": _gain,
     "v of all": _gain,
     "variance": _variance,

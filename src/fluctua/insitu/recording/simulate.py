@@ -12,7 +12,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params
-from fluctua.core.simulate import sampled
+from fluctua.core.simulate import sample_states
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import task_tables
 from fluctua.insitu.recording.writer import append_to, create
@@ -139,7 +139,7 @@ def record(
             j = jnp.arange(
                 writer.count, writer.count + batch
             )  # a fixed size compiles once; the rest is left out
-            x, context = sampled(substrate, key, theta, j, every)
+            x, context = sample_states(substrate, key, theta, j, every)
             x = x[:, -len(description.t) :]
             check.finite_simulation(x, substrate.t)
             if spread:
