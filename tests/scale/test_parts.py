@@ -41,8 +41,8 @@ def double():
 @pytest.mark.parametrize("edges", [(0, 300), (0, 1, 2, 150, 300), (0, 100, 200, 300)])
 def test_parts_add_up_to_the_estimate_of_all(samples, edges):
     theta = jax.tree.map(lambda leaf: leaf.astype(float), THETA)
-    of = [parts.of_samples(piece(samples, low, high)) for low, high in pairwise(edges)]
-    together = parts.estimate_of(parts.total(of), theta)
+    of = [parts.sum_samples(piece(samples, low, high)) for low, high in pairwise(edges)]
+    together = parts.make_estimate(parts.total(of), theta)
     whole = fl.reduce_samples(jax.tree.map(jnp.asarray, samples))
     np.testing.assert_allclose(
         leaves(together), leaves(whole), rtol=1e-10
@@ -55,7 +55,7 @@ def test_a_recording_and_its_samples_are_the_same_part(samples):
     sums = RunningSums(theta)
     for low in range(0, 300, 70):
         sums.add(piece(samples, low, low + 70))
-    a, b = parts.of_running(sums), parts.of_samples(samples)
+    a, b = parts.sum_recording(sums), parts.sum_samples(samples)
     for name in ("mean", "second", "spread", "third", "fourth"):
         np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-9, err_msg=name)
 
@@ -66,7 +66,7 @@ def test_estimates_of_which_no_more_is_known_are_pooled(samples):
         fl.reduce_samples(jax.tree.map(jnp.asarray, piece(samples, *at)))
         for at in ((0, 120), (120, 300))
     ]
-    pooled = parts.estimate_of(parts.total([parts.of_estimate(half) for half in halves]), theta)
+    pooled = parts.make_estimate(parts.total([parts.sum_estimate(half) for half in halves]), theta)
     whole = fl.reduce_samples(jax.tree.map(jnp.asarray, samples))
     np.testing.assert_allclose(leaves(pooled[:6]), leaves(whole[:6]), rtol=1e-10)
     assert pooled.interval is None
@@ -74,6 +74,7 @@ def test_estimates_of_which_no_more_is_known_are_pooled(samples):
 
 def test_one_trajectory_has_no_error():
     with pytest.raises(ValueError, match="got 1"):
-        parts.estimate_of(
-            parts.of_samples(fl.Samples({"a": np.ones((1, 2)), "b": np.ones(1)}, np.ones(1))), THETA
+        parts.make_estimate(
+            parts.sum_samples(fl.Samples({"a": np.ones((1, 2)), "b": np.ones(1)}, np.ones(1))),
+            THETA,
         )
