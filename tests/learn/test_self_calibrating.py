@@ -3,6 +3,7 @@ state; against the exact moments of an Ornstein–Uhlenbeck chain whose every nu
 """
 
 import warnings
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -127,12 +128,12 @@ def test_the_error_bar_covers_the_calibration_too(correction):
             MODEL, device_of(hidden), effective, NOMINAL, 0.2, correction=correction, simulated=100
         )
         for i in range(3):
-            estimator.samples = 8 * (i == 2)
+            estimator.options = replace(estimator.options, samples=8 * (i == 2))
             estimate = estimator(jax.random.fold_in(jax.random.key(seed), i), settings(i), 4)
         away = flat(estimate.gradient) - flat(exact_slope(settings(2), hidden))
         z.append(away / flat(estimate.stderr))
         if correction == "simulated":
-            estimator.samples = 0
+            estimator.options = replace(estimator.options, samples=0)
             alone.append(away / flat(estimator(jax.random.key(seed), settings(2), 4).stderr))
     z = np.array(z)[:, : 1 if correction == "none" else 2]
     assert np.abs(z.mean(axis=0) * np.sqrt(repetitions)).max() < tolerance(2)

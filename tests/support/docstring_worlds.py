@@ -109,6 +109,7 @@ def recorded():
         "background": background,
         "Bench": Bench,
         "Description": insitu.files.Description,
+        "insitu": insitu,
     }
     return world | own | known | arrays | bench | objects
 
@@ -130,4 +131,6 @@ def world_of(module):
     """The names that the examples of a module may use."""
     names = {name: getattr(fl, name) for name in dir(fl) if not name.startswith("_")}
     room = ROOMS.get(module.split(".")[1])
+    if module.startswith("fluctua.core.likelihood"):
+        room = recorded
     return COMMON | names | (room() if room else {})

@@ -90,8 +90,9 @@ class Kernel:
 class RawModule:
     def __init__(self, code, options):
         # device.cuh of the lattice is what the emulation replaces; it ends where the next source
-        # begins.
-        code = code[max(0, code.find("// How a function of this folder is compiled")) :]
+        # begins. Kernels of own processes begin with their macros.
+        if not code.startswith("#define REAL "):
+            code = code[max(0, code.find("// How a function of this folder is compiled")) :]
         code = code.replace(
             "extern __shared__ __align__(16) unsigned char shared[];", ""
         )  # is a global there

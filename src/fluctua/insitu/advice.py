@@ -96,7 +96,7 @@ def advise_file(
 
     Returns: a `FileAdvice`.
 
-    >>> with open_recording("run.nc") as recording:
+    >>> with insitu.files.open("run.nc") as recording:
     ...     advise_file(recording, load_model(recording), error=0.2).repetitions.whole
     """
     score = estimating.resolve_score(recording, model.process, score)

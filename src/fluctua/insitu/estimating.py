@@ -100,7 +100,7 @@ def estimate(
     Returns: a `RecordingEstimate`. Warns with the likely cause where the residuals are not the
     noise of the process.
 
-    >>> with open_recording("run.nc") as recording:
+    >>> with insitu.files.open("run.nc") as recording:
     ...     print(estimate(recording, process, objective).estimate)
 
     """

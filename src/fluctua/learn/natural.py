@@ -8,7 +8,8 @@ F⁻¹∇J is the direction in which J rises most for a given KL(θ ‖ θ + s) 
 conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
 
 >>> estimator = natural(ppgt(simulator, objective))
->>> train(key, theta, estimator, kl_ascent(0.01), count=200, iterations=50)
+>>> training = Training(estimator, theta, optimisers.kl_ascent(0.01), trajectories=200)
+>>> train(training, iterations=50)
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ def kl_ascent(kl: float = 0.01) -> optax.GradientTransformationExtraArgs:
     of N parameters that are all known to an error bar still moves by `kl`: let steps fade
     (`optax.chain`) where the noise is to be averaged.
 
-    >>> train(key, theta, natural(estimator), kl_ascent(0.01), count=200, iterations=50)
+    >>> training = Training(natural(estimator), theta, kl_ascent(0.01), trajectories=200)
+    >>> train(training, iterations=50)
     """
     if not kl > 0:
         raise ValueError(f"`kl` must be positive; got {kl!r}.")

@@ -304,7 +304,7 @@ class FieldIntensity:
 def condition(network: Network) -> FieldIntensity:
     """The paper's conditioning quantities.
 
-    >>> binned(condition(network), bins=20)
+    >>> baselines.binned(condition(network), bins=20)
     """
     return FieldIntensity(network)
 

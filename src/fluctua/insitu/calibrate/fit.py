@@ -150,7 +150,7 @@ def calibrate_recording(
 
     Returns: drift, noise and residuals.
 
-    >>> with open_recording("run.nc") as recording:
+    >>> with insitu.files.open("run.nc") as recording:
     ...     calibration = calibrate_recording(recording, load_model(recording))
     """
     say = progress or (lambda text: None)

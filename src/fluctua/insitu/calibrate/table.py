@@ -68,7 +68,8 @@ def tabulate_calibration(calibration: Calibration, trajectories: int) -> dict[st
 
     Returns: the table.
 
-    >>> table = tabulate_calibration(calibrate(recording, model), recording.count)
+    >>> calibration = insitu.calibrate.calibrate_recording(recording, model)
+    >>> table = tabulate_calibration(calibration, recording.count)
     >>> put_table("run.nc", "noise", table)
     """
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
@@ -84,7 +85,7 @@ def read_noise(description: heads.Description) -> NoiseTable | None:
     """The calibration in a recording's head; None if there is none.
 
     >>> put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
-    >>> with open_recording("run.nc") as recording:
+    >>> with insitu.files.open("run.nc") as recording:
     ...     read_noise(recording.description).diffusion
     """
     table = description.noise

@@ -49,7 +49,7 @@ def convert(
     Returns: a `Converted`, how many were kept and which were not.
 
     >>> np.save("scope.npy", np.zeros((4, 20, 2), np.int16))
-    >>> with open_recording("scope.npy", dt=1e-6, scale=3.05e-4) as recording:
+    >>> with insitu.files.open("scope.npy", dt=1e-6, scale=3.05e-4) as recording:
     ...     convert(recording, "scope.nc")
 
     """

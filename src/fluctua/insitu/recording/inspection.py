@@ -64,7 +64,7 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
 
     Returns: what was found, with the serious findings marked.
 
-    >>> with open_recording("run.nc") as recording:
+    >>> with insitu.files.open("run.nc") as recording:
     ...     for finding in inspect(recording).findings: print(finding.text)
     """
     d = recording.description
