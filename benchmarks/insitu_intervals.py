@@ -84,7 +84,7 @@ def simulate(recipe, key, theta, trajectories, x0, t):
             x, total = carry
             after = advance_one(recipe, theta, x, begun.context, begun.streams, n, t[n], DT)
             u = fl.scores.full_score(
-                recipe.process, theta, fl.Step(x, after, t[n], DT, begun.context)
+                recipe.process, theta, fl.scores.Step(x, after, t[n], DT, begun.context)
             )
             return (after, total + ravel_pytree(u)[0]), None
 

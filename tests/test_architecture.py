@@ -168,9 +168,6 @@ def test_programs_are_compiled_in_full_precision():
 
 # A room that is still above a ceiling has its count here, which only falls.
 LEFT = {
-    "imports": {"insitu": 10},
-    "parameters": {"insitu": 3},
-    "repeated classes": 1,
     "private imports of examples": 8,
     "private imports of docs": 2,
 }
@@ -222,8 +219,8 @@ def test_things_are_not_persons():
     assert not excess("persons", counts.persons())
 
 
-def test_the_package_has_at_most_45_public_names():
-    assert len(public_names.TOP) <= 45
+def test_the_package_has_at_most_40_public_names():
+    assert len(public_names.TOP) <= 40
 
 
 def test_the_command_line_has_at_most_13_commands_and_95_options():

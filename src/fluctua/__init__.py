@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
     from fluctua.core.estimator import gradient, gradient_samples, mean_return_to_go, ppgt
     from fluctua.core.likelihood.guard import DoubtError
     from fluctua.core.objective import Objective
-    from fluctua.core.process import NoiseProduct, Process, Step
+    from fluctua.core.process import NoiseProduct, Process
     from fluctua.core.theorem import returns_to_go
     from fluctua.core.trajectories import Trajectories
     from fluctua.learn import optimisers, reference
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
     from fluctua.learn.shrunk_correction import ShrunkCorrection
     from fluctua.learn.training import Training, train
     from fluctua.processes import filters
-    from fluctua.processes.jumps import Events, Jumps, RandomJump, bin_events
+    from fluctua.processes.jumps import Jumps, RandomJump, bin_events
     from fluctua.processes.observed import Normal, Observed
     from fluctua.processes.stationary import stationary
     from fluctua.scale.distributed import distributed
@@ -45,7 +45,6 @@ __all__ = [
     "Density",
     "DoubtError",
     "Estimate",
-    "Events",
     "Jumps",
     "NoiseProduct",
     "Normal",
@@ -57,7 +56,6 @@ __all__ = [
     "Samples",
     "SelfCalibrating",
     "ShrunkCorrection",
-    "Step",
     "Training",
     "Trajectories",
     "Twin",

@@ -25,7 +25,7 @@ from problems import (
 )
 
 E = 20_000
-STEP = fluctua.Step(
+STEP = fluctua.scores.Step(
     jnp.array([0.3, -0.2, 0.9]), jnp.array([0.4, 0.2, 0.7]), 0.3, 0.07, {"force": 1.3}
 )
 

@@ -209,7 +209,7 @@ def test_a_twin_takes_the_step_of_what_it_explains():
 def test_the_score_is_the_derivative_of_the_density(name):
     with jax.enable_x64(True):
         process = fl.core.check.process(CASES[name])
-        step = fl.Step(START, jnp.array([0.9, -0.8]), 0.3, 0.1)
+        step = fl.scores.Step(START, jnp.array([0.9, -0.8]), 0.3, 0.1)
         others = np.setdiff1d(np.arange(2), process.noiseless)
 
         def log_density(theta):

@@ -26,7 +26,7 @@ THETA = {
 @pytest.mark.parametrize("interval", [1e-3, 0.3, 4.0])
 def test_linear_process_is_exact(interval):
     x = jnp.array([0.7, -0.4])
-    step = fl.Step(x, x, jnp.asarray(0.6), jnp.asarray(interval))
+    step = fl.scores.Step(x, x, jnp.asarray(0.6), jnp.asarray(interval))
     mean, covariance = local_linear(LINEAR, THETA, step)
     a, b = np.asarray(THETA["a"]), np.asarray(THETA["b"])
     # z = (x, s, 1) with s the time since the start is linear and autonomous: its exponential is the
@@ -44,7 +44,7 @@ def test_linear_process_is_exact(interval):
 @pytest.mark.long
 def test_score_is_that_of_euler_for_short_steps():
     x, dt = jnp.array([0.7, -0.4]), 1e-6
-    step = fl.Step(x, x + jnp.array([3e-4, -5e-4]), jnp.asarray(0.6), jnp.asarray(dt))
+    step = fl.scores.Step(x, x + jnp.array([3e-4, -5e-4]), jnp.asarray(0.6), jnp.asarray(dt))
     ours, theirs = (
         local_linear_score(LINEAR, THETA, step),
         fl.scores.full_score(LINEAR, THETA, step),
@@ -64,7 +64,9 @@ def test_nonlinear_mean_has_its_second_order():
     second = mu * mu1 + q * mu2
     error = {"ours": [], "euler": []}
     for interval in (2e-3, 1e-3):
-        step = fl.Step(jnp.array([x]), jnp.array([x]), jnp.asarray(0.0), jnp.asarray(interval))
+        step = fl.scores.Step(
+            jnp.array([x]), jnp.array([x]), jnp.asarray(0.0), jnp.asarray(interval)
+        )
         exact = x + mu * interval + second * interval**2 / 2
         for name, law in (("ours", local_linear), ("euler", euler)):
             error[name].append(abs(float(law(checked, theta, step).mean[0]) - exact))

@@ -53,7 +53,7 @@ def parts(score=fluctua.scores.full_score, count=E):
     x, t = paths(count).x, THE.t
 
     def one(x):
-        step = lambda x, x_next, t, dt: fluctua.Step(x, x_next, t, dt, None)
+        step = lambda x, x_next, t, dt: fluctua.scores.Step(x, x_next, t, dt, None)
         u = lambda *ends: ravel_pytree(score(THE.process, THE.theta, step(*ends)))[0]
         slope = lambda f: ravel_pytree(jax.grad(f)(THE.theta))[0]
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
-from fluctua import NoiseProduct, Process, Step
+from fluctua import NoiseProduct, Process
 from fluctua.core import check
+from fluctua.core.process import Step
 from fluctua.core.scores import drift_score, full_score
 
 RELATIVE = 1e-10

@@ -161,7 +161,7 @@ def plain_parts(trajectories):
 
     def one(x):
         u = lambda x, x_next, t, dt: fl.scores.full_score(
-            the.process, the.theta, fl.Step(x, x_next, t, dt, None)
+            the.process, the.theta, fl.scores.Step(x, x_next, t, dt, None)
         )
         score = jax.vmap(lambda *step: ravel_pytree(u(*step))[0])(x[:-1], x[1:], t[:-1], dt)
 

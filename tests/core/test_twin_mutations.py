@@ -68,7 +68,9 @@ def parts():
     power = lambda th, x, t, dt: jnp.sum(THE.process.noise(th, x[None], t, None) ** 2) / 2 * dt
 
     def step(x, x_next, t, dt):
-        u = fl.scores.full_score(THE.process, theta, fl.Step(x[None], x_next[None], t, dt, None))
+        u = fl.scores.full_score(
+            THE.process, theta, fl.scores.Step(x[None], x_next[None], t, dt, None)
+        )
         reward = lambda th: THE.objective.running(th, x[None], t, None) * dt
         return (
             ravel_pytree(u)[0],
