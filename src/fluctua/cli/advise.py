@@ -72,8 +72,8 @@ def advise(
             refuse_options(
                 context,
                 FOR_RECORDINGS,
-                "a recording has the noise that it has. These are for a network that can be "
-                "simulated.",
+                "a recording has the noise that it has. These are for a network that "
+                "can be simulated.",
             )
             advise_recording(
                 source,

@@ -121,14 +121,12 @@ def _print(advice: advise.Advice, subject: Subject, rate: float | None, device: 
     task = subject.task
     t = advice.tradeoff
     say(
-        f"{subject.title}: {task.network.sites} resonators, {len(task.t) - 1:,} steps, "
-        "time baseline, measured at "
-        f"σ_W from {t.low:g} to {t.high:g}"
+        f"{subject.title}: {task.network.sites} resonators, {len(task.t) - 1:,} steps, time "
+        f"baseline, measured at σ_W from {t.low:g} to {t.high:g}"
     )
     say(
         f"J = {advice.J_silent:.4f} without noise, which adds c σ_W², c = {advice.bias}; single "
-        "returns spread "
-        f"by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}"
+        f"returns spread by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}"
     )
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("family", "|∇J|²", "variance of one trajectory", "|∇c|"):
@@ -162,6 +160,6 @@ def _print(advice: advise.Advice, subject: Subject, rate: float | None, device: 
     }
     say(f"σ_W = {advice.best.sigma_w:.3g}: {why[advice.best.limited_by]}.")
     say(
-        "* from results/bench, time-only baseline, scaled by resonators and steps; not measured "
-        "here"
+        "* from results/bench, time-only baseline, scaled by resonators and steps; "
+        "not measured here"
     )

@@ -68,8 +68,8 @@ def advise_recording(
         return
     kind = "complex channels" if d.is_complex else "channels"
     say(
-        f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times × {len(d.channels)} "
-        f"{kind}"
+        f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times "
+        f"× {len(d.channels)} {kind}"
     )
     if advice.stretches is not None:
         say(f"{advice.stretches!r}")
@@ -125,8 +125,7 @@ def _repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
     else:
         lines.append(
             f"  {r.recorded:,} trajectories give the gradient to {_percent(r.reached)}, each "
-            "component in units of its "
-            "noise."
+            "component in units of its noise."
         )
     lines.append(f"  {_percent(r.error)} takes {_count(r.whole, rate)}.")
     lines.append(
@@ -160,8 +159,8 @@ def _readout(advice: FileAdvice, components: tuple[str, ...], units: str) -> lis
         f"{components[worst]}, the worst,"
     )
     lines.append(
-        f"  where its standard deviation is {size:.3g}{unit}, and {_percent(middle)} in the median "
-        "one."
+        f"  where its standard deviation is {size:.3g}{unit}, and {_percent(middle)} in the "
+        "median one."
     )
     lines.append(
         "  It dominates: most of what is taken for kicks is readout. It is corrected for, but "
@@ -179,19 +178,18 @@ def _interval(
     error = advice.repetitions.error
     lines = ["SAMPLING INTERVAL" + (f", times in {units}" if units else "")]
     lines.append(
-        f"  A sample every {s.interval:.2g}; the system's fastest rate is w = "
-        f"{s.rate:.3g}, wΔt = "
+        f"  A sample every {s.interval:.2g}; the system's fastest rate is w = {s.rate:.3g}, wΔt = "
         f"{s.rate * s.interval:.2g}."
     )
     if score == "euler" and stepped:
         lines.append(
-            "  Simulated with Euler steps of this interval: Euler's score is exact. For an "
-            "instrument:"
+            "  Simulated with Euler steps of this interval: Euler's score is exact. "
+            "For an instrument:"
         )
     if score == "euler":
         lines.append(
-            f"  Euler's score is biased by about {_percent(s.euler)} of the gradient (a rule of "
-            "thumb)."
+            f"  Euler's score is biased by about {_percent(s.euler)} of the gradient (a "
+            "rule of thumb)."
         )
     readout = f"{s.shortest:.2g} or more for the readout"
     bias = f"{s.longest:.2g} or less for a bias below half of {_percent(error)}"

@@ -171,8 +171,7 @@ def _write(file: Path, kind: str, calibration: Any, count: int) -> None:
     if kind != "recording":
         raise ValueError(
             f"--write keeps the calibration in fluctua's own recordings; {file} is {kind}. Put "
-            "noise.diffusion and "
-            "noise.observation_variance into it yourself (docs/recordings.md), or use --out and "
-            "--params."
+            "noise.diffusion and noise.observation_variance into it yourself "
+            "(docs/recordings.md), or use --out and --params."
         )
     put_table(file, "noise", tabulate_calibration(calibration, count))

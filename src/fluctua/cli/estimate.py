@@ -150,8 +150,8 @@ def _gather_options(
         )
     if params is not None and theta == "calibrated":
         raise ValueError(
-            "--params and --set theta=calibrated are two sources of the parameters: give one of "
-            "them."
+            "--params and --set theta=calibrated are two sources of the parameters: give "
+            "one of them."
         )
     return EstimateOptions(
         model=model,

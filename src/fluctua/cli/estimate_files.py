@@ -137,12 +137,10 @@ def _report_euler(*judged: Sampling | None) -> None:
     worst = max(unsuitable, key=lambda one: one.euler)
     allowed = worst.euler * worst.longest / worst.interval
     say(
-        f"→ Euler's score does not suit samples {worst.interval:.2g} apart: it biases the gradient "
-        "by about "
-        f"{worst.euler:.0%} (a rule of thumb; {allowed:.0%} at {worst.longest:.2g}). Use --score "
-        "local-linear, or "
-        "sample faster. It is exact only for a simulation with Euler steps of this interval. More: "
-        "fluctua advise FILE",
+        f"→ Euler's score does not suit samples {worst.interval:.2g} apart: it biases the "
+        f"gradient by about {worst.euler:.0%} (a rule of thumb; {allowed:.0%} at "
+        f"{worst.longest:.2g}). Use --score local-linear, or sample faster. It is exact only for "
+        "a simulation with Euler steps of this interval. More: fluctua advise FILE",
         err=True,
         fg=typer.colors.YELLOW,
     )

@@ -61,8 +61,8 @@ def estimate_network(simulation: Simulation, settings: dict[str, Any], output: O
         return
     c = config.task
     say(
-        f"{config.lattice.rows}x{config.lattice.columns} lattice: {task.network.sites} resonators, "
-        f"{len(task.network.bonds)} bonds"
+        f"{config.lattice.rows}x{config.lattice.columns} lattice: {task.network.sites} "
+        f"resonators, {len(task.network.bonds)} bonds"
     )
     say(
         f"σ_W = {c.sigma_w:g}, σ_κ = {c.sigma_kappa:g}, T = {c.horizon:g}, Δt = {c.dt:g} "

@@ -139,9 +139,8 @@ def _plain_rows(
             left = time_left(seen, config)
             console.print(
                 f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = "
-                f"{with_error(row.J, row.J_stderr)}   "
-                f"{row.ensemble:,} per iteration, {row.trajectories:,} in all   {duration(left)} "
-                "left",
+                f"{with_error(row.J, row.J_stderr)}   {row.ensemble:,} per iteration, "
+                f"{row.trajectories:,} in all   {duration(left)} left",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -166,8 +165,8 @@ def panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
     grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} per iteration)")
     grid.add_row(
         "time",
-        f"{sum(recent) / len(recent):.2f} s per iteration, "
-        f"{duration(time_left(rows, config))} left",
+        f"{sum(recent) / len(recent):.2f} s per "
+        f"iteration, {duration(time_left(rows, config))} left",
     )
     return Panel(
         grid,

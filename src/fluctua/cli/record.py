@@ -103,8 +103,9 @@ def record(
     except KeyboardInterrupt:
         again = " ".join(["fluctua", *sys.argv[1:], *([] if append else ["--append"])])
         say(
-            f"\nstopped with {done:,} of {trajectories:,} trajectories in {out}. Continue with: "
-            f"{again}"
+            "\n"
+            f"stopped with {done:,} of {trajectories:,} trajectories in {out}. "
+            f"Continue with: {again}"
         )
         raise typer.Exit(STOPPED) from None
     except EXPECTED as error:
@@ -116,8 +117,8 @@ def record(
     )
     steady = " --continuing" if settle else ""
     say(
-        f"next: fluctua inspect {out}; fluctua estimate {out}{steady}; fluctua calibrate "
-        f"{out}{steady}"
+        f"next: fluctua inspect {out}; fluctua estimate {out}{steady}; "
+        f"fluctua calibrate {out}{steady}"
     )
 
 

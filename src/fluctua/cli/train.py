@@ -134,8 +134,8 @@ def train(
             )
         if replace and out is None and resume is None:
             raise ValueError(
-                "--replace removes the run in --out: give both. Without --out the folder is a new "
-                "one."
+                "--replace removes the run in --out: give both. Without --out the folder is a "
+                "new one."
             )
         from fluctua.cli.trainings import network
 

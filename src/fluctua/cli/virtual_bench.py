@@ -156,8 +156,7 @@ def _explain(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} of {host} is in use, perhaps by another bench. Stop that one, or choose "
-            "another --port; "
-            "0 finds a free one."
+            "another --port; 0 finds a free one."
         )
     what = (
         "--host must be an address of this machine"

@@ -108,9 +108,8 @@ def advise_file(
     if recording.count < 2 * repeats.PARTS and not continuing:
         raise ValueError(
             f"{recording.path} has {recording.count} complete trajectories; advice compares "
-            f"{repeats.PARTS} parts of "
-            "a recording, of two at least. Record more. For one long record of a steady state use "
-            "--continuing."
+            f"{repeats.PARTS} parts of a recording, of two at least. Record more. For one long "
+            "record of a steady state use --continuing."
         )
     applied = apply_calibration(recording, model, noise=noise, theta=theta)
     m = applied.model
@@ -281,8 +280,8 @@ def sampling(
     noisy = q > 0
     if np.any(q < 0) or not noisy.any():
         raise ValueError(
-            "the diffusion of every component with noise must be positive; the least is "
-            f"{q.min():.3g}."
+            "the diffusion of every component with noise must be positive; the "
+            f"least is {q.min():.3g}."
         )
     dt = float(np.median(np.diff(np.asarray(data.t, float))))
     slope = 0.0

@@ -69,8 +69,8 @@ def estimate_continuing(
         if partial is not None and score != "euler":
             raise ValueError(
                 "local linearisation moves hidden resonators into observed ones within an "
-                "interval, so it needs every "
-                "channel. Sample faster and use the Euler score, or observe all channels."
+                "interval, so it needs every channel. Sample faster and use the Euler score, or "
+                "observe all channels."
             )
     else:
         estimating.check_events(recording, process, observation_noise)

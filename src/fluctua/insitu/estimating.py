@@ -143,9 +143,8 @@ def _estimate(
     model = model._replace(theta=check.parameters(theta))
     if recording.count < 2:
         raise ValueError(
-            f"{recording.path} has {recording.count} complete trajectories; an error bar needs two "
-            "at least. For one "
-            "long record of a steady state use --continuing (in Python, "
+            f"{recording.path} has {recording.count} complete trajectories; an error bar needs "
+            "two at least. For one long record of a steady state use --continuing (in Python, "
             "insitu.estimate_continuing)."
         )
     readout = None
@@ -246,8 +245,8 @@ def _choose_subject(
     if partial is not None:
         if score is not scores.full_score or readout is not None:
             raise ValueError(
-                f"channels are hidden, and {why}: sample faster for the Euler score, or "
-                "observe all."
+                f"channels are hidden, and {why}: sample faster for the Euler score, "
+                "or observe all."
             )
         return _Subject(
             partial.process,
@@ -291,13 +290,13 @@ def check_events(recording: RecordingFile, process: Any, observation_noise: Any)
     if recording.events is None:
         raise ValueError(
             f"{recording.path} has no events, and the score of `{kind}` needs their times and "
-            "marks, not only the "
-            "states. Record them: Description(..., events=...) and append(x, context, events)."
+            "marks, not only the states. Record them: Description(..., events=...) and append(x, "
+            "context, events)."
         )
     if observation_noise is not None:
         raise ValueError(
-            f"correcting for observation noise is for diffusions; the events of `{kind}` are "
-            "counted."
+            "correcting for observation noise is for diffusions; the events of "
+            f"`{kind}` are counted."
         )
     kinds = recording.description.events
     assert kinds is not None
@@ -307,8 +306,7 @@ def check_events(recording: RecordingFile, process: Any, observation_noise: Any)
         raise ValueError(
             f"the events of {recording.path} ({', '.join(kinds.names)}) change the state by "
             f"{np.asarray(kinds.changes).tolist()}, those of the model by "
-            f"{np.asarray(changes).tolist()}: another "
-            "order, or another system."
+            f"{np.asarray(changes).tolist()}: another order, or another system."
         )
 
 
@@ -336,7 +334,6 @@ def resolve_score(
     if calibrated not in SCORES:
         raise ValueError(
             f"`noise.transition` of {recording.path} must be one of {', '.join(SCORES)}; it is "
-            f"{calibrated!r}. "
-            "Calibrate again (fluctua calibrate --write), or give --score."
+            f"{calibrated!r}. Calibrate again (fluctua calibrate --write), or give --score."
         )
     return calibrated

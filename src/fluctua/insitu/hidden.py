@@ -140,8 +140,7 @@ def visibility(
     if (reward & ~seen).any():
         raise ValueError(
             f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are "
-            "not observed: no "
-            "return can be computed. Observe them, or reward what is observed."
+            "not observed: no return can be computed. Observe them, or reward what is observed."
         )
     needs = on_state | np.eye(size, dtype=bool)
     complete: Any = ~(needs & ~seen).any(axis=1)

@@ -272,8 +272,7 @@ def _refuse_others(first: FileEstimate, other: FileEstimate) -> None:
     if set(one) != set(another):
         raise ValueError(
             f"{other.path} has the parameters {', '.join(another)}, {first.path} has "
-            f"{', '.join(one)}: "
-            "only recordings of one system are pooled."
+            f"{', '.join(one)}: only recordings of one system are pooled."
         )
     # what the files hold counts even where --params takes its place
     pairs = ((first.parameters, other.parameters), (first.settings, other.settings), (one, another))
@@ -285,8 +284,6 @@ def _refuse_others(first: FileEstimate, other: FileEstimate) -> None:
             if difference is not None:
                 raise ValueError(
                     f"`{difference.component}` is {difference.first} in {first.path} and "
-                    f"{difference.second} in "
-                    f"{other.path}: they are of different gradients. Only recordings at the same "
-                    "settings are pooled; "
-                    "estimate each by itself."
+                    f"{difference.second} in {other.path}: they are of different gradients. Only "
+                    "recordings at the same settings are pooled; estimate each by itself."
                 )

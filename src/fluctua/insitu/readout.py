@@ -201,13 +201,10 @@ def warn_about_remainder(remainder: Remainder, value_stderr: float, stacklevel: 
     """Warn where the correction of the reward may leave more in J than its standard error."""
     if remainder.bound > value_stderr:
         warnings.warn(
-            "the reward bends on the scale of the readout noise, so that its correction to second "
-            "order leaves "
-            f"{with_error(remainder.value, remainder.stderr)} in J, and at most "
-            f"{remainder.bound:.2g} (J is known to "
-            f"{value_stderr:.2g}). The gradient is that of the corrected reward. Make the readout "
-            "quieter or the "
-            "reward smoother.",
+            "the reward bends on the scale of the readout noise, so that its correction to "
+            f"second order leaves {with_error(remainder.value, remainder.stderr)} in J, and at "
+            f"most {remainder.bound:.2g} (J is known to {value_stderr:.2g}). The gradient is that "
+            "of the corrected reward. Make the readout quieter or the reward smoother.",
             RuntimeWarning,
             stacklevel=stacklevel + 1,
         )
@@ -280,7 +277,7 @@ def observation_variance(variance: Any, size: int) -> np.ndarray:
     s = np.asarray(variance, float)
     if s.shape not in ((), (size,)) or not np.all(np.isfinite(s)) or np.any(s < 0):
         raise ValueError(
-            f"the variance of the observation noise is one number ≥ 0, or ({size},); got "
-            f"{variance!r}."
+            "the variance of the observation noise is one number ≥ 0, or "
+            f"({size},); got {variance!r}."
         )
     return np.broadcast_to(s, (size,)).copy()

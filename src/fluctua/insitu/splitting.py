@@ -64,9 +64,8 @@ class SplitRecord(NamedTuple):
         name = self.recording.description.components[self.slowest]
         return (
             f"{self.recording.count:,} stretches of {self.length:.4g}; {name}, the slowest, is "
-            "correlated over "
-            f"{self.memory:.3g}: integrated autocorrelation time {self.autocorrelation_time:.3g}, "
-            f"{self.effective:,.0f} independent samples"
+            f"correlated over {self.memory:.3g}: integrated autocorrelation time "
+            f"{self.autocorrelation_time:.3g}, {self.effective:,.0f} independent samples"
             + (f"\n→ not steady: {self.trend}" if self.trend else "")
         )
 
@@ -107,10 +106,9 @@ def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord
     if length < max(SHORTEST * memory, 2):
         raise ValueError(
             f"{recording.path} is too short: {recording.count} × {steps * dt:.4g} units of time, "
-            "of which "
-            f"{recording.description.components[slowest]} is correlated over {memory * dt:.3g}. "
-            f"{FEWEST} stretches of "
-            f"{SHORTEST} such times take {FEWEST * SHORTEST * memory * dt:.4g}. "
+            f"of which {recording.description.components[slowest]} is correlated over "
+            f"{memory * dt:.3g}. {FEWEST} stretches of {SHORTEST} such times take "
+            f"{FEWEST * SHORTEST * memory * dt:.4g}. "
             + (f"That is because of a drift: {trend}" if trend else "Record for longer.")
         )
     whole = recording.count * steps
@@ -131,9 +129,9 @@ def _find_drift(recording: RecordingFile) -> str:
         return ""
     worst = min(trends, key=lambda trend: trend.probability)
     return (
-        f"{describe_trend(worst, names)}. If the detector drifts and the system does not, take the "
-        "trend away "
-        "(fluctua convert IN OUT.nc --detrend TIME); a longer record does not help."
+        f"{describe_trend(worst, names)}. If the detector drifts and the system does not, take "
+        "the trend away (fluctua convert IN OUT.nc --detrend TIME); a longer record "
+        "does not help."
     )
 
 
@@ -158,8 +156,7 @@ def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
     at = [np.asarray(drift(t)) for t in np.linspace(recording.t[0], recording.t[-1], TIMES)]
     if np.abs(np.diff(at, axis=0)).max() > 1e-4 * np.abs(at).max():
         raise ValueError(
-            "the drift depends on time, so that stretches of a record are not alike. Only records "
-            "of a drift that "
-            "stays the same are cut; of a network, one in the frame of its drive and without "
-            "modulation."
+            "the drift depends on time, so that stretches of a record are not alike. Only "
+            "records of a drift that stays the same are cut; of a network, one in the frame of "
+            "its drive and without modulation."
         )

@@ -464,8 +464,7 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
     ):
         raise UnreadableRun(
             f"{name!r} in parameters.h5 is declared as {dataset.shape}, in chunks of "
-            f"{dataset.chunks}: too large to "
-            "show."
+            f"{dataset.chunks}: too large to show."
         )
     return dataset
 

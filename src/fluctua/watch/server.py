@@ -250,8 +250,8 @@ def _bound(host: str, port: int) -> socket.socket:
         except OSError as error:
             failure = error
     raise ValueError(
-        f"port {port or PORT} of {host} cannot be listened on: {failure.strerror}. Take another "
-        "--port."
+        f"port {port or PORT} of {host} cannot be listened on: {failure.strerror}. "
+        "Take another --port."
     )
 
 

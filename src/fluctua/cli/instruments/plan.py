@@ -48,8 +48,7 @@ def describe_plan(plan: Plan) -> str:
         )
     return (
         f"plan       calibrate at {plan.probes} settings, {plan.probe_trajectories} trajectories "
-        "each; then train, "
-        f"{plan.iterations} iterations of {plan.trajectories}"
+        f"each; then train, {plan.iterations} iterations of {plan.trajectories}"
     )
 
 

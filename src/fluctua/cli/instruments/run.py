@@ -95,8 +95,8 @@ def _drive(rows: loop.Rows, plan: Plan, folder: Path, devices: int) -> None:
         return
     last = done[-1]
     say(
-        f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories on the "
-        "instrument"
+        f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories "
+        "on the instrument"
     )
     say(f"settings   {folder / 'final.npz'}   history   {folder / 'history.csv'}")
     calibrations = "calibration.txt" if devices == 1 else "calibration-*.txt"

@@ -104,7 +104,7 @@ def _opening(config: Config, folder: Path) -> str:
     b = config.bounds
     return (
         f"{size.rows}x{size.columns} lattice, σ_κ = {config.task.sigma_kappa:g}, "
-        f"{config.optimiser.rule} rule, "
-        f"{config.baseline.kind} baseline, {config.backend} backend, into {folder}\n"
+        f"{config.optimiser.rule} rule, {config.baseline.kind} baseline, {config.backend} "
+        f"backend, into {folder}\n"
         f"bounds: omega {list(b.omega)}, kappa {list(b.kappa)}, chi {list(b.chi)}"
     )

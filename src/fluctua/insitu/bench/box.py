@@ -139,8 +139,7 @@ def parse(text: str) -> Fault:
     if not match or match[1] not in KINDS or int(match[2]) < 1:
         raise ValueError(
             "a fault is KIND@ACQUISITION, such as drop@3, or nan@5x2 for two in a row; KIND is "
-            "one of "
-            f"{', '.join(KINDS)}; got {text!r}."
+            f"one of {', '.join(KINDS)}; got {text!r}."
         )
     return Fault(match[1], int(match[2]), int(match[3] or 1))
 

@@ -104,8 +104,8 @@ def run(
         shots = rows[-1].trajectories
         in_situ = levels.power(model, bench, settings, measure)
         say(
-            f"yardstick  two trainings by simulation with exact gradients, {yardstick} iterations "
-            "each"
+            "yardstick  two trainings by simulation with exact gradients, "
+            f"{yardstick} iterations each"
         )
         at_nominal, promised = train_by_simulation(
             sheet, model, points, hidden=None, shots=shots, iterations=yardstick

@@ -61,9 +61,9 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
     rank = np.linalg.matrix_rank(moved) if known else 0
     if not known or rank < len(known):
         raise ValueError(
-            f"gains of {len(known)} actuators need recordings at {len(known) + 1} settings or more "
-            "that do not lie on "
-            f"one line or plane; these {len(fits)} span {rank} dimensions."
+            f"gains of {len(known)} actuators need recordings at {len(known) + 1} settings or "
+            f"more that do not lie on one line or plane; these {len(fits)} "
+            f"span {rank} dimensions."
         )
 
     def flat(tree):

@@ -190,8 +190,8 @@ def calibrate_recording(
         assert model.size is not None
         if transition != "euler":
             raise ValueError(
-                "with hidden channels only Euler's transition is known; sample faster, or observe "
-                "them all."
+                "with hidden channels only Euler's transition is known; sample faster, or "
+                "observe them all."
             )
         one = _first_context(recording)
         view = hidden.visibility(fitted, None, start, model.observed, model.size, context=one)
@@ -286,8 +286,7 @@ def require_diffusion(process: Any, what: str) -> None:
     if not isinstance(check.process(process), Process):
         raise ValueError(
             f"{what} of an Itô process; {type(process).__name__} has neither. `fluctua estimate` "
-            "takes its events as "
-            "they are, with the rates of the model."
+            "takes its events as they are, with the rates of the model."
         )
 
 

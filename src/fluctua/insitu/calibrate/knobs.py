@@ -158,8 +158,7 @@ def _together(fits: list[SystemFit], name: str) -> tuple[np.ndarray, np.ndarray]
     if not np.all(total > 0):
         raise ValueError(
             f"{name}[{int(np.argmin(total))}] is not determined by any of the {len(fits)} probes: "
-            "too little light "
-            "reaches it. Raise the drive, or probe at other settings."
+            "too little light reaches it. Raise the drive, or probe at other settings."
         )
     return np.sum(
         weight * np.stack([np.asarray(f.drift.theta[name]) for f in fits]), axis=0
@@ -175,9 +174,8 @@ def _determined(lines: dict[str, OwnGains]) -> None:
             k = int(np.argmin(np.isfinite(line.gain) & clear))
             raise ValueError(
                 f"the probes do not tell what the knobs of {name} do: the gain of knob {k} is "
-                f"{line.gain[k]:.2g} ± "
-                f"{line.gain_stderr[k]:.2g}. Probe at settings further apart, or with more "
-                "trajectories."
+                f"{line.gain[k]:.2g} ± {line.gain_stderr[k]:.2g}. Probe at settings further "
+                "apart, or with more trajectories."
             )
 
 
@@ -234,8 +232,8 @@ def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Sys
     not fit.
     """
     lines = [
-        f"CALIBRATION   {len(runs)} settings, {sum(f.drift.trajectories for f in fits):,} "
-        "trajectories"
+        f"CALIBRATION   {len(runs)} "
+        f"settings, {sum(f.drift.trajectories for f in fits):,} trajectories"
     ]
     lines += ["", describe_knobs(gains(runs, fits))]
     last = fits[-1]
@@ -277,8 +275,8 @@ def _diffusion(fitted: SystemFit) -> np.ndarray:
     if np.any(q <= 0):
         site = int(np.argmin(q))
         raise ValueError(
-            f"resonator {site} shows readout noise and no noise of its own: the score would divide "
-            "by nothing. Sample "
-            "less often, lower the readout noise, or inject noise there."
+            f"resonator {site} shows readout noise and no noise of its own: the score would "
+            "divide by nothing. Sample less often, lower the readout noise, or "
+            "inject noise there."
         )
     return q

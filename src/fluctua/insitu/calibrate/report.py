@@ -25,10 +25,9 @@ FAR_APART = (
     "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
 )
 TOO_FAR = (
-    "The cause is Euler's interval: what its step leaves out predicts the residuals (slope {:.2f} "
-    "± {:.2f}; 1 if so). "
-    "Use --score local-linear (with --write estimate follows; else give it there too), or "
-    "sample faster."
+    "The cause is Euler's interval: what its step leaves out predicts the residuals (slope "
+    "{:.2f} ± {:.2f}; 1 if so). Use --score local-linear (with --write estimate follows; "
+    "else give it there too), or sample faster."
 )
 NOT_FAR = (
     "It is not Euler's interval: what its step leaves out does not predict the residuals (slope "
@@ -70,8 +69,8 @@ def describe(c: Calibration, components: tuple[str, ...]) -> str:
     else:
         lines += [
             "",
-            "RESIDUALS, BIAS OF THE GRADIENT   not examined (hidden channels, several files, or "
-            "--no-bias)",
+            "RESIDUALS, BIAS OF THE GRADIENT   not examined (hidden channels, several "
+            "files, or --no-bias)",
         ]
     return "\n".join(lines)
 
@@ -86,15 +85,15 @@ def _drift(c: Calibration) -> list[str]:
     z = np.where(known, (value - expected) / np.where(known, error, 1), 0)
     lines = [
         f"DRIFT   {known.sum()} of {len(value)} coefficients, from {c.fit.transitions:,} "
-        "increments of "
-        f"{c.fit.trajectories:,} {'trajectories' if c.stretches is None else 'stretches'}"
+        f"increments of {c.fit.trajectories:,} "
+        f"{'trajectories' if c.stretches is None else 'stretches'}"
     ]
     lines.append(f"  {'':<12} {'measured':>22} {'as set':>12} {'difference / error':>20}")
     order = np.argsort(-np.abs(z), kind="stable")[: min(MOST, int(known.sum()))]
     for i in order:
         lines.append(
-            f"  {labels[i]:<12} {with_error(value[i], error[i]):>22} {expected[i]:>12.5g} "
-            f"{z[i]:>20.1f}"
+            f"  {labels[i]:<12} "
+            f"{with_error(value[i], error[i]):>22} {expected[i]:>12.5g} {z[i]:>20.1f}"
         )
     if known.sum() > MOST:
         lines.append(
@@ -119,8 +118,8 @@ def _drift(c: Calibration) -> list[str]:
     ratio = np.median(robust[known] / error[known]) if known.any() else 1.0
     if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
         lines.append(
-            f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model "
-            "is off."
+            f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise "
+            "model is off."
         )
     return lines
 
@@ -158,8 +157,8 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     shown = [i for i in np.argsort(-np.abs(z), kind="stable") if not silent[i]]
     for i in shown[:MOST]:
         lines.append(
-            f"  {components[i]:<12} {with_error(q[i], error[i]):>22} {model[i]:>12.5g} "
-            f"{z[i]:>20.1f}"
+            f"  {components[i]:<12} "
+            f"{with_error(q[i], error[i]):>22} {model[i]:>12.5g} {z[i]:>20.1f}"
         )
     if len(shown) > MOST:
         lines.append(f"  … the {MOST} that differ most of {len(shown)}")
@@ -193,9 +192,8 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
             "taken off Q;"
         )
         lines.append(
-            f"  → without that Q would be {share:.3g} times too large, and the gradient "
-            "as much too small. "
-            f"Estimate with --set readout_noise={size:.3g}."
+            f"  → without that Q would be {share:.3g} times too large, and the gradient as much "
+            f"too small. Estimate with --set readout_noise={size:.3g}."
         )
     else:
         bound = np.sqrt(max(np.max((s2 + 2 * e2)[~silent]), 0))
@@ -214,14 +212,13 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     ):
         what = ("x", "x²")[k]
         lines.append(
-            f"  → Q depends on the state: {components[i]} by "
-            f"{n.state_dependence[i, k]:+.1%} per spread of "
-            f"{what} ({zs[i, k]:+.1f} errors)"
+            f"  → Q depends on the state: {components[i]} by {n.state_dependence[i, k]:+.1%} per "
+            f"spread of {what} ({zs[i, k]:+.1f} errors)"
         )
     else:
         lines.append(
-            f"  does not depend on the state (largest of {zs.size} slopes: {np.abs(zs[i, k]):.1f} "
-            "errors)"
+            f"  does not depend on the state (largest of {zs.size} "
+            f"slopes: {np.abs(zs[i, k]):.1f} errors)"
         )
     m = len(shown)
     if m > 1:
@@ -278,8 +275,8 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
         k = int(np.argmax(np.abs(z)))
         lines.append(
             f"  → {components[i]}: no (p = {r.p_values[i]:.1g}). The drift is off by "
-            f"{r.relative[i]:.1%} of "
-            f"its size, most clearly along {r.features[k]} ({z[k]:+.1f} errors)"
+            f"{r.relative[i]:.1%} of its size, most clearly along "
+            f"{r.features[k]} ({z[k]:+.1f} errors)"
         )
     if bad.size > MOST:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
@@ -326,8 +323,7 @@ def _bias(c: Calibration) -> list[str]:
         of_drift = "  of its drift alone" if r.in_noise[i] else ""
         lines.append(
             f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22} "
-            f"{z[i]:>18.1f} "
-            f"{np.abs(share[i]):>22.2g}{of_drift}"
+            f"{z[i]:>18.1f} {np.abs(share[i]):>22.2g}{of_drift}"
         )
     if len(order) > MOST:
         lines.append(f"  … the {MOST} clearest of {len(order)}")
@@ -340,17 +336,15 @@ def _bias(c: Calibration) -> list[str]:
         many = f"{len(clear)} component{'s' if len(clear) > 1 else ''}"
         lines.append(
             f"  → {many} of the gradient cannot be trusted with these parameters: "
-            f"{_list([labels[i] for i in clear])}; "
-            f"the worst is {labels[worst]}, biased by {np.abs(share[worst]):.2g} times its own "
-            "error."
+            f"{_list([labels[i] for i in clear])}; the worst is {labels[worst]}, biased by "
+            f"{np.abs(share[worst]):.2g} times its own error."
         )
     else:
         worst = max(examined, key=lambda i: np.nan_to_num(unseen[i]))
         lines.append(
             f"  no bias is seen; one of about {unseen[worst]:.2g} times the gradient's own error "
-            "would not have been "
-            f"in {labels[worst]}, the worst, and of {np.nanmedian(unseen[examined]):.2g} times in "
-            "the median one."
+            f"would not have been in {labels[worst]}, the worst, and of "
+            f"{np.nanmedian(unseen[examined]):.2g} times in the median one."
         )
     return lines
 

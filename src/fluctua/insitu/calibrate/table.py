@@ -119,9 +119,9 @@ def read_noise(description: heads.Description) -> NoiseTable | None:
 def _refuse_diffusion(q: np.ndarray, components: tuple[str, ...]) -> None:
     bad = int(np.argmin(q))
     raise ValueError(
-        f"the file's noise table has a diffusion of {q[bad]:.3g} for {components[bad]}; it must be "
-        "positive. Calibrate "
-        "with more trajectories (fluctua calibrate --write), or use --set noise=nominal."
+        f"the file's noise table has a diffusion of {q[bad]:.3g} for {components[bad]}; it must "
+        "be positive. Calibrate with more trajectories (fluctua calibrate --write), or "
+        "use --set noise=nominal."
     )
 
 
@@ -130,9 +130,9 @@ def _vector(table: Any, name: str, size: int) -> np.ndarray:
     value = np.asarray(table[name], float)
     if value.shape not in ((), (1,), (size,)) or not np.all(np.isfinite(value)):
         raise ValueError(
-            f"`noise.{name}` must be a finite number for each of the {size} components, or one for "
-            f"all; got shape {value.shape}. Calibrate again (fluctua calibrate --write), or use "
-            "--set noise=nominal."
+            f"`noise.{name}` must be a finite number for each of the {size} components, or one "
+            f"for all; got shape {value.shape}. Calibrate again (fluctua calibrate --write), or "
+            "use --set noise=nominal."
         )
     return np.broadcast_to(value, (size,)).copy()
 
@@ -355,8 +355,7 @@ def _with_drift(
     if not table.drift:
         raise ValueError(
             f"the calibration in {recording.path} has no fitted drift. Calibrate it anew: fluctua "
-            "calibrate "
-            f"{recording.path} --write"
+            f"calibrate {recording.path} --write"
         )
     if not isinstance(model.theta, dict) or not set(model.theta) & set(table.drift):
         raise ValueError(
@@ -407,8 +406,7 @@ def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndar
     if table.drift[name].shape != otherwise.shape:
         raise ValueError(
             f"`noise.drift_{name}` has shape {table.drift[name].shape}, the model's {name} "
-            f"{otherwise.shape}: the "
-            "calibration is of another system."
+            f"{otherwise.shape}: the calibration is of another system."
         )
     return np.where(np.isfinite(table.drift_stderr[name]), table.drift[name], otherwise)
 
@@ -457,7 +455,6 @@ def _off(recording: RecordingFile, model: models.RecordingModel, table: NoiseTab
         return []
     return [
         f"parameters: as set, but the calibration found {off} of {every.size} elsewhere, by "
-        f"{every.max():.0f} standard "
-        "errors at most. A gradient with a wrong drift is biased: --set theta=calibrated uses the "
-        "measured ones."
+        f"{every.max():.0f} standard errors at most. A gradient with a wrong drift is biased: "
+        "--set theta=calibrated uses the measured ones."
     ]

@@ -32,8 +32,7 @@ RENAMED = {"memory": "forget_after", "most_omega": "omega_max", "most_kappa": "k
 OFFICIAL = (
     "A run goes on as it began; only `iterations`, `time_limit` and `on_doubt` can change, with "
     "--iterations, --set time_limit=… and --set on_doubt=… on the command line or by the "
-    "arguments of resume(). "
-    "For another plan begin another run."
+    "arguments of resume(). For another plan begin another run."
 )
 
 

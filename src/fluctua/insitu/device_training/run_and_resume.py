@@ -209,8 +209,8 @@ class _Preparation:
         if state.row == 0 and path.exists() and len(history.read(path)) > 1:
             name = checkpoint.set_aside(path)  # an instrument does not repeat itself
             self.warn(
-                "no checkpoint is left: calibrated and trained anew; the rows so far are kept as "
-                f"{name}"
+                "no checkpoint is left: calibrated and trained anew; the rows so far are "
+                f"kept as {name}"
             )
         return state
 

@@ -109,8 +109,7 @@ class DeviceArray:
         if count < len(self.devices):
             raise ValueError(
                 f"{len(self.devices)} devices were asked for {count} trajectories together: ask "
-                "for as many as there "
-                "are devices at least, better for several each."
+                "for as many as there are devices at least, better for several each."
             )
         pieces: dict[int, list[Trajectories]] = {k: [] for k in range(len(self.devices))}
         settings: dict[int, Params] = {}
@@ -227,8 +226,8 @@ class DeviceArray:
             "device and iteration:",
             f"  for J         {many(max(1.0, groups.returns.optimal_size(visit, run)))}",
             f"  its gradient  {many(max(1.0, groups.gradient.optimal_size(visit, run)))}",
-            "more are better spent on more devices (least variance for the time, two-stage "
-            "sampling)",
+            "more are better spent on more devices (least variance for the "
+            "time, two-stage sampling)",
         ]
         return "\n".join(lines)
 
@@ -253,8 +252,8 @@ class DeviceArray:
         if len(arrays["array/wait"]) != len(self.devices):
             raise ValueError(
                 f"the run is of {len(arrays['array/wait'])} devices, and {len(self.devices)} were "
-                "given. A device that "
-                "is broken keeps its place; for another array begin another run."
+                "given. A device that is broken keeps its place; for another array "
+                "begin another run."
             )
         self.weights = self.weights if self.known else np.array(arrays["array/weights"], float)
         self.wait, self.silent = (
@@ -325,8 +324,7 @@ class DeviceArray:
         kind = CommandRejected if self.refused.all() else InstrumentError
         return kind(
             f"none of {len(self.devices)} devices answers: {what}. The last said: {self.failure} "
-            "What was acquired is "
-            "kept; mend one and go on with the run."
+            "What was acquired is kept; mend one and go on with the run."
         )
 
     def _weigh(self) -> None:
@@ -347,8 +345,7 @@ class DeviceArray:
             if device.identity and first != k:
                 raise CommandRejected(
                     f"devices {first + 1} and {k + 1} are the same instrument, "
-                    f"{device.identity!r}: it would be "
-                    "counted twice. Give every device once."
+                    f"{device.identity!r}: it would be counted twice. Give every device once."
                 )
 
 
@@ -436,8 +433,8 @@ def _interleaved(parts: Mapping[int, Trajectories]) -> Trajectories:
         if not np.array_equal(first.t, other.t) or first.x.shape[1:] != other.x.shape[1:]:
             raise CommandRejected(
                 f"the devices sample differently: {first.x.shape[1:]} times and components, and "
-                f"{other.x.shape[1:]}, "
-                "or at other times. Set the same number of points and interval on all."
+                f"{other.x.shape[1:]}, or at other times. Set the same number of points and "
+                "interval on all."
             )
     place = np.concatenate(
         [(np.arange(len(part.x)) + 0.5) / len(part.x) for part in parts.values()]

@@ -28,8 +28,8 @@ def block(data: bytes) -> bytes:
     length = str(len(data))
     if len(length) > MOST_DIGITS:
         raise ValueError(
-            f"a definite-length block holds less than a gigabyte; got {len(data):,} bytes. Send "
-            "parts."
+            f"a definite-length block holds less than a gigabyte; got {len(data):,} "
+            "bytes. Send parts."
         )
     return f"#{len(length)}{length}".encode() + data
 

@@ -174,9 +174,9 @@ class InstrumentSubstrate:
                 taken, usable = self._acquire(settings, size)
                 if t is not None and not np.array_equal(t, taken.t):
                     raise protocol.CommandRejected(
-                        f"the sampling times changed within one ensemble: {len(t)} times at first, "
-                        f"{len(taken.t)} now. "
-                        "Set the number of points and the interval when the driver connects."
+                        f"the sampling times changed within one ensemble: {len(t)} times at "
+                        f"first, {len(taken.t)} now. Set the number of points and the interval "
+                        "when the driver connects."
                     )
             except protocol.InstrumentError as error:
                 failure = error
@@ -189,8 +189,7 @@ class InstrumentSubstrate:
             if wasted >= self.retry.attempts:
                 failure = protocol.InstrumentError(
                     f"{wasted} acquisitions in a row held no usable trajectory "
-                    f"({self.describe()}). Of the last one "
-                    f"{self.reason}. Look at them"
+                    f"({self.describe()}). Of the last one {self.reason}. Look at them"
                     + (
                         f" in {self.archive.folder}."
                         if self.archive
@@ -269,8 +268,7 @@ class InstrumentSubstrate:
                 if failures >= self.retry.attempts or hangs >= HANGS:
                     raise protocol.InstrumentError(
                         f"the instrument failed {failures} times in a row, at last with: {error}. "
-                        "Everything "
-                        "acquired so far is kept; mend it and go on with the run."
+                        "Everything acquired so far is kept; mend it and go on with the run."
                         + (
                             " If an acquisition may take that long, raise the time limit."
                             if hangs
@@ -349,8 +347,8 @@ class InstrumentSubstrate:
         if dead:
             text = (
                 f"component{'s' * (len(dead) > 1)} {check.few(dead)} of the samples "
-                f"measure{'s' * (len(dead) == 1)} "
-                "nothing: constant, or noise without memory about a constant"
+                f"measure{'s' * (len(dead) == 1)} nothing: constant, or noise without memory "
+                "about a constant"
             )
             self.report(Incident(DEAD, len(x), text))
             raise protocol.CommandRejected(f"{text}. Look at the channel, and begin again.")
@@ -384,8 +382,7 @@ class InstrumentSubstrate:
         if self.identity and identity and identity != self.identity:
             raise protocol.CommandRejected(
                 f"this is the instrument {identity!r}, and the run belongs to {self.identity!r}, "
-                "which was calibrated. "
-                "Connect that one, or begin another run."
+                "which was calibrated. Connect that one, or begin another run."
             )
         self.identity = self.identity or identity
 

@@ -126,8 +126,7 @@ def connect(address: str, *, timeout: float = 30.0) -> Transport:
     if "::" not in address:
         raise ValueError(
             "an address is tcp://HOST:PORT, or a VISA resource such as "
-            "TCPIP::192.168.0.7::5025::SOCKET or "
-            f"GPIB0::12::INSTR; got {address!r}."
+            f"TCPIP::192.168.0.7::5025::SOCKET or GPIB0::12::INSTR; got {address!r}."
         )
     return Visa(address, timeout=timeout)
 
@@ -210,8 +209,7 @@ class Visa:
         except ImportError:
             raise ImportError(
                 f"{address} is a VISA resource, and PyVISA is not installed. Do: pip install "
-                "'fluctua[lab]'; or, for a "
-                "SCPI socket, give the address as tcp://HOST:PORT."
+                "'fluctua[lab]'; or, for a SCPI socket, give the address as tcp://HOST:PORT."
             ) from None
         # a closed line shows as a VISA error, as an OSError, or (while connecting) as a plain
         # Exception

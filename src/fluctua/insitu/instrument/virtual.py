@@ -101,8 +101,8 @@ class VirtualBench:
             self.count = 1
             if points is not None and self.points != points:
                 raise InvalidReply(
-                    f"{points} samples a trajectory were asked for; the bench reads back "
-                    f"{self.points}"
+                    f"{points} samples a trajectory were asked for; the bench "
+                    f"reads back {self.points}"
                 )
             if any(self.generators.values()) or self._played() != self.generators:
                 for name, value in self.generators.items():
@@ -192,8 +192,8 @@ class VirtualBench:
         data = self.line.query_block("FETC:MOD?", most=4 * int(np.prod(shape)))
         if len(data) != 4 * int(np.prod(shape)):
             raise InstrumentError(
-                f"a short block: {len(data):,} bytes of modulation, {4 * int(np.prod(shape)):,} "
-                "expected"
+                f"a short block: {len(data):,} bytes of "
+                f"modulation, {4 * int(np.prod(shape)):,} expected"
             )
         both = np.frombuffer(data, "<f4").reshape(shape)
         return {"sine": both[:, :, 0], "cosine": both[:, :, 1]}
@@ -226,8 +226,8 @@ class VirtualBench:
             entry = scpi.parsed_error(answer)
             if entry is None:
                 raise InvalidReply(
-                    f"SYST:ERR? was answered by {answer[:60]!r}, which is no entry of an error "
-                    "queue"
+                    f"SYST:ERR? was answered by {answer[:60]!r}, which is no entry of "
+                    "an error queue"
                 )
             if entry.code == 0:
                 break

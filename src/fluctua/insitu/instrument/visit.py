@@ -45,8 +45,8 @@ def check_answers(batch: Batch, health: Health, size: int, channels: int | None)
         if not isinstance(answer, expected):
             came = "None" if answer is None else f"a {type(answer).__name__}"
             raise InvalidReply(
-                f"`{method}` of the driver returned {came}, where a `{expected.__name__}` was "
-                "expected"
+                f"`{method}` of the driver returned {came}, where a "
+                f"`{expected.__name__}` was expected"
             )
     samples = np.asarray(batch.samples)
     if samples.dtype.kind not in "fiu":
@@ -57,8 +57,7 @@ def check_answers(batch: Batch, health: Health, size: int, channels: int | None)
     if len(times) != 1 or samples.ndim != 3 or samples.shape[:2] != (size, *times):
         raise InvalidReply(
             f"samples must be ({size} trajectories, times, channels); samples of shape "
-            f"{samples.shape} came, and times "
-            f"of shape {times}"
+            f"{samples.shape} came, and times of shape {times}"
         )
     if samples.shape[2] != (channels or samples.shape[2]):
         raise InvalidReply(f"a sample has {channels} channels; {samples.shape[2]} came")

@@ -100,10 +100,8 @@ class CheckedStates:
     def _describe(self, wrong: Sequence[int]) -> str:
         return (
             f"{self._path} is damaged: the states of {layout.name_trajectories(wrong)} are not "
-            "what was "
-            f"written (their checksum differs). `fluctua inspect {self._path}` lists all of them, "
-            "and "
-            f"`fluctua convert {self._path} OUT.nc` copies the others."
+            f"what was written (their checksum differs). `fluctua inspect {self._path}` lists all "
+            f"of them, and `fluctua convert {self._path} OUT.nc` copies the others."
         )
 
 

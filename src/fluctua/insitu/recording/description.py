@@ -130,8 +130,7 @@ def _kinds(kinds: EventKinds, width: int) -> EventKinds:
     if changes.shape != (len(names), width) or not np.isfinite(changes).all():
         raise ValueError(
             f"`events.changes` must be finite numbers ({len(names)}, {width}), one row an event "
-            "and one column a "
-            f"component; got shape {changes.shape}."
+            f"and one column a component; got shape {changes.shape}."
         )
     return EventKinds(names, changes, bool(kinds.still))
 

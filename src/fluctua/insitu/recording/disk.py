@@ -89,8 +89,7 @@ def check_limit(path: str | Path, size: int) -> None:
     if limit != resource.RLIM_INFINITY and size > limit:
         raise ValueError(
             f"{path} cannot become {_size(size)} large: files are limited to {_size(limit)} here "
-            "(ulimit -f). Raise "
-            "that, or record less."
+            "(ulimit -f). Raise that, or record less."
         )
 
 

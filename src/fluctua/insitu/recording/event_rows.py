@@ -67,9 +67,8 @@ def make_rows(d: Description, events: Any) -> Rows | None:
         or len(after) != steps
     ):
         raise ValueError(
-            f"the events of one trajectory are `Events` with leaves ({steps}, K), ({steps}, K) and "
-            f"({steps}, K, "
-            f"{width}); got {after.shape}, {channel.shape} and {change.shape}."
+            f"the events of one trajectory are `Events` with leaves ({steps}, K), ({steps}, K) "
+            f"and ({steps}, K, {width}); got {after.shape}, {channel.shape} and {change.shape}."
         )
     step, place = np.nonzero(channel >= 0)
     return Rows(
@@ -95,8 +94,8 @@ def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
     if late.size:
         n = step[late[0]]
         return (
-            f"event {late[0]} is {after[late[0]]:g} after t = {d.t[n]:g}, outside its step of "
-            f"{dt[n]:g}"
+            f"event {late[0]} is {after[late[0]]:g} after t = {d.t[n]:g}, outside its "
+            f"step of {dt[n]:g}"
         )
     back = np.flatnonzero((np.diff(step) < 0) | ((np.diff(step) == 0) & (np.diff(after) < 0)))
     if back.size:
@@ -112,8 +111,7 @@ def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
             kind = channel[other[0]]
             return (
                 f"event {other[0]}, {d.events.names[kind]}, adds {change[other[0]].tolist()} to "
-                "the state, and "
-                f"`changes` says {d.events.changes[kind].tolist()}"
+                f"the state, and `changes` says {d.events.changes[kind].tolist()}"
             )
     if d.events.still:
         total = np.zeros((steps, x.shape[1]))
@@ -127,9 +125,8 @@ def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
         if off.size:
             n, i = off[0]
             return (
-                f"{d.components[i]} moves by {moved[n, i]:g} in step {n}, and its events there add "
-                "up to "
-                f"{total[n, i]:g}"
+                f"{d.components[i]} moves by {moved[n, i]:g} in step {n}, and its events there "
+                f"add up to {total[n, i]:g}"
             )
     return ""
 

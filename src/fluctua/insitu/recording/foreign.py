@@ -93,8 +93,7 @@ def _check_members(path: Path) -> None:
             declared = math.prod(shape) * dtype.itemsize
             if declared > member.file_size:
                 raise ValueError(
-                    f"{member.filename} declares {shape} numbers, {declared:.3g} "
-                    "bytes, and has "
+                    f"{member.filename} declares {shape} numbers, {declared:.3g} bytes, and has "
                     f"{member.file_size:,}"
                 )
             whole += declared
@@ -140,9 +139,8 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     for name, where in mapping.items():
         if name not in ("t", "trajectory") or where not in columns:
             raise ValueError(
-                "of a table --map says t=COLUMN and trajectory=COLUMN; got "
-                f"{name}={where}, and it has "
-                f"{_few(names)}."
+                f"of a table --map says t=COLUMN and trajectory=COLUMN; got {name}={where}, and "
+                f"it has {_few(names)}."
             )
 
     def pick(name, usual):
@@ -153,9 +151,8 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     channels = [name for name in names if name not in (time, number)]
     if time is None and units.dt is None:
         raise ValueError(
-            f"{path} has no column of times; it has {_few(names)}. Give the interval, "
-            "--set dt=0.01, or "
-            "say which it is, --map t=COLUMN."
+            f"{path} has no column of times; it has {_few(names)}. Give the interval, --set "
+            "dt=0.01, or say which it is, --map t=COLUMN."
         )
     if number is not None:
         new = np.flatnonzero(np.diff(columns[number])) + 1
@@ -165,9 +162,8 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     if not np.all(lengths == lengths[0]):
         odd = int(np.argmax(lengths != lengths[0]))
         raise ValueError(
-            f"{path}: trajectory {odd} has {lengths[odd]} rows and the first "
-            f"{lengths[0]}; all must be of "
-            "one length."
+            f"{path}: trajectory {odd} has {lengths[odd]} rows and the first {lengths[0]}; all "
+            "must be of one length."
         )
     shape = (len(lengths), lengths[0])
     values: dict[str, Any] = {"channels": channels}
@@ -284,8 +280,7 @@ def _find(
         if name not in KNOWN and name.split(".")[0] not in TABLES:
             raise ValueError(
                 f"a mapping names {', '.join(KNOWN)} or TABLE.NAME with TABLE one of "
-                f"{', '.join(TABLES)}; got {name!r}."
-                f"{close_match(name, KNOWN)}"
+                f"{', '.join(TABLES)}; got {name!r}.{close_match(name, KNOWN)}"
             )
         if where.strip("/") not in places:
             raise ValueError(
@@ -305,8 +300,7 @@ def _find(
             interval = ", or give the interval of the samples, --set dt=0.01" if name == "t" else ""
             raise ValueError(
                 f"{path} has no `{name}`, {meaning}; it has {_few(places)}. Say where they are: "
-                f"--map {name}=PLACE "
-                f"(in Python, mapping={{{name!r}: ...}}){interval}."
+                f"--map {name}=PLACE (in Python, mapping={{{name!r}: ...}}){interval}."
             )
     return mapped
 
@@ -341,8 +335,8 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Unit
     for name, value in (context or {}).items():
         if value.shape[:1] != (x.shape[0],):
             raise ValueError(
-                f"{path}: `context.{name}` must be ({x.shape[0]}, ...), a row a trajectory; got "
-                f"{value.shape}."
+                f"{path}: `context.{name}` must be ({x.shape[0]}, ...), a row a "
+                f"trajectory; got {value.shape}."
             )
     dtype = np.result_type(x.dtype, np.float32).name
     texts: dict[str, Any] = {name: str(values[name]) for name in TEXTS if name in values}
@@ -366,16 +360,15 @@ def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
     if scale is None:
         if x.dtype.kind in "iu":
             raise ValueError(
-                f"{path}: `x` are counts ({x.dtype}); give the units per count: "
-                "--set scale=0.01, or one per channel."
+                f"{path}: `x` are counts ({x.dtype}); give the units per count: --set scale=0.01, "
+                "or one per channel."
             )
         return x, None
     each = np.asarray(scale, float)
     if each.shape not in ((), (1,), (x.shape[2],)) or not np.all(np.isfinite(each) & (each != 0)):
         raise ValueError(
-            f"{path}: `scale` is a number that is not 0, or one for each of "
-            f"{x.shape[2]} channels; got "
-            f"{scale}."
+            f"{path}: `scale` is a number that is not 0, or one for each of {x.shape[2]} "
+            f"channels; got {scale}."
         )
     each = np.broadcast_to(each, (x.shape[2],))
     scaled = _ScaledSamples(x, each)

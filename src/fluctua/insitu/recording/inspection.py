@@ -78,8 +78,8 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     if lost:
         text = (
             f"{counted(len(lost), 'trajectory')} of {recording.count:,} cannot be used, and what "
-            "follows is of the "
-            f"others: {layout.name_trajectories(list(lost))} ({next(iter(lost.values()))})"
+            f"follows is of the others: {layout.name_trajectories(list(lost))} "
+            f"({next(iter(lost.values()))})"
         )
         findings.append(RecordingFinding("damaged", True, text))
     if seen.count:
@@ -261,9 +261,9 @@ def _whole(recording: RecordingFile) -> list[RecordingFinding]:
         )
     if recording.interrupted:
         text = (
-            "the file is being written, or its writer was killed: other programs will not open it. "
-            "Go on with "
-            "--append, or make it an ordinary file with fluctua.insitu.files.repair."
+            "the file is being written, or its writer was killed: other programs will not open "
+            "it. Go on with --append, or make it an ordinary file with "
+            "fluctua.insitu.files.repair."
         )
         findings.append(RecordingFinding("interrupted", False, text))
     if recording.incomplete:
@@ -274,9 +274,9 @@ def _whole(recording: RecordingFile) -> list[RecordingFinding]:
         findings.append(RecordingFinding("incomplete", False, text))
     if recording.kind == "recording" and not recording.has_checksums:
         text = (
-            "the file was written before trajectories had checksums: its states are taken as they "
-            "are, and damage to "
-            "them may pass. `fluctua convert` makes a copy with checksums."
+            "the file was written before trajectories had checksums: its states are taken as "
+            "they are, and damage to them may pass. `fluctua convert` makes a "
+            "copy with checksums."
         )
         findings.append(RecordingFinding("no checksums", False, text))
     if not recording.description.parameters:
@@ -299,19 +299,16 @@ def _grid(t: np.ndarray) -> list[RecordingFinding]:
         n = int(gaps[0])
         text = (
             f"about {lost} sample{'s are' if lost > 1 else ' is'} missing from the time grid: "
-            f"{gaps.size} "
-            f"gap{'s' if gaps.size > 1 else ''}, the first after t = {t[n]:g} (index {n}), "
-            f"{dt[n] / usual:.1f} "
-            "intervals long. The score takes each gap for one long step; use --score "
-            "local-linear, or record again."
+            f"{gaps.size} gap{'s' if gaps.size > 1 else ''}, the first after t = {t[n]:g} (index "
+            f"{n}), {dt[n] / usual:.1f} intervals long. The score takes each gap for one long "
+            "step; use --score local-linear, or record again."
         )
         return [RecordingFinding("dropped samples", True, text)]
     uneven = np.abs(dt - usual).max() / usual
     if uneven > 1e-3:
         text = (
             f"the time grid is irregular: intervals from {dt.min():g} to {dt.max():g}. That is "
-            "allowed, if the times "
-            "are those of the samples and not of their arrival."
+            "allowed, if the times are those of the samples and not of their arrival."
         )
         return [RecordingFinding("irregular grid", False, text)]
     return []
@@ -323,10 +320,8 @@ def _finite(seen: _Seen) -> list[RecordingFinding]:
     j, n, i = seen.bad[0]
     text = (
         f"{seen.bad_count:,} numbers in {len(seen.bad)} of {seen.count} trajectories are not "
-        "finite (the first in "
-        f"trajectory {j} at time index {n}, component {i}). They are never averaged: `fluctua "
-        "convert --drop` leaves "
-        "such trajectories out."
+        f"finite (the first in trajectory {j} at time index {n}, component {i}). They are never "
+        "averaged: `fluctua convert --drop` leaves such trajectories out."
     )
     return [RecordingFinding("not finite", True, text)]
 
@@ -354,8 +349,7 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding
             text = (
                 f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, "
                 f"{counted(int(seen.railed[at][worst]), 'sample')} at the end of the counter's "
-                "range. Lower the gain "
-                "and record again."
+                "range. Lower the gain and record again."
             )
             findings.append(RecordingFinding("clipping", True, text))
     if findings:
@@ -368,9 +362,8 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding
             share = end.times[worst] / max(1, seen.samples)
             text = (
                 f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, "
-                f"{end.times[worst]:,} "
-                f"samples ({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and "
-                "record again."
+                f"{end.times[worst]:,} samples ({share:.2%}) at exactly "
+                f"{sign * end.value[worst]:g}. Lower the gain and record again."
             )
             findings.append(RecordingFinding("clipping", True, text))
     return findings
@@ -395,9 +388,9 @@ def _repeats(seen: _Seen, d: Description) -> list[RecordingFinding]:
         ]
     text = (
         f"{where} repeat{'s' * (total == 1)} the one before in every channel (first in trajectory "
-        f"{seen.repeats[0][0]}){predicted}: an instrument that holds its last value when it misses "
-        "one. A repeated "
-        "sample is a kick that never was; record again, or drop those trajectories."
+        f"{seen.repeats[0][0]}){predicted}: an instrument that holds its last value when it "
+        "misses one. A repeated sample is a kick that never was; record again, or "
+        "drop those trajectories."
     )
     return [RecordingFinding("dropped samples", True, text)]
 
@@ -408,8 +401,8 @@ def _predicted(chance: Judgement, steps: np.ndarray, d: Description) -> str:
     unit = f" {d.units}" if d.units else ""
     if not np.isfinite(chance.expected):
         return (
-            f"; samples are {widths}{unit} apart, which is as much as they change: use a finer "
-            "range"
+            f"; samples are {widths}{unit} apart, which is as much as they change: use "
+            "a finer range"
         )
     return (
         f"; steps of {widths}{unit} predict {chance.expected:,.0f} ± "
@@ -424,19 +417,17 @@ def _slow(x: np.ndarray, d: Description) -> list[RecordingFinding]:
     if search.trend is not None:
         text = (
             f"the record is not in a steady state: {describe_trend(search.trend, d.components)}. "
-            "If the detector "
-            "drifts and the system does not, `fluctua convert IN OUT.nc --detrend TIME` takes away "
-            "what varies more "
-            f"slowly than TIME ({2 * time / LOST:.2g} or more). If the system drifts, or began "
-            "elsewhere, use a part "
-            "of the record in which it does not."
+            "If the detector drifts and the system does not, `fluctua convert IN OUT.nc "
+            f"--detrend TIME` takes away what varies more slowly than TIME ({2 * time / LOST:.2g} "
+            "or more). If the system drifts, or began elsewhere, use a part of the record in "
+            "which it does not."
         )
         return [RecordingFinding("drift", True, text)]
     if not search.resolved:
         text = (
             f"{d.components[search.slowest]} is correlated over {time:.3g}, a "
-            f"{len(x) / search.memory:.0f}th of the "
-            "record: a drift looks like its own fluctuations."
+            f"{len(x) / search.memory:.0f}th of the record: a drift looks like "
+            "its own fluctuations."
         )
         return [RecordingFinding("slow", False, text)]
     return []
@@ -463,10 +454,9 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     change = last[:, worst].mean() - first[:, worst].mean()
     text = (
         f"the mean drifts while the measurement runs: {_named(which, components)}; worst is "
-        f"{components[worst]}, by "
-        f"{change:.3g} between the first and the last {quarter} trajectories ({abs(z[worst]):.1f} "
-        "standard errors). "
-        "The system, or its parameters, were not the same throughout."
+        f"{components[worst]}, by {change:.3g} between the first and the last {quarter} "
+        f"trajectories ({abs(z[worst]):.1f} standard errors). The system, or its parameters, were "
+        "not the same throughout."
     )
     return [RecordingFinding("drift", True, text)]
 
@@ -483,8 +473,8 @@ def _twice(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
             "identical channels",
             True,
             f"{' and '.join(components[k] for k in same)} are the same numbers in every sample: "
-            "one cable on two "
-            "inputs? Two components with one noise have no score. Leave one out.",
+            "one cable on two inputs? Two components with one noise have no score. "
+            "Leave one out.",
         )
         for same in groups.values()
         if len(same) > 1

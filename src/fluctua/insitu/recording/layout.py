@@ -148,9 +148,8 @@ def read_head(file: h5py.File, path: Path) -> Description:
     if texts.read_attribute(file, "format") != FORMAT:
         raise ValueError(
             f"{path} is an HDF5 file, but not a recording (no attribute format = {FORMAT!r}). If "
-            "it holds "
-            "trajectories, say where: --map x=PATH --map t=PATH (in Python, mapping={'x': ..., "
-            "'t': ...})."
+            "it holds trajectories, say where: --map x=PATH --map t=PATH (in Python, "
+            "mapping={'x': ..., 't': ...})."
         )
     version = int(file.attrs["format_version"])
     if version > VERSION:
@@ -161,8 +160,8 @@ def read_head(file: h5py.File, path: Path) -> Description:
     missing = [name for name in needed if name not in file]
     if missing:
         raise ValueError(
-            f"{path} is damaged: {', '.join(missing)} missing. It was cut short while it was "
-            "created."
+            f"{path} is damaged: {', '.join(missing)} missing. It was cut short while "
+            "it was created."
         )
     tables = {name: read_table(file[name]) if name in file else {} for name in GROUPS}
     context = None
@@ -263,8 +262,8 @@ def complete(file: h5py.File) -> Completeness:
         ]
     if begun - count > 1:
         damage.append(
-            f"{begun - count} trajectories at the end have no number, where a kill leaves one at "
-            "most"
+            f"{begun - count} trajectories at the end have no number, where a kill leaves "
+            "one at most"
         )
     return Completeness(min(count, whole), tuple(damage))
 
@@ -411,8 +410,8 @@ def refuse_elsewhere(file: h5py.File, path: Path) -> None:
             where = f"{group.name.rstrip('/')}/{name}"
             if not isinstance(link, h5py.HardLink):
                 raise ValueError(
-                    f"{path}: {where} is a link to {link.path!r}; a recording holds its data "
-                    "itself."
+                    f"{path}: {where} is a link to {link.path!r}; a recording holds "
+                    "its data itself."
                 )
             item = group[name]
             if isinstance(item, h5py.Group):
@@ -432,6 +431,5 @@ def _refuse_data(data: h5py.Dataset, where: str, path: Path) -> None:
     if declared > SPARE + DEFLATE * held:
         raise ValueError(
             f"{path}: {where} declares {data.shape} numbers, {declared:.3g} bytes, and holds "
-            f"{held:,}: damaged, or "
-            "made to exhaust the memory."
+            f"{held:,}: damaged, or made to exhaust the memory."
         )

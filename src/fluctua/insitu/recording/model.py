@@ -75,8 +75,8 @@ def build_network(description: Description) -> tcmt.Network:
     missing = [name for name in names if name not in table]
     if missing:
         raise ValueError(
-            f"this recording's `network` has no {', '.join(missing)}, so its network cannot be "
-            "rebuilt."
+            f"this recording's `network` has no {', '.join(missing)}, so its network "
+            "cannot be rebuilt."
         )
     return tcmt.Network(**{name: np.asarray(table[name]) for name in names})
 
@@ -88,8 +88,8 @@ def build_task(description: Description) -> Task:
     if not table:
         raise ValueError(
             "this recording does not say what system it is of (no `network`). Give a model: "
-            "--model FILE.py:NAME, an object with "
-            "`process` and `objective` (in Python, call fluctua.gradient with yours)."
+            "--model FILE.py:NAME, an object with `process` and `objective` (in Python, call "
+            "fluctua.gradient with yours)."
         )
     network = build_network(d)
     count = int(table["copies"])
@@ -111,8 +111,7 @@ def observed_sites(description: Description, sites: int) -> np.ndarray:
     if len(description.channels) != sites:
         raise ValueError(
             f"the recording has {len(description.channels)} channels and its network {sites} "
-            "resonators; `observed` in "
-            "its network table must say which ones they are."
+            "resonators; `observed` in its network table must say which ones they are."
         )
     return np.arange(sites)
 
@@ -190,8 +189,8 @@ def load_model(
         )
     if not theta:
         raise ValueError(
-            f"{recording.path} does not hold the parameters that were set; give them with --params "
-            "FILE.npz."
+            f"{recording.path} does not hold the parameters that were set; give them with "
+            "--params FILE.npz."
         )
     if source is not None and recording.count:
         _try(recording, model, source)
@@ -252,11 +251,9 @@ def _merge_recorded(recording: RecordingFile, theta: Params, source: str) -> Par
         if difference is not None:
             raise ValueError(
                 f"`{difference.component}` is {difference.first} in {recording.path} and "
-                f"{difference.second} in the "
-                f"`theta` of {source}. The score needs the parameters at which the file was "
-                "recorded: remove `theta` "
-                "from the model, or, if the file is wrong, give the right ones with --params "
-                "FILE.npz."
+                f"{difference.second} in the `theta` of {source}. The score needs the parameters "
+                "at which the file was recorded: remove `theta` from the model, or, if the file "
+                "is wrong, give the right ones with --params FILE.npz."
             )
     known = recording.description.theta
     return jax.tree_util.tree_map_with_path(
@@ -279,9 +276,8 @@ def _try(recording: RecordingFile, model: RecordingModel, source: str) -> None:
     except KeyError as error:
         there = ", ".join([*model.theta, *(f"context {entry}" for entry in one or {})])
         raise ValueError(
-            f"the {name} of {source} looks for {error}; there is {there}. Parameters come from the "
-            "recording and from "
-            "--params FILE.npz."
+            f"the {name} of {source} looks for {error}; there is {there}. Parameters come from "
+            "the recording and from --params FILE.npz."
         ) from error
 
 

@@ -43,8 +43,8 @@ class RecordedStates:
         keys = key if isinstance(key, tuple) else (key,)
         if not all(isinstance(k, slice | int | np.integer) for k in keys[:2]):
             raise TypeError(
-                "the states of a recording are sliced by trajectory and time: x[a:b], x[:, n:m], "
-                "x[j]."
+                "the states of a recording are sliced by trajectory and time: x[a:b], "
+                "x[:, n:m], x[j]."
             )
         first = [_bounded(k, size) for k, size in zip(keys[:2], self.shape, strict=False)]
         raw = self._data[tuple(first)]
@@ -196,8 +196,8 @@ class RecordingFile:
             one = {name: values[n - first] for name, values in rows.items()}
             if layout.context_checksum(n, one) != int(known) >> 32:
                 raise ValueError(
-                    f"{self.path} is damaged: the context of trajectory {n} is not what was "
-                    "written."
+                    f"{self.path} is damaged: the context of trajectory {n} is not "
+                    "what was written."
                 )
         return rows
 
@@ -315,8 +315,7 @@ def open_recording(
         if damage and not damaged:
             raise ValueError(
                 f"{path} is damaged: {'; '.join(damage)}. Nothing was changed. `fluctua inspect` "
-                "says what is whole, "
-                f"and `fluctua convert {path} OUT.nc` copies it."
+                f"says what is whole, and `fluctua convert {path} OUT.nc` copies it."
             )
         context = (
             {name: file["context"][name] for name in description.context}
@@ -380,17 +379,15 @@ def _plain_file(path: Path, mapping: Mapping[str, str], units: foreign.Units) ->
         return foreign.read_npy(path, units)
     if beginning.startswith(b"PK\x03\x04"):
         raise ValueError(
-            f"{path} is an .npz that was cut short: its end, which lists what is in "
-            "it, is missing. Copy "
-            "or save it again."
+            f"{path} is an .npz that was cut short: its end, which lists what is in it, is "
+            "missing. Copy or save it again."
         )
     if path.suffix.lower() in foreign.TEXT_FILES:
         return foreign.read_text(path, mapping, units)
     raise ValueError(
         f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {beginning!r}. "
-        "MATLAB files of older "
-        "versions are saved again with save(..., '-v7.3'); tables of numbers end in .csv, .tsv, "
-        ".txt or .dat."
+        "MATLAB files of older versions are saved again with save(..., '-v7.3'); tables of "
+        "numbers end in .csv, .tsv, .txt or .dat."
     )
 
 

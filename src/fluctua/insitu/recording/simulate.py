@@ -180,8 +180,8 @@ def _same(path: str | Path, there: Description, asked: Description) -> None:
     if different:
         raise ValueError(
             f"{path} was recorded with another {', '.join(different)}; trajectories of two "
-            "experiments do not belong "
-            "in one file. Append with the same options as before, or choose another name."
+            "experiments do not belong in one file. Append with the same options as before, or "
+            "choose another name."
         )
 
 

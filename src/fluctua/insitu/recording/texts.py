@@ -108,11 +108,9 @@ def refuse_unreadable(unreadable: UnreadableTexts, path: Path) -> None:
         shown = ", ".join(unreadable.texts[:3]) + (", …" if len(unreadable.texts) > 3 else "")
         raise ValueError(
             f"{path} is damaged: {len(unreadable.texts)} of its texts cannot be read ({shown}), "
-            "because the "
-            "block of the file that holds them was overwritten. Nothing was changed. Take a copy "
-            "of the "
-            "file, or save its numbers without names and checks: "
-            f"`fluctua convert {path} OUT.nc --map x=x --map t=time`."
+            "because the block of the file that holds them was overwritten. Nothing was changed. "
+            "Take a copy of the file, or save its numbers without names and checks: `fluctua "
+            f"convert {path} OUT.nc --map x=x --map t=time`."
         )
 
 

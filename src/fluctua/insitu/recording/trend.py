@@ -106,8 +106,7 @@ def describe_trend(trend: RecordTrend, components: tuple[str, ...]) -> str:
     """What drifts and by how much, without a full stop."""
     return (
         f"the {trend.what} of {components[trend.component]} differs by {trend.change:.3g} between "
-        "the halves of the "
-        f"record, {trend.errors:.1f} standard errors"
+        f"the halves of the record, {trend.errors:.1f} standard errors"
     )
 
 
@@ -167,8 +166,7 @@ def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
     if not count >= 1:
         raise ValueError(
             f"{name} is {len(x)} samples long, less than half a period of {samples:.4g}: nothing "
-            "in it varies so "
-            "slowly. Give a shorter time to --detrend."
+            "in it varies so slowly. Give a shorter time to --detrend."
         )
     values = np.asarray(x, np.float64)
     fast = values - _slow_part(values, count)
@@ -178,8 +176,7 @@ def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
     if lost > LOST:
         raise ValueError(
             f"--detrend would take {lost:.0%} of the fluctuations of {name} away with its trend: "
-            "they are correlated "
-            f"over {memory:.3g} samples. Give a time of {2 * memory / LOST:.3g} samples or more, "
-            "or record for longer."
+            f"they are correlated over {memory:.3g} samples. Give a time of "
+            f"{2 * memory / LOST:.3g} samples or more, or record for longer."
         )
     return fast.astype(x.dtype)

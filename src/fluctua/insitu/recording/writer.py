@@ -36,9 +36,8 @@ from fluctua.insitu.recording.ownership import Claim
 from fluctua.insitu.recording.reader import open_hdf5, open_recording
 
 FEWER = (
-    "Record fewer trajectories, times or channels, in single precision (complex64, float32), or on "
-    "another disk; "
-    "or make room."
+    "Record fewer trajectories, times or channels, in single precision (complex64, float32), or "
+    "on another disk; or make room."
 )
 GROWTH = 64 * 2**10
 """Bytes beside a trajectory that HDF5 may take for its index at once."""
@@ -133,8 +132,7 @@ class Writer:
             self._abandon()
             raise ValueError(
                 f"{self.path} cannot grow: {_reason(error)}. The {n} trajectories before are in "
-                "it; make room and go "
-                "on with append_to (--append)."
+                "it; make room and go on with append_to (--append)."
             ) from None
         self.count = n + 1
         self._event_count = end
@@ -177,9 +175,8 @@ class Writer:
                 disk.reserve(self._file.id.get_vfd_handle(), end, each)
             except OSError as error:
                 raise ValueError(
-                    f"{self.path} cannot grow: {_reason(error)}. Its {self.count} trajectories are "
-                    "safe; make room and "
-                    "go on with append_to (--append)."
+                    f"{self.path} cannot grow: {_reason(error)}. Its {self.count} trajectories "
+                    "are safe; make room and go on with append_to (--append)."
                 ) from None
             self._reserved = end + each
 
@@ -242,8 +239,8 @@ def create(
         )
     if path.exists() and not replace:
         raise ValueError(
-            f"{path} exists. Append to it (append_to, --append), choose another name, or replace "
-            "it."
+            f"{path} exists. Append to it (append_to, --append), choose another name, "
+            "or replace it."
         )
     if trajectories is not None:
         freed = path.stat().st_size if path.exists() else 0
@@ -535,8 +532,7 @@ def _context(d: Description, context: Mapping[str, Any] | None) -> dict[str, np.
     if set(known) != set(came):
         raise ValueError(
             f"the context of every trajectory of this recording is {', '.join(known) or 'empty'}; "
-            "got "
-            f"{', '.join(came) or 'nothing'}."
+            f"got {', '.join(came) or 'nothing'}."
         )
     values = {name: np.asarray(value, np.float64) for name, value in came.items()}
     for name, value in values.items():
