@@ -211,8 +211,7 @@ def _table(known: Posterior) -> str:
 
             lines.append(
                 f"  {stem}: {value.size} between {value.min():.4g} and {value.max():.4g}, rms "
-                "standard error "
-                f"{rms(error):.2g}   {role}"
+                f"standard error {rms(error):.2g}   {role}"
             )
     if known.degrees:
         lines.append(f"  last call: chi² = {known.chi2:.4g}, {known.degrees} expected")

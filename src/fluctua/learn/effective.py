@@ -68,7 +68,7 @@ def as_calibratable(model: Any) -> CalibratableModel:
     if lacking:
         raise TypeError(
             "`SelfCalibrating` needs a model that simulates and has a twin, such as "
-            "ppgt(simulator, objective, baseline=Twin()); this "
-            f"{type(model).__name__} has no {', '.join(lacking)}."
+            f"ppgt(simulator, objective, baseline=Twin()); this {type(model).__name__} has no "
+            f"{', '.join(lacking)}."
         )
     return model

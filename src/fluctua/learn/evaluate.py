@@ -149,8 +149,7 @@ def refine_grid(substrate: Any, factor: int) -> Any:
         return substrate.refined(factor)
     raise ValueError(
         f"a {type(substrate).__name__} has the steps that it has: `refine` is for a `simulator`, "
-        "or for a substrate "
-        "with a method `refined(factor)`."
+        "or for a substrate with a method `refined(factor)`."
     )
 
 

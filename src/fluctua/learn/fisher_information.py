@@ -60,8 +60,8 @@ class Fisher(NamedTuple):
         if unknown.size:
             raise ValueError(
                 f"`{names(self.theta)[unknown[0]]}` does not change the law of the paths (its "
-                "score is zero), so no "
-                "step of it has a length. Leave it out of theta, or train it with another rule."
+                "score is zero), so no step of it has a length. Leave it out of theta, or train it "
+                "with another rule."
             )
         solution, residual = _solve(
             self.rows, jnp.asarray(diagonal, flat.dtype), flat, self.count, damping
@@ -69,9 +69,8 @@ class Fisher(NamedTuple):
         if not float(residual) < 1e-2:
             raise FloatingPointError(
                 f"conjugate gradients left {float(residual):.2g} of the right-hand side: F from "
-                f"{len(self.rows)} rows "
-                f"is nearly singular in {flat.size} parameters. Take more trajectories or blocks, "
-                "or more `damping`."
+                f"{len(self.rows)} rows is nearly singular in {flat.size} parameters. Take more "
+                "trajectories or blocks, or more `damping`."
             )
         return unravel(solution)
 

@@ -44,8 +44,7 @@ class KeptBatch(NamedTuple):
         if tree.num_leaves != len(self.leaves):
             raise ValueError(
                 "the trajectories of a device must have the same arrays in every call: with those "
-                "of θ "
-                f"these have {tree.num_leaves}, and those before them had {len(self.leaves)}. "
+                f"of θ these have {tree.num_leaves}, and those before them had {len(self.leaves)}. "
                 "Begin with another `SelfCalibrating`."
             )
         return jax.tree.unflatten(tree, self.leaves)

@@ -85,8 +85,7 @@ def natural(
     if not isinstance(estimator, estimators.PPGT) and not hasattr(estimator, "scores"):
         raise TypeError(
             "`natural` needs the scores of the trajectories: an estimator made by `ppgt`, or one "
-            "with `scores`; got "
-            f"{type(estimator).__name__}."
+            f"with `scores`; got {type(estimator).__name__}."
         )
     if not damping >= 0:
         raise ValueError(f"`damping` must not be negative; got {damping!r}.")

@@ -96,8 +96,7 @@ def rms_ascent(
         if second_moment is None:
             raise ValueError(
                 "rms_ascent needs the mean square over single trajectories: call update(..., "
-                "second_moment="
-                "estimate.second_moment), as `fluctua.train` does."
+                "second_moment=estimate.second_moment), as `fluctua.train` does."
             )
         h = jax.tree.map(lambda square: jnp.sqrt(square) + epsilon, second_moment)
         average = jax.tree.map(

@@ -153,8 +153,8 @@ def _require_simulator(substrate: Any, name: str) -> simulate.Simulator:
     if not isinstance(substrate, simulate.Simulator):
         raise TypeError(
             f"`{name}` needs a simulator whose noise it can repeat; got "
-            f"{type(substrate).__name__}. "
-            "Hardware cannot be asked for the same noise twice: use `ppgt`."
+            f"{type(substrate).__name__}. Hardware cannot be asked for the same noise twice: use "
+            "`ppgt`."
         )
     return substrate
 
@@ -370,9 +370,8 @@ class Comparison(NamedTuple):
             console.print(table)
         notes = (
             f"bias: root mean square over parameters, against {self.reference}, {self.repeats} "
-            "repeats; about 1 if "
-            "unbiased.\nvariance: of one gradient component per trajectory spent, averaged over "
-            "parameters."
+            "repeats; about 1 if unbiased.\n"
+            "variance: of one gradient component per trajectory spent, averaged over parameters."
         )
         return capture.get() + notes
 
@@ -459,8 +458,8 @@ class _Candidate(NamedTuple):
             besides = f" and {pilot:,} for its pilot" if pilot else ""
             raise ValueError(
                 f"`{self.name}` costs {cost:,} trajectories per sample{besides}; {trajectories:,} "
-                "trajectories buy "
-                f"{samples}, and an error bar needs 2. Use trajectories={2 * cost + pilot} or more."
+                f"trajectories buy {samples}, and an error bar needs 2. Use "
+                f"trajectories={2 * cost + pilot} or more."
             )
         return samples
 
@@ -473,8 +472,7 @@ class _Candidate(NamedTuple):
         ):
             raise ValueError(
                 f"`{self.name}` remembers what it has seen: `restore(state)` does not bring back "
-                "the state that it "
-                "came with, so that its repeats are not independent."
+                "the state that it came with, so that its repeats are not independent."
             )
 
 

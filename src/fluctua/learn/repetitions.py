@@ -94,8 +94,7 @@ def repetitions(
     if parts is None:
         raise ValueError(
             "advice compares ten parts of a recording, of two trajectories at least, with the "
-            "baseline time or none; "
-            f"this one has {count} trajectories."
+            f"baseline time or none; this one has {count} trajectories."
         )
     known = _select_components(estimate)
     spread = np.sqrt(count * (count - 1) / (count - 3)) * known.stderr
@@ -236,9 +235,8 @@ def power_law(
     x = np.asarray(x, float)
     if x.size < 2 or batches.shape[0] != x.size:
         raise ValueError(
-            "a power law needs two points at least and a row of batches for each; "
-            f"got {x.size} points "
-            f"and batches of shape {batches.shape}."
+            f"a power law needs two points at least and a row of batches for each; got {x.size} "
+            f"points and batches of shape {batches.shape}."
         )
     value, error = jackknife(lambda y: np.polyfit(np.log(x), np.log(statistic(y)), 1), batches)
     factor = float(np.exp(value[1]))

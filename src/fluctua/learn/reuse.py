@@ -62,8 +62,8 @@ class Reweighted(NamedTuple):
         )
         if np.isnan(self.estimate.value_stderr):
             line += (
-                ";\ntoo few for an error bar. Averages over batches keep all of them: see "
-                "`reweighted`"
+                ";\n"
+                "too few for an error bar. Averages over batches keep all of them: see `reweighted`"
             )
         return f"{line}\n{self.estimate!r}"
 

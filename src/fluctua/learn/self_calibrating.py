@@ -265,8 +265,7 @@ class SelfCalibrating(PlainEstimator):
         if self.doubt and self.options.on_doubt == "stop":
             raise guard.DoubtError(
                 f"the model is in doubt: {self.doubt} What was measured is kept. Mend the model or "
-                "the instrument, or "
-                'go on with on_doubt="continue".'
+                'the instrument, or go on with on_doubt="continue".'
             )
 
     @property
@@ -340,8 +339,7 @@ class SelfCalibrating(PlainEstimator):
         if vector.shape != self.belief.vector.shape:
             raise ValueError(
                 f"the state is of {vector.size} unknowns and φ has {self.belief.vector.size}. "
-                "Begin anew with another "
-                "`SelfCalibrating`."
+                "Begin anew with another `SelfCalibrating`."
             )
         self.belief = replace(self.belief, information=information, vector=vector)
         self._kept = keeping.restore_kept(self.belief, state)
@@ -540,11 +538,9 @@ class SelfCalibrating(PlainEstimator):
             worst = np.flatnonzero(watched)[int(np.argmax(np.abs(z)))]
             self._raise_doubt(
                 "the structure of the model is wrong: what it leaves out is there, with χ² = "
-                f"{known.watched_chi2:.4g} "
-                f"for {known.watched_degrees} degrees of freedom, most of all "
-                f"{names(self.unknown)[worst]} "
-                f"({np.max(np.abs(z)):.1f} standard errors). Take it out of `watch` to have it "
-                "fitted.",
+                f"{known.watched_chi2:.4g} for {known.watched_degrees} degrees of freedom, most of "
+                f"all {names(self.unknown)[worst]} ({np.max(np.abs(z)):.1f} standard errors). Take "
+                "it out of `watch` to have it fitted.",
                 stacklevel=4,
             )
 

@@ -227,8 +227,7 @@ class ShrunkCorrection(EstimatorWrapper):
         ):
             raise TypeError(
                 "`ShrunkCorrection` needs an estimator that splits its samples, such as ppgt(..., "
-                "baseline=Twin()); "
-                f"this {type(estimator).__name__} has no `split`."
+                f"baseline=Twin()); this {type(estimator).__name__} has no `split`."
             )
         if not forget_after >= 1:
             raise ValueError(
@@ -258,8 +257,7 @@ class ShrunkCorrection(EstimatorWrapper):
         if self._state and self._state["correction"].shape != direct.shape[1:]:
             raise ValueError(
                 f"the state is of {self._state['correction'].size} parameters and θ has "
-                f"{direct.shape[1]}. Begin anew "
-                "with another `ShrunkCorrection`."
+                f"{direct.shape[1]}. Begin anew with another `ShrunkCorrection`."
             )
         loud = FIRST if self.carry and not options else 1.0
         made = weigh(theta, self._state, direct, correction, self.forget_after, loud)

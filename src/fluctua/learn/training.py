@@ -67,7 +67,7 @@ class Training:
         check_whole_number("seed", self.seed, 0)
         if not hasattr(self.optimiser, "init") or not hasattr(self.optimiser, "update"):
             raise TypeError(
-                f"`optimiser` must be one of optax, with `init` and `update`; got "
+                "`optimiser` must be one of optax, with `init` and `update`; got "
                 f"{type(self.optimiser).__name__}."
             )
         theta = check.parameters(self.theta)

@@ -172,8 +172,7 @@ def _same(panel: Panel) -> None:
         if header.get(name) != _plain(value):
             raise ValueError(
                 f"{panel.path} was measured with {name} = {header.get(name)}, not {_plain(value)}. "
-                "Pass --replace to "
-                "measure it again, or --from-tables to draw it as it is."
+                "Pass --replace to measure it again, or --from-tables to draw it as it is."
             )
 
 

@@ -209,12 +209,11 @@ def summary(properties: Properties) -> str:
     d = headers["d"]
     lines += [
         f"{a['sites']} resonators, T = {a['horizon']:g}, Δt = {a['dt']:g}, seed {a['seed']}; bins "
-        "sorted every "
-        f"{a['every']} steps, in groups of {a['group']:,} (a, b) and {c['variance']:,} (c)",
+        f"sorted every {a['every']} steps, in groups of {a['group']:,} (a, b) and "
+        f"{c['variance']:,} (c)",
         f"difference of {a['difference']:,} trajectories a leg; c {c['variance']:,} and d "
-        f"{d['bias']:,} (in pairs of "
-        f"opposite noise) a point; exponents: σ_W ≤ {c['fit_to'] / 10:g} in c, ≤ {d['fit_to']:g} "
-        "in d",
+        f"{d['bias']:,} (in pairs of opposite noise) a point; exponents: σ_W ≤ "
+        f"{c['fit_to'] / 10:g} in c, ≤ {d['fit_to']:g} in d",
         "",
     ]
     body = [("", "", "here", "paper"), *rows(properties)]

@@ -351,8 +351,7 @@ def from_runs(folder: Path, iteration: int | None = None) -> list[TrainedLattice
     folders = reading.find_runs(folder)
     if not folders:
         raise ValueError(
-            f"no runs in {folder}: --runs takes a folder of run folders, one for each "
-            "σ_κ, as "
+            f"no runs in {folder}: --runs takes a folder of run folders, one for each σ_κ, as "
             f"`fluctua train paper --out {folder / 'sigma_kappa_0'}` makes."
         )
     return sorted(

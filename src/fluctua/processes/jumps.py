@@ -228,9 +228,8 @@ class Jumps:
         if bad.size:
             raise ValueError(
                 f"the rate of event {bad[0]} is {rates[bad[0]]:g} {where}, x = "
-                f"{np.asarray(x).tolist()}: rates must be "
-                "finite and not negative. Write one that is zero where the event cannot happen, "
-                "such as k * x[0]."
+                f"{np.asarray(x).tolist()}: rates must be finite and not negative. Write one that "
+                "is zero where the event cannot happen, such as k * x[0]."
             )
         if known is not None and len(self.changes[0]) != x.size:
             raise ValueError(
@@ -279,8 +278,8 @@ def bin_events(
         ):
             raise ValueError(
                 f"the events of trajectory {j} must be in order and lie on the grid, from "
-                f"{grid[0]:g} to below "
-                f"{grid[-1]:g}; they run from {np.min(when):g} to {np.max(when):g}."
+                f"{grid[0]:g} to below {grid[-1]:g}; they run from {np.min(when):g} to "
+                f"{np.max(when):g}."
             )
     most = max([1, *(int(np.bincount(step).max()) for step in steps if len(step))])
     shape = (len(times), grid.size - 1, most)

@@ -76,9 +76,8 @@ class Path:
         if not np.isfinite(end).all():
             raise FloatingPointError(
                 f"the twin's path of {self.window + self.stride} steps, or its adjoint, is not "
-                "finite: its drift is "
-                "unstable at its parameters. Bound Twin.theta, give a shorter `window`, or do "
-                "without a twin."
+                "finite: its drift is unstable at its parameters. Bound Twin.theta, give a shorter "
+                "`window`, or do without a twin."
             )
         old = np.concatenate(
             [begin[:, :1] - inside[:, :1, 0] if self.last is None else self.last[:, None], end],

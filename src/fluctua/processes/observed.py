@@ -102,8 +102,7 @@ class Observed:
         if c.ndim != 2 or c.size == 0 or not np.isfinite(c).all():
             raise ValueError(
                 f"`observe` must be a finite matrix C (channels, state); got shape {c.shape}. For "
-                "components 0 and 2 "
-                "of M write np.eye(M)[[0, 2]]."
+                "components 0 and 2 of M write np.eye(M)[[0, 2]]."
             )
         start = self.start if isinstance(self.start, Normal) else Normal(self.start, 0.0)
         if not isinstance(self.start, Normal) and callable(self.start):
@@ -313,8 +312,7 @@ class Observed:
         if jnp.shape(x) != (channels,):
             raise ValueError(
                 f"trajectories of this `Observed` hold its {channels} channels, y = Cx, not the "
-                "state; got "
-                f"{jnp.shape(x)[0]} components."
+                f"state; got {jnp.shape(x)[0]} components."
             )
         _check_covariance("noise", np.asarray(_value(self.noise, theta, context)), channels)
         _check_covariance(
@@ -328,15 +326,15 @@ class Observed:
         if not seen.all():
             raise ValueError(
                 f"channel {np.flatnonzero(~seen)[0]} is known before it is measured {where}: "
-                "neither the readout nor "
-                "the process puts noise into it within a step. Give it readout noise in `noise`."
+                "neither the readout nor the process puts noise into it within a step. Give it "
+                "readout noise in `noise`."
             )
         if moves.any():
             i, p = np.argwhere(moves)[0]
             raise ValueError(
                 f"channel {i} at the start is exactly known and depends on `{names(theta)[p]}`, "
-                f"{where}: there is no "
-                "score for that parameter. Give the start a covariance, or the readout noise."
+                f"{where}: there is no score for that parameter. Give the start a covariance, or "
+                "the readout noise."
             )
         linear = _is_linear(self.process, *map(check.form, (theta, here, t, context)))
         return dataclasses.replace(

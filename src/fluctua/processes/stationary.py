@@ -87,7 +87,8 @@ class Change(NamedTuple):
 
 
 CUT = (
-    "\n  → the slowest state remembers {:.4g}: […] have what the window may leave out; record for "
+    "\n"
+    "  → the slowest state remembers {:.4g}: […] have what the window may leave out; record for "
     "longer"
 )
 """What is printed of a window that is shorter than it should be."""
@@ -409,8 +410,7 @@ def _interval(recording: recorded.Recording) -> float:
     if np.ptp(each) > UNEVEN * each.mean():
         raise ValueError(
             "a continuing record needs a uniform time grid, because its correlations are taken by "
-            "lag; its intervals "
-            f"are {each.min():g} to {each.max():g}."
+            f"lag; its intervals are {each.min():g} to {each.max():g}."
         )
     return float(each.mean())
 
@@ -439,8 +439,7 @@ def _window(window: float | str, memory: float, dt: float, steps: int, parts: np
     if 2 * lags >= steps:
         raise ValueError(
             f"the record, {steps * dt:.4g} units of time, must be longer than two windows of "
-            f"{lags * dt:.4g} (the "
-            f"reward's autocorrelation time is {memory * dt:.3g}). Record for "
+            f"{lags * dt:.4g} (the reward's autocorrelation time is {memory * dt:.3g}). Record for "
             f"longer.{_drifts(parts)}"
         )
     return lags
@@ -454,12 +453,9 @@ def _long_enough(room: _Room, lags: int, memory: float, dt: float, parts: np.nda
     if batches < MINIMUM:
         raise ValueError(
             f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {batches} "
-            "stretches of "
-            f"{length * dt:.4g}, which is what a window of {lags * dt:.4g} and an autocorrelation "
-            "time of "
-            f"{memory * dt:.3g} need; {MINIMUM} make an error bar. Record for longer, or give a "
-            "shorter `window`."
-            f"{_drifts(parts)}"
+            f"stretches of {length * dt:.4g}, which is what a window of {lags * dt:.4g} and an "
+            f"autocorrelation time of {memory * dt:.3g} need; {MINIMUM} make an error bar. Record "
+            f"for longer, or give a shorter `window`.{_drifts(parts)}"
         )
 
 

@@ -167,8 +167,7 @@ def weigh(
     if not lifted.value > 2 * lifted.error:
         raise ValueError(
             f"the gradient does not stand out: Σ|∇J|²/V = {lifted}. Take more trajectories "
-            "(--pilot), or a point with "
-            "a steeper return."
+            "(--pilot), or a point with a steeper return."
         )
     w = np.array([1 / v for v in noise_of]) / lifted.value
     law = VarianceLaw(*(w @ np.array([f.variance for f in families])).tolist())

@@ -94,8 +94,7 @@ def make_task(
     if not 0 < steps <= MOST_STEPS:
         raise ValueError(
             f"`task.horizon` = {t.horizon:g} with `task.dt` = {t.dt if dt is None else dt:g} is "
-            f"{steps:.3g} steps; at "
-            f"most {MOST_STEPS:,} are run."
+            f"{steps:.3g} steps; at most {MOST_STEPS:,} are run."
         )
     make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
     return make(
@@ -117,8 +116,7 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
         if cluster is not None:
             raise ValueError(
                 "this run has no shards, so that a cluster has nothing to compute apart: "
-                "`ensemble.shards` = 0. A run "
-                "that was begun with --cluster has them."
+                "`ensemble.shards` = 0. A run that was begun with --cluster has them."
             )
         return _make_undivided(config, task)
     if is_unknown(config):
@@ -172,8 +170,7 @@ def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
     if b.rank and task.modulation is not None:
         raise ValueError(
             f"`baseline.rank` = {b.rank} asks for the quadratic term, which is for lattices "
-            "without modulation: set it "
-            "to 0, or `task.sigma_kappa` to 0."
+            "without modulation: set it to 0, or `task.sigma_kappa` to 0."
         )
     if config.backend == "jax":
         return Twin(order=2 if b.rank else 1)

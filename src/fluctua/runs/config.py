@@ -362,9 +362,8 @@ def read_stamp(path: Path) -> str:
     if stamp[2] != digest(text):
         raise ValueError(
             f"the keys in {path} are not those that this run began with: it was edited, or is "
-            "damaged. A run goes on "
-            f"as it began, only {', '.join(ADJUSTABLE)} can change; for another training begin "
-            "another run."
+            f"damaged. A run goes on as it began, only {', '.join(ADJUSTABLE)} can change; for "
+            "another training begin another run."
         )
     return stamp[1]
 
@@ -414,9 +413,8 @@ def _fill(record: Any, tree: Mapping[str, Any], where: str) -> Any:
         if full in RETIRED:
             if value != RETIRED[full]:
                 raise ValueError(
-                    f"`{full}` = {value!r} is no longer a key; only {RETIRED[full]!r} "
-                    "is passed over. A "
-                    "twin that is wrong on purpose is made in benchmarks/estimators.py."
+                    f"`{full}` = {value!r} is no longer a key; only {RETIRED[full]!r} is passed "
+                    "over. A twin that is wrong on purpose is made in benchmarks/estimators.py."
                 )
             continue
         if key not in known:

@@ -84,8 +84,8 @@ def resume(
         if fixed:
             raise ValueError(
                 f"a run goes on as it began: `{fixed[0]}` cannot change, only "
-                f"{', '.join(configuration.ADJUSTABLE)} can. For another "
-                "training begin another run."
+                f"{', '.join(configuration.ADJUSTABLE)} can. For another training begin another "
+                "run."
             )
         config = configuration.apply_changes(configuration.load(place.settings), changes or {})
         identity = _read_identity(place, config)
@@ -96,8 +96,8 @@ def resume(
         over = explain_end(config, state)
         if over and (place.path / "summary.json").exists():
             raise ValueError(
-                f"nothing is left to do in {folder}: {over}. To go on: --iterations, "
-                "or --set stop.max_trajectories and stop.max_minutes, with a larger number."
+                f"nothing is left to do in {folder}: {over}. To go on: --iterations, or --set "
+                "stop.max_trajectories and stop.max_minutes, with a larger number."
             )
         return _iterate(run, loop.reopen(files, lock, state, run.training_loop, report))
 
@@ -344,8 +344,7 @@ def _read_identity(place: runfolder.RunFolder, config: configuration.Config) -> 
     if journal.read_owners(place):
         raise ValueError(
             f"{place.settings} is cut short: its last line, with the fingerprint of the run, is "
-            "missing. Put the whole "
-            "file back."
+            "missing. Put the whole file back."
         )
     return configuration.digest(configuration.dump(config))
 

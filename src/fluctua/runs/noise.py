@@ -281,9 +281,8 @@ def optimum(
         if not np.isfinite(cost).any():
             raise ValueError(
                 f"a relative error of {error:g} is below the bias that the noise puts into the "
-                "gradient at every "
-                f"σ_W from {tradeoff.low:g} on. Measure at smaller amplitudes, or accept a larger "
-                "error."
+                f"gradient at every σ_W from {tradeoff.low:g} on. Measure at smaller amplitudes, "
+                "or accept a larger error."
             )
     else:
         assert trajectories is not None

@@ -100,8 +100,7 @@ def format_summary(summary: dict[str, Any]) -> str:
     lines = [
         *format_values(summary),
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
-        "trajectories, "
-        f"{summary['seconds']:.1f} s on the {summary['backend']} backend",
+        f"trajectories, {summary['seconds']:.1f} s on the {summary['backend']} backend",
         f"how        {summary['how']}",
     ]
     if summary["escalations"]:

@@ -31,8 +31,7 @@ def require_ray() -> Any:
     except ImportError:
         raise ImportError(
             "ensembles on several machines need Ray: pip install 'fluctua[cluster]'. With "
-            "`address=None` the same "
-            "shards are computed in this process."
+            "`address=None` the same shards are computed in this process."
         ) from None
     return ray
 
@@ -140,8 +139,7 @@ class Cluster:
             except ConnectionError as error:
                 raise ConnectionError(
                     f"no Ray cluster answers at {address!r}: {error} Begin one with `ray start "
-                    "--head`, or "
-                    'address="local" for this machine alone.'
+                    '--head`, or address="local" for this machine alone.'
                 ) from None
         self.each = (
             {"cpu": 0.0} if each is None else {name.lower(): float(v) for name, v in each.items()}
@@ -171,8 +169,7 @@ class Cluster:
             if time.monotonic() - begun > PATIENCE:
                 raise RuntimeError(
                     f"no worker began within {PATIENCE:g} s: the cluster has "
-                    f"{self.ray.cluster_resources()}, and each "
-                    f"worker takes {self.each}."
+                    f"{self.ray.cluster_resources()}, and each worker takes {self.each}."
                 )
             self._begin_missing()
         return sorted(self.ready)
@@ -250,8 +247,7 @@ class Cluster:
             listed = "; ".join(", ".join(kind) for kind in sorted(kinds))
             warnings.warn(
                 f"the workers are not alike ({listed}). Estimates are right, and the same to the "
-                "bit only if the same "
-                "kind of worker computes the same shard.",
+                "bit only if the same kind of worker computes the same shard.",
                 RuntimeWarning,
                 stacklevel=2,
             )

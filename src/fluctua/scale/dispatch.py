@@ -118,8 +118,8 @@ def gather_results(
             if losses[number] >= MOST_LOSSES:
                 raise RuntimeError(
                     f"{MOST_LOSSES} workers died over the same piece of work, {call.method} number "
-                    f"{number}, the last "
-                    f"of them because {report.reason}. Does a worker have the memory for a shard?"
+                    f"{number}, the last of them because {report.reason}. Does a worker have the "
+                    "memory for a shard?"
                 )
             waiting.appendleft(call if instead is None else instead(call, report.reason))
     return [results[call.number] for call in calls]

@@ -149,8 +149,7 @@ def make_ranged(estimator: Any) -> Ranged:
         if method.means is not None:
             raise ValueError(
                 "a function of means weighs every trajectory with the mean of all others, so they "
-                "cannot be computed "
-                "apart: estimate it in one process."
+                "cannot be computed apart: estimate it in one process."
             )
         plans = [
             method.baseline,
@@ -168,8 +167,7 @@ def make_ranged(estimator: Any) -> Ranged:
         return Ranged(estimator)
     raise TypeError(
         "`distributed` takes estimators made by `ppgt` or by a task (task.estimator(...)), also "
-        "within `ShrunkCorrection`; got "
-        f"{type(estimator).__name__}."
+        f"within `ShrunkCorrection`; got {type(estimator).__name__}."
     )
 
 
@@ -177,8 +175,8 @@ def _refuse(name: str) -> None:
     what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
     raise ValueError(
         f"{what} compares all trajectories of an ensemble with each other, so they cannot be "
-        "computed apart. Use "
-        'baseline="time" or "twin", or on the kernels binned(group=4096), whose groups are.'
+        'computed apart. Use baseline="time" or "twin", or on the kernels binned(group=4096), '
+        "whose groups are."
     )
 
 

@@ -237,10 +237,9 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> RunState:
             if np.shape(old) != np.shape(new) or np.asarray(old).dtype != new.dtype:
                 raise ValueError(
                     f"the checkpoint holds {new.dtype} arrays of shape {np.shape(new)} where this "
-                    "training has "
-                    f"{np.asarray(old).dtype} of {np.shape(old)}. Is it of another system, or of "
-                    "an instrument with "
-                    "other knobs, or is JAX in another precision (JAX_ENABLE_X64)?"
+                    f"training has {np.asarray(old).dtype} of {np.shape(old)}. Is it of another "
+                    "system, or of an instrument with other knobs, or is JAX in another precision "
+                    "(JAX_ENABLE_X64)?"
                 )
         theta, state = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])
         return Iterate(iteration, theta, state)
@@ -249,8 +248,8 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> RunState:
     if count != len(template):
         raise ValueError(
             f"the checkpoint has {count} arrays for parameters and optimiser, this training has "
-            f"{len(template)}. Is it "
-            "of another system, with another optimiser, or did optax change?"
+            f"{len(template)}. Is it of another system, with another optimiser, or did optax "
+            "change?"
         )
     known = {*NUMBERS, "values", "iteration"}
     numbers = [int(n) for n in arrays["past/iteration"]]

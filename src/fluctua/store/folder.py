@@ -130,8 +130,7 @@ def find_run(path: str | Path, place: RunFolder | None = None) -> RunFolder:
     if is_unfinished(path):
         raise ValueError(
             f"{path} is the folder of a run that was killed before it began: it has no "
-            f"{place.settings_name} yet. "
-            "Nothing is lost; begin it again, into the same folder."
+            f"{place.settings_name} yet. Nothing is lost; begin it again, into the same folder."
         )
     raise ValueError(f"{path} is not the folder of a run: it has no {place.settings_name}.")
 
@@ -232,8 +231,7 @@ def acquire(place: RunFolder) -> IO[str]:
     except OSError as error:
         raise ValueError(
             f"the run folder {place.path} cannot be written: {error.strerror}. Copy it to where it "
-            "can be, or change "
-            "who may write there."
+            "can be, or change who may write there."
         ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -245,8 +243,7 @@ def acquire(place: RunFolder) -> IO[str]:
             raise
         raise ValueError(
             f"another process{f' ({holder})' if holder else ''} is training into {place.path}. "
-            "Wait for it, stop it, "
-            "or choose another folder."
+            "Wait for it, stop it, or choose another folder."
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()}")
@@ -277,13 +274,11 @@ def explain_failures(place: RunFolder) -> Iterator[None]:
         if not place.settings.exists():
             raise RuntimeError(
                 f"the run folder {place.path} was removed or emptied while the run was writing "
-                "into it. What was in it "
-                "is gone; begin again."
+                "into it. What was in it is gone; begin again."
             ) from error
         raise RuntimeError(
             f"{place.path} can no longer be written ({error.strerror}). The run up to its last "
-            "checkpoint is safe; "
-            f"{WRITING[error.errno]}, then: {place.go_on}"
+            f"checkpoint is safe; {WRITING[error.errno]}, then: {place.go_on}"
         ) from error
 
 

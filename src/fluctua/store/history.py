@@ -109,8 +109,7 @@ def _check_order(path: Path, rows: Sequence[float], first: int) -> None:
         if row != expected:
             raise ValueError(
                 f"{path} has row {row} where row {expected} was expected: its lines are swapped, "
-                "missing or repeated. "
-                "Put back the file as the run wrote it."
+                "missing or repeated. Put back the file as the run wrote it."
             )
 
 

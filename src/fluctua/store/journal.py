@@ -308,9 +308,8 @@ def refuse_other(place: RunFolder, name: str, owner: str, run: str) -> None:
     if owner and owner != run:
         raise ValueError(
             f"{place.path / name} is of another run: its fingerprint is {owner}, and "
-            f"{place.settings_name} is of "
-            f"{run}. Put the file back that belongs here, or go on with a copy of this folder that "
-            "is whole."
+            f"{place.settings_name} is of {run}. Put the file back that belongs here, or go on "
+            "with a copy of this folder that is whole."
         )
 
 

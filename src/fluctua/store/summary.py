@@ -87,8 +87,8 @@ def format_values(summary: dict[str, Any]) -> list[str]:
     if "step_matters" in summary:
         lines.append(
             f"step       these two differ by {abs(summary['step_matters']):.1f} standard errors: "
-            "part of what was "
-            "learnt may be the time grid and not the process. Train with smaller steps, and compare"
+            "part of what was learnt may be the time grid and not the process. Train with smaller "
+            "steps, and compare"
         )
     return lines
 
