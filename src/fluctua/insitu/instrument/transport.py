@@ -144,6 +144,8 @@ class Socket:
             self._socket = socket.create_connection((host, int(port)), timeout=timeout)
         except OSError as error:
             raise InstrumentError(f"no connection to {address}: {error}") from error
+        # A command after a command would otherwise wait for a delayed acknowledgement: 40 ms each.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self._socket.makefile("rb", buffering=2**16)
 
     def write(self, message: str) -> None:
