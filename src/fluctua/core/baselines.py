@@ -108,15 +108,14 @@ def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
     if known.ndim == 0:
         raise TypeError(
             "`values` of a time-only baseline is the mean return-to-go at each time, (T+1,); got "
-            "the number "
-            f"{values!r}. For a pilot of so many trajectories write time_only(pilot={values!r})."
+            f"the number {values!r}. For a pilot of so many trajectories write "
+            f"time_only(pilot={values!r})."
         )
     bad = np.flatnonzero(~np.isfinite(np.asarray(known)))
     if bad.size:
         raise ValueError(
             f"the values of a time-only baseline are not finite at {bad.size} of {known.size} "
-            "times, first at index "
-            f"{bad[0]}: the gradient would not be either."
+            f"times, first at index {bad[0]}: the gradient would not be either."
         )
     return Baseline(_time_only, needs_returns=False, fewest=1, values=known, name="time")
 
@@ -285,8 +284,8 @@ def resolve_baseline(
         record = TABLE[record]()
     if not isinstance(record, Baseline | Twin):
         raise TypeError(
-            f"`baseline` is a name ({listed}) or a record such as fluctua.baselines.optimal(); got "
-            f"{type(record).__name__}."
+            f"`baseline` is a name ({listed}) or a record such as fluctua.baselines.optimal(); "
+            f"got {type(record).__name__}."
         )
     name = "twin" if isinstance(record, Twin) else record.name
     if name not in serves:
@@ -310,9 +309,9 @@ def check_unsorted(baseline: Baseline | Twin, caller: str) -> None:
         and (baseline.of.every, baseline.of.group) != (1, None)
     ):
         raise ValueError(
-            f"{caller} sorts all trajectories into bins at every step: "
-            f"`every` = {baseline.of.every} and `group` = "
-            f"{baseline.of.group} are options of the fused kernels."
+            f"{caller} sorts all trajectories into bins at every step: `every` = "
+            f"{baseline.of.every} and `group` = {baseline.of.group} are options of "
+            "the fused kernels."
         )
 
 
@@ -359,8 +358,7 @@ def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarra
             except ValueError:
                 raise ValueError(
                     "the binning condition must broadcast to the parameters it is for: it has "
-                    "shape "
-                    f"{q.shape[1:]} for a parameter array of shape {np.shape(leaf)}."
+                    f"shape {q.shape[1:]} for a parameter array of shape {np.shape(leaf)}."
                 ) from None
         columns.append(q.reshape(q.shape[0], -1))
         width += index.size
@@ -391,14 +389,12 @@ def check_baseline(baseline: Baseline, trajectories: int, t: Array) -> None:
     if trajectories < baseline.fewest:
         raise ValueError(
             f"a leave-one-out baseline needs at least {baseline.fewest} trajectories; got "
-            f"{trajectories}. "
-            "Take more, or use baseline=none() or time_only(values)."
+            f"{trajectories}. Take more, or use baseline=none() or time_only(values)."
         )
     if baseline.values is not None and baseline.values.shape != (len(t),):
         raise ValueError(
             "the values of a time-only baseline must be the mean return-to-go at each of the "
-            f"{len(t)} times, "
-            f"shape ({len(t)},); got {baseline.values.shape}."
+            f"{len(t)} times, shape ({len(t)},); got {baseline.values.shape}."
         )
 
 
@@ -613,10 +609,8 @@ def _describe(
     return (
         f"the baseline `{name}` depends on the {what} of its own trajectory: among {size} made-up "
         f"trajectories the entry of trajectory {j} moved by {moved:.3g} per unit of it, at "
-        f"{where}. The "
-        "gradient would be biased. Leave the trajectory itself out, as mean() and optimal() do, or "
-        "look "
-        "at `kick.x`, `kick.t` and `kick.context` only."
+        f"{where}. The gradient would be biased. Leave the trajectory itself out, as mean() and "
+        "optimal() do, or look at `kick.x`, `kick.t` and `kick.context` only."
     )
 
 

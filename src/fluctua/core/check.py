@@ -58,9 +58,8 @@ def leading(f: Callable[..., Any], most: int) -> Callable[..., Any]:
     if not 1 <= len(required) <= most:
         raise TypeError(
             f"`{getattr(f, '__name__', f)}` takes {len(required)} arguments; it is called with up "
-            f"to {most} "
-            "(theta, x, t, context, in the order of the documentation). Leave off the last ones "
-            "only."
+            f"to {most} (theta, x, t, context, in the order of the documentation). Leave off the "
+            "last ones only."
         )
     # one that takes them all stays itself: what else it can do (`insitu.feature_fit`) is not hidden
     return f if len(required) == len(parameters) == most else _Leading(f, len(required))
@@ -76,24 +75,22 @@ def process(candidate: Any) -> Any:
         ):
             raise TypeError(
                 "`process` must be a fluctua.Process(drift, noise), or of another kind such as "
-                "fluctua.Jumps; got "
-                f"{type(candidate).__name__}."
+                f"fluctua.Jumps; got {type(candidate).__name__}."
             )
         return candidate
     noise: Any = candidate.noise
     if isinstance(noise, NoiseProduct):
         if int(noise.width) < 1:
             raise ValueError(
-                "`NoiseProduct.width` must be the number of Wiener processes, ≥ 1; got "
-                f"{noise.width}."
+                "`NoiseProduct.width` must be the number of Wiener processes, ≥ "
+                f"1; got {noise.width}."
             )
     elif noise is not None:
         noise = leading(noise, 4)
     elif candidate.diffusion is None:
         raise ValueError(
-            "`Process` needs `noise`, or `diffusion` for a process that is only measured: without "
-            "the "
-            "diffusion there is no score."
+            "`Process` needs `noise`, or `diffusion` for a process that is only measured: "
+            "without the diffusion there is no score."
         )
     for name, f in (("drift", candidate.drift), ("noise", noise)):
         _in_order(name, f)
@@ -132,8 +129,8 @@ def _in_order(name: str, f: Any) -> None:
         return
     if first in STATE and second in PARAMETERS:
         raise TypeError(
-            f"`{name}({first}, {second})` has its arguments swapped: it is called as {name}(theta, "
-            "x, t, context)."
+            f"`{name}({first}, {second})` has its arguments swapped: it is called as "
+            f"{name}(theta, x, t, context)."
         )
 
 
@@ -156,9 +153,8 @@ def objective(candidate: Any) -> Rewards:
     if isinstance(candidate, FunctionOfMeans):
         raise ValueError(
             "a function of means (`function_of_means`) is served by gradient, gradient_samples, "
-            "ppgt, the "
-            "yardsticks and evaluate, "
-            "with all trajectories at hand; here give one `Objective`."
+            "ppgt, the yardsticks and evaluate, with all trajectories at hand; here "
+            "give one `Objective`."
         )
     if not isinstance(candidate, Objective):
         raise TypeError(
@@ -183,8 +179,8 @@ def require_state_rewards(rewards: Rewards, door: str) -> None:
     for name in ("per_step", "initial"):
         if getattr(rewards, name) is not None:
             raise ValueError(
-                f"{door} serves `running` and `terminal` rewards; this objective has a `{name}` "
-                "one."
+                f"{door} serves `running` and `terminal` rewards; this objective has "
+                f"a `{name}` one."
             )
 
 
@@ -209,8 +205,7 @@ def key(candidate: Any) -> None:
     if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == np.uint32):
         raise TypeError(
             f"`key` must be a key of jax.random, which fixes all noise; got {candidate!r}. Write "
-            "jax.random.key("
-            f"{candidate if isinstance(candidate, int) else 0})."
+            f"jax.random.key({candidate if isinstance(candidate, int) else 0})."
         )
 
 
@@ -228,9 +223,8 @@ def times(t: Array) -> np.ndarray:
         n = int(bad[0])
         raise ValueError(
             f"`t` must increase strictly; t[{n}] = {t[n]:g} is followed by t[{n + 1}] = "
-            f"{t[n + 1]:g} "
-            f"({bad.size} such place{'s' if bad.size > 1 else ''}). Sort the samples or drop the "
-            "repeats."
+            f"{t[n + 1]:g} ({bad.size} such place{'s' if bad.size > 1 else ''}). Sort the samples "
+            "or drop the repeats."
         )
     return t
 
@@ -267,10 +261,8 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
         if callable(leaf):
             raise TypeError(
                 f"parameters are arrays; `{name}` is a function. Of an equinox module pass the "
-                "arrays alone: "
-                "theta, static = eqx.partition(module, eqx.is_inexact_array), and "
-                "eqx.combine(theta, static) inside "
-                "the drift."
+                "arrays alone: theta, static = eqx.partition(module, eqx.is_inexact_array), and "
+                "eqx.combine(theta, static) inside the drift."
             )
         dtype = getattr(leaf, "dtype", np.asarray(leaf).dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -392,9 +384,8 @@ def _check_observed_reward(
     if reason:
         raise ValueError(
             f"the {name} reward cannot be formed from the {arguments[1].size} channels that are "
-            f"observed ({reason}). A "
-            "reward of hidden states has no return that anybody can compute: observe them, or "
-            "reward what is seen."
+            f"observed ({reason}). A reward of hidden states has no return that anybody can "
+            "compute: observe them, or reward what is seen."
         )
 
 
@@ -413,8 +404,8 @@ def _shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
         ) from error
     if not hasattr(got, "shape"):
         raise TypeError(
-            f"{what} must return an array; it returns {type(got).__name__}. Put it together with "
-            "jnp.array."
+            f"{what} must return an array; it returns {type(got).__name__}. Put it "
+            "together with jnp.array."
         )
     return got
 
@@ -444,8 +435,8 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
         noise = _shape("the noise", process.noise, theta, x, t, context)
         if noise.shape != (m,) and not (noise.ndim == 2 and noise.shape[0] == m):
             raise ValueError(
-                f"the noise must be ({m},), one amplitude per component, or ({m}, W); got "
-                f"{noise.shape}."
+                f"the noise must be ({m},), one amplitude per component, or ({m}, "
+                f"W); got {noise.shape}."
                 + (
                     f" For equal noise everywhere return sigma * jnp.ones({m})."
                     if noise.ndim == 0
@@ -490,10 +481,9 @@ def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> N
         j, n, i = bad[0]
         raise ValueError(
             f"{len(bad)} of {trajectories} trajectories are not finite: "
-            f"{few([row[0] for row in bad])} (trajectory "
-            f"{j} first at time index {n}, component {i}). They are never averaged: remove them, "
-            "e.g. "
-            "x[np.isfinite(x).all(axis=(1, 2))], and their contexts."
+            f"{few([row[0] for row in bad])} (trajectory {j} first at time index {n}, component "
+            f"{i}). They are never averaged: remove them, e.g. x[np.isfinite(x).all(axis=(1, "
+            "2))], and their contexts."
         )
 
 
@@ -507,7 +497,6 @@ def finite_simulation(x: Array, t: Array, offset: int = 0) -> None:
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
         f"{len(which)} of {len(x)} simulated trajectories overflowed: {few(which + offset)}. The "
-        "time step (up to "
-        f"{step:g}) is probably too large for the drift at these parameters; refine `t` or bound "
-        "`theta`."
+        f"time step (up to {step:g}) is probably too large for the drift at these parameters; "
+        "refine `t` or bound `theta`."
     )

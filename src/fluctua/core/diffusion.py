@@ -415,10 +415,9 @@ def check_finite(
             )
             raise FloatingPointError(
                 f"the {name} is not finite {where}, component {check.few(bad)}, at a finite state "
-                f"x = {state}{hint}. "
-                "A square root, logarithm or division in it has left its range: keep the state "
-                "inside (jnp.maximum, a "
-                "reflecting form) or change variables."
+                f"x = {state}{hint}. A square root, logarithm or division in it has left its "
+                "range: keep the state inside (jnp.maximum, a reflecting form) "
+                "or change variables."
             )
 
 
@@ -491,12 +490,10 @@ def check_regular(
             i, _, p = np.unravel_index(np.argmax(np.abs(lost)), lost.shape)
             raise ValueError(
                 f"the diffusion is singular {place}: state component {i} has no noise of its own, "
-                f"and its {what} "
-                f"depends on `{names(theta)[p]}`, so there is no score for that parameter. Noise "
-                "must be instrumented "
-                "there (a physical channel or an injected one) and appear in `noise`; or change "
-                "the state so that the "
-                "parameter enters a component with noise."
+                f"and its {what} depends on `{names(theta)[p]}`, so there is no score for that "
+                "parameter. Noise must be instrumented there (a physical channel or an injected "
+                "one) and appear in `noise`; or change the state so that the parameter enters a "
+                "component with noise."
             )
 
 
@@ -535,15 +532,12 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
         before, now = ("no noise", "some") if silent[i] else ("noise", "none")
         raise ValueError(
             f"the noise of state component {i} comes and goes: there is {before} at the first "
-            f"state, and {now} "
-            f"{where}. A score is made for components that have noise all along, or never. "
-            "Instrument noise that does "
-            "not vanish."
+            f"state, and {now} {where}. A score is made for components that have noise all along, "
+            "or never. Instrument noise that does not vanish."
         )
     raise ValueError(
-        f"the noise leaves a direction of the state without any {where}, and σ has as many columns "
-        "as there are "
-        "components. Write it with the columns that there are, (M, W)."
+        f"the noise leaves a direction of the state without any {where}, and σ has as many "
+        "columns as there are components. Write it with the columns that there are, (M, W)."
     )
 
 
@@ -612,8 +606,8 @@ def with_silent(
         if comes.size:
             raise ValueError(
                 f"the diffusion is singular at the first state: state component {comes[0]} has no "
-                "noise there, and has "
-                "some elsewhere. Start where it has, or instrument noise that does not vanish."
+                "noise there, and has some elsewhere. Start where it has, or instrument noise "
+                "that does not vanish."
             )
         check_regular(
             process,
@@ -649,16 +643,15 @@ def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
     if tuple(sorted(process.noiseless)) != there:
         raise ValueError(
             f"state components {list(there)} have no noise of their own, and `Process.noiseless` "
-            "names "
-            f"{list(process.noiseless)}: with integrator={process.integrator!r} the map of a step "
-            f"depends on them. Write Process(..., noiseless={there}, integrator=...)."
+            f"names {list(process.noiseless)}: with integrator={process.integrator!r} the map of "
+            f"a step depends on them. Write Process(..., noiseless={there}, integrator=...)."
         )
     if directions > len(there):
         raise ValueError(
             f"the noise leaves {directions} directions of the state without any, which are not "
-            "components of their "
-            f"own: with integrator={process.integrator!r} they would move with θ, and there is "
-            "no score. Use Euler's step, or a state in which they are components."
+            f"components of their own: with integrator={process.integrator!r} they would move "
+            "with θ, and there is no score. Use Euler's step, or a state in which "
+            "they are components."
         )
 
 
@@ -706,11 +699,10 @@ def check_equivalent(
 
         raise ValueError(
             f"the noise differs between the two parameters {where}, by "
-            f"`{_at_fault(q_at, new, old)}`: the paths of one "
-            "have no density against those of the other (in continuous time the noise of a path is "
-            "known exactly), so "
-            "they cannot be reweighted. Keep the parameters of the noise as they were, or take new "
-            "trajectories."
+            f"`{_at_fault(q_at, new, old)}`: the paths of one have no density against those of "
+            "the other (in continuous time the noise of a path is known exactly), so they cannot "
+            "be reweighted. Keep the parameters of the noise as they were, or "
+            "take new trajectories."
         )
     without = _null_space(q_new, np.finfo(x.dtype).eps)
 
@@ -730,11 +722,9 @@ def check_equivalent(
 
         raise ValueError(
             f"state component {np.argmax(np.abs(lost))} has no noise of its own, and its drift "
-            "differs between the two "
-            f"parameters {where}, by `{_at_fault(part, new, old)}`: what it did at one it never "
-            "does at the other, so "
-            "these trajectories cannot be reweighted. Keep that parameter as it was, or instrument "
-            "noise there."
+            f"differs between the two parameters {where}, by `{_at_fault(part, new, old)}`: what "
+            "it did at one it never does at the other, so these trajectories cannot be "
+            "reweighted. Keep that parameter as it was, or instrument noise there."
         )
 
 

@@ -79,8 +79,7 @@ def check_start(start: Any) -> tuple[Density | Reparameterised | None, Array | N
     if callable(start):
         raise TypeError(
             "a start that is a function of theta must say how its sensitivity is to be had: wrap "
-            "it in "
-            "fluctua.Reparameterised(x0) or give a fluctua.Density(log_density, sample)."
+            "it in fluctua.Reparameterised(x0) or give a fluctua.Density(log_density, sample)."
         )
     x0 = jnp.asarray(start)
     if x0.ndim != 1:
@@ -99,8 +98,7 @@ def check_score(score: Any, start: Any) -> None:
     if isinstance(start, Reparameterised) and "shift" not in inspect.signature(score).parameters:
         raise ValueError(
             "a `Reparameterised` start moves the states with θ, which this score does not "
-            "differentiate; "
-            "use score=full_score."
+            "differentiate; use score=full_score."
         )
 
 

@@ -68,8 +68,8 @@ class Variances(NamedTuple):
         """
         if not (group > 0 and trajectory > 0):
             raise ValueError(
-                f"costs must be positive; got {group!r} for a group, {trajectory!r} for a "
-                "trajectory."
+                f"costs must be positive; got {group!r} for a group, {trajectory!r} "
+                "for a trajectory."
             )
         return (
             float(np.sqrt(group * self.within / (trajectory * self.between)))
@@ -232,8 +232,7 @@ def label_groups(samples: Samples, trajectories: Any) -> Samples:
     if len(group) != len(samples.returns) or not np.issubdtype(group.dtype, np.integer):
         raise ValueError(
             f"`group` must have one whole number a trajectory, ({len(samples.returns)},); got "
-            f"{group.dtype} "
-            f"{group.shape}."
+            f"{group.dtype} {group.shape}."
         )
     return samples._replace(group=group)
 
@@ -541,10 +540,9 @@ def combine_samples(function: Callable[..., Array], parts: Sequence[Samples]) ->
     if not bool(jnp.isfinite(samples.returns).all()):
         means = [float(part.returns.mean()) for part in parts]
         raise FloatingPointError(
-            f"F or its derivatives are not finite at the means {means} of {count} trajectories, or "
-            "at those of all but "
-            "one: the function has left its range (a square root or logarithm of a difference of "
-            "means, say)."
+            f"F or its derivatives are not finite at the means {means} of {count} trajectories, "
+            "or at those of all but one: the function has left its range (a square root or "
+            "logarithm of a difference of means, say)."
         )
     return samples
 

@@ -172,8 +172,8 @@ def ppgt(
     """
     if not callable(substrate):
         raise TypeError(
-            "the first argument of `ppgt` is a substrate: a simulator, or any function "
-            f"(key, theta, count) -> Trajectories; got {type(substrate).__name__}. Write "
+            "the first argument of `ppgt` is a substrate: a simulator, or any function (key, "
+            f"theta, count) -> Trajectories; got {type(substrate).__name__}. Write "
             "ppgt(simulator(process, start, t), objective)."
         )
     if isinstance(substrate, simulate.Simulator):
@@ -375,8 +375,7 @@ class PPGT(PlainEstimator):
             several = len(np.unique(np.asarray(trajectories.group)))
             raise ValueError(
                 f"trajectories of {several} devices have errors between devices, which the two "
-                "parts of a twin do not "
-                "keep apart: call the estimator itself."
+                "parts of a twin do not keep apart: call the estimator itself."
             )
         return recorded_samples.split_recorded(
             self.method, theta, trajectories, table, recorded.BLOCK_BYTES, examined=examined

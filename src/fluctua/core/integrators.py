@@ -97,8 +97,7 @@ class Exponential:
         if part.shape not in ((x.size,), (x.size, x.size)):
             raise ValueError(
                 f"`Exponential.linear` must be the diagonal ({x.size},) or the whole ({x.size}, "
-                f"{x.size}) of a linear "
-                f"part of the drift; got shape {part.shape}."
+                f"{x.size}) of a linear part of the drift; got shape {part.shape}."
             )
         of = (lambda m, v: m * v) if part.ndim == 1 else (lambda m, v: m @ v)
         one, two = (_diagonal_phi if part.ndim == 1 else _phi)(part * dt)
@@ -222,8 +221,8 @@ def refuse_step(process: Process, what: str, instead: str) -> None:
     """Raise for a process whose step is not Euler's, where only that is served."""
     if process.integrator != "euler":
         raise ValueError(
-            f"{what} is of Euler steps; this process has "
-            f"integrator={process.integrator!r}. {instead}"
+            f"{what} is of Euler steps; this process "
+            f"has integrator={process.integrator!r}. {instead}"
         )
 
 

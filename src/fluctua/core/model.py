@@ -89,9 +89,8 @@ def mark_noiseless(model: EstimatorModel, process: AnyProcess) -> EstimatorModel
     ):
         raise ValueError(
             "a `Reparameterised` start displaces the path, and state component "
-            f"{process.noiseless[0]}, which has no "
-            "noise, cannot be displaced. Give the start a `Density` in the components with noise, "
-            "or instrument noise."
+            f"{process.noiseless[0]}, which has no noise, cannot be displaced. Give the start a "
+            "`Density` in the components with noise, or instrument noise."
         )
     return model._replace(process=process)
 

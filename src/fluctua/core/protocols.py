@@ -132,8 +132,8 @@ def as_estimator(candidate: Estimator | Estimates) -> Estimator:
     if missing:
         raise TypeError(
             f"{type(candidate).__name__} has {', '.join(map(repr, present))} and lacks "
-            f"{', '.join(map(repr, missing))}: "
-            "an `Estimator` has all four, a bare function none of them."
+            f"{', '.join(map(repr, missing))}: an `Estimator` has all four, a bare function none "
+            "of them."
         )
     estimator: Any = candidate
     return estimator

@@ -44,8 +44,7 @@ class Recording:
         if isinstance(self._chunks, Iterator):
             raise TypeError(
                 "chunks of trajectories are gone through more than once, and a generator can be "
-                "only once. Pass "
-                "a list, or an object whose __iter__ starts afresh."
+                "only once. Pass a list, or an object whose __iter__ starts afresh."
             )
         self.sizes: list[int] = []
         first = []
@@ -172,8 +171,7 @@ def _check_shapes(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
         if np.shape(leaf)[:1] != shape[:1]:
             raise ValueError(
                 f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, "
-                f"({shape[0]}, ...); got "
-                f"{np.shape(leaf)}."
+                f"({shape[0]}, ...); got {np.shape(leaf)}."
             )
     return t, _load(x)
 
@@ -407,8 +405,7 @@ def check_scores(
         diffusion.check_along(process, theta, trajectory(j), offset + j)
     raise FloatingPointError(
         f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: "
-        f"{check.few(which + offset)}. The "
-        "states and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or "
-        "abs at zero?), or a "
-        "matrix-free solve did not converge."
+        f"{check.few(which + offset)}. The states and the diffusion are; a derivative of the "
+        "drift, noise or reward is not (sqrt or abs at zero?), or a matrix-free solve "
+        "did not converge."
     )

@@ -133,8 +133,7 @@ def simulator(
     if isinstance(process, Process) and process.noise is None:
         raise ValueError(
             "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate "
-            "from "
-            "recorded trajectories with `gradient`."
+            "from recorded trajectories with `gradient`."
         )
     if t is None:
         raise TypeError("a simulator needs its time grid: simulator(process, start, t).")
@@ -190,8 +189,7 @@ def match_integrator(process: AnyProcess, substrate: Any) -> AnyProcess:
 
         raise ValueError(
             f"the simulator has {name(own)}, and the process of the score {name(scored)}: that is "
-            "the score of another "
-            "process. Give both the same `integrator` and `noiseless`."
+            "the score of another process. Give both the same `integrator` and `noiseless`."
         )
     return process
 

@@ -332,11 +332,10 @@ def check_path(
             where = f"on trajectory {j} at time index {n}"
             process.check(theta, x[0, n], substrate.t[n], one, where)
             raise FloatingPointError(
-                f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state that "
-                "is not finite: the "
-                "time step is too large, a rate was negative or not finite within it, or it has a "
-                "million events and "
-                "more (a process that explodes)."
+                f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state "
+                "that is not finite: the time step is too large, a rate was negative or not "
+                "finite within it, or it has a million events and more (a "
+                "process that explodes)."
             )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
             where = f"on trajectory {j} at time index {n}"
@@ -345,8 +344,7 @@ def check_path(
             if not bool(jnp.isfinite(rate).all()):
                 raise FloatingPointError(
                     f"the `integrator` of the process is not finite {where}, x = "
-                    f"{np.asarray(x[0, n]).tolist()}, though its "
-                    "drift and noise are: Δt is too large for it, or a number of its own is at "
-                    "fault."
+                    f"{np.asarray(x[0, n]).tolist()}, though its drift and noise are: Δt is too "
+                    "large for it, or a number of its own is at fault."
                 )
     check.finite_simulation(last, substrate.t, offset)

@@ -73,14 +73,14 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
     if estimate.groups is not None and intervals:
         degrees = len(estimate.groups.group) - 1
         lines.append(
-            f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} degrees of "
-            "freedom"
+            f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} "
+            "degrees of freedom"
         )
     elif intervals and estimate.count < SURE:
         lines.append(
             f"  ±: standard error; […]: 95 %, widened, because {estimate.count} samples show "
-            "little of their skewness "
-            f"and tails.\n  Of very skewed ones fewer than {SURE} cover less: take more"
+            "little of their skewness and tails.\n"
+            f"  Of very skewed ones fewer than {SURE} cover less: take more"
         )
     elif intervals:
         lines.append(

@@ -30,8 +30,8 @@ def _show_size(finding: Finding) -> str:
 def _offset(finding: Finding, i: int, j: int) -> str:
     return (
         f"The drift of component {i} has a constant part that the process does not have "
-        f"{_show_size(finding)}: a force, or "
-        "a channel of another gain, sign or offset that it is coupled to."
+        f"{_show_size(finding)}: a force, or a channel of another gain, sign or offset that it is "
+        "coupled to."
     )
 
 
@@ -39,8 +39,8 @@ def _linear(finding: Finding, i: int, j: int) -> str:
     if i == j:
         return f"Component {i} returns at another rate than its drift says {_show_size(finding)}."
     return (
-        f"The drift of component {i} depends on component {j} in another way than the process says "
-        f"{_show_size(finding)}: channels that are swapped, rotated, conjugated, of another "
+        f"The drift of component {i} depends on component {j} in another way than the process "
+        f"says {_show_size(finding)}: channels that are swapped, rotated, conjugated, of another "
         "sign or gain, a delay, or a coupling that is missing."
     )
 
@@ -49,8 +49,7 @@ def _bent(degree: str) -> Words:
     def words(finding: Finding, i: int, j: int) -> str:
         return (
             f"The drift of component {i} has a {degree} term in component {j} that the process "
-            "does not have "
-            f"{_show_size(finding)}: the structure of the drift is another."
+            f"does not have {_show_size(finding)}: the structure of the drift is another."
         )
 
     return words
@@ -60,8 +59,7 @@ def _describe_delay(finding: Finding, i: int, j: int) -> str:
     own = "its own" if i == j else f"component {j}'s"
     return (
         f"Component {i} depends on {own} last {finding.family.split(' ')[1]} samples "
-        f"{_show_size(finding)}: "
-        "a channel is delayed or shifted against the others, or filtered."
+        f"{_show_size(finding)}: a channel is delayed or shifted against the others, or filtered."
     )
 
 
@@ -79,16 +77,14 @@ def _variance(finding: Finding, i: int, j: int) -> str:
     return (
         f"The noise of component {i} depends on component {j} in another way than `noise` says "
         f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of its "
-        "variance): multiplicative "
-        "noise, or a channel that saturates."
+        "variance): multiplicative noise, or a channel that saturates."
     )
 
 
 def _together(finding: Finding, i: int, j: int) -> str:
     return (
-        f"The kicks of components {i} and {j} are correlated ({_correlation(finding)}): crosstalk, "
-        "rotated "
-        "channels, or noise that they share."
+        f"The kicks of components {i} and {j} are correlated ({_correlation(finding)}): "
+        "crosstalk, rotated channels, or noise that they share."
     )
 
 
@@ -119,8 +115,7 @@ def _correlation(finding: Finding) -> str:
 def _step(finding: Finding, i: int, j: int) -> str:
     return (
         f"Component {i} jumps at step {j} of those looked at, by {finding.effect:.2g} times its "
-        "noise on average: a "
-        "record that is shifted or cut together, or a glitch."
+        "noise on average: a record that is shifted or cut together, or a glitch."
     )
 
 
@@ -136,8 +131,8 @@ def _step_variance(finding: Finding, i: int, j: int) -> str:
 
 def _pairs(finding: Finding, i: int, j: int) -> str:
     return (
-        f"Trajectories {i} and {j} of those looked at have the same noise: a buffer that was read "
-        "twice."
+        f"Trajectories {i} and {j} of those looked at have the same noise: a buffer that "
+        "was read twice."
     )
 
 

@@ -104,8 +104,8 @@ def fit_drift(
         sums = add_up(flat)
         if not np.all(np.isfinite(sums.normal)):
             raise FloatingPointError(
-                "the sums over the states overflowed, or the diffusion of a component is zero: use "
-                "units in which states are of order one, or double precision, and give every "
+                "the sums over the states overflowed, or the diffusion of a component is zero: "
+                "use units in which states are of order one, or double precision, and give every "
                 "component its noise."
             )
         inverse, known = _invert(sums.gram, sums.normal)

@@ -87,15 +87,15 @@ def collect_evidence(
     noisy, linear = unknowns.examine_roles(known, at, point.size, kind)
     if noisy and not unknowns.has_independent_noise(known, p, x[0, 0], times.t[0], one):
         raise ValueError(
-            "unknowns of the noise are calibrated where it is independent on every component; this "
-            "process has a matrix, a product or components without noise. Calibrate its amplitude "
-            "beforehand."
+            "unknowns of the noise are calibrated where it is independent on every component; "
+            "this process has a matrix, a product or components without noise. Calibrate its "
+            "amplitude beforehand."
         )
     if noisy and score is scores.drift_score:
         raise ValueError(
             "unknowns of the noise are calibrated by the score of drift and noise; `drift_score` "
-            "is that of the drift alone. Make the model with score=fluctua.scores.full_score, the "
-            "default."
+            "is that of the drift alone. Make the model with score=fluctua.scores.full_score, "
+            "the default."
         )
     if noisy and readout:
         raise ValueError(
@@ -205,8 +205,7 @@ def measure_readout(trajectories: Trajectories) -> float:
         if len(d) < FEWEST_INCREMENTS:
             raise ValueError(
                 f"noise of the readout is measured from {FEWEST_INCREMENTS} intervals or more; "
-                "these trajectories have "
-                f"{len(d)}. Give `readout` as a number."
+                f"these trajectories have {len(d)}. Give `readout` as a number."
             )
         total += float(np.sum(d[:-2] * (d[2:] - d[1:-1])))
         many += d[2:].size

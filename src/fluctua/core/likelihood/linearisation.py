@@ -57,10 +57,8 @@ def check_linearisation(
     if bend > MOST_BEND:
         raise ValueError(
             f"local linearisation is not for {', '.join(in_noise)} here: the parameters enter the "
-            "noise, and the drift "
-            f"bends within a kick (|J(x + kick) − J(x)| Δ = {bend:.2g}, {MOST_BEND} at most). "
-            "Sample faster, or keep "
-            "them fixed: leave them out of theta."
+            f"noise, and the drift bends within a kick (|J(x + kick) − J(x)| Δ = {bend:.2g}, "
+            f"{MOST_BEND} at most). Sample faster, or keep them fixed: leave them out of theta."
         )
 
 

@@ -99,8 +99,7 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
         )  # what an Euler step leaves out grows as Δ³
         return (
             f"Component {i} has no noise of its own and does not move as its drift says: its "
-            "residual is "
-            f"{np.sqrt(v[i]):.3g} times what the interval explains. "
+            f"residual is {np.sqrt(v[i]):.3g} times what the interval explains. "
             + (
                 "It looks like noise of the readout."
                 if readout
@@ -123,19 +122,18 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
     if 1.25 < growth < 3 and not unexplained:
         return (
             f"The deviation of {which} doubles with the interval: the sampling is too coarse for "
-            "Euler steps (use "
-            "score=local_linear_score, or sample faster), or the drift is wrong."
+            "Euler steps (use score=local_linear_score, or sample faster), or the "
+            "drift is wrong."
         )
     if 0.3 < growth < 0.7:
         return (
             f"The deviation of {which} halves when the interval doubles: noise of the readout, "
-            "which is no part of the "
-            "process (correct for it, or sample more slowly with score=local_linear_score)."
+            "which is no part of the process (correct for it, or sample more slowly with "
+            "score=local_linear_score)."
         )
     return (
         f"The noise amplitude of {which} is {factor} times what `noise` says, or the state or the "
-        "time is in another "
-        "unit than the process."
+        "time is in another unit than the process."
     )
 
 

@@ -155,15 +155,13 @@ def _refuse_quiet(rate: np.ndarray) -> None:
     """
     if not np.all(np.isfinite(rate)):
         raise ValueError(
-            f"the residuals of component {int(np.argmin(np.isfinite(rate)))} overflowed: use units "
-            "in which states are "
-            "of order one, or record in double precision."
+            f"the residuals of component {int(np.argmin(np.isfinite(rate)))} overflowed: use "
+            "units in which states are of order one, or record in double precision."
         )
     if not np.all(rate > 0):
         raise ValueError(
             f"component {int(np.argmin(rate))} does not fluctuate: its residuals are zero. Is its "
-            "channel connected? "
-            "The score divides by the noise."
+            "channel connected? The score divides by the noise."
         )
 
 

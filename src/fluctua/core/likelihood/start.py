@@ -48,6 +48,5 @@ def compare_start(sample: Sample, start: Array, scale: np.ndarray) -> str:
     return (
         f"The trajectories do not begin where the process does: component {i} starts "
         f"{np.sqrt(square.mean(axis=0).max()):.3g} kicks of one step away. The record begins late "
-        "or early (a shift of "
-        "the time axis), or the start is another."
+        "or early (a shift of the time axis), or the start is another."
     )

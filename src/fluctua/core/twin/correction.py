@@ -291,24 +291,20 @@ def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     if twin.theta is not None and not callable(twin.theta):
         raise TypeError(
             f"`Twin.theta` is a function θ -> θ̃; got {type(twin.theta).__name__}. For fixed "
-            "parameters write "
-            "Twin(theta=lambda theta: fixed)."
+            "parameters write Twin(theta=lambda theta: fixed)."
         )
     if score not in (full_score, drift_score):
         raise ValueError(
             "a Twin takes over part of the score's work by differentiating the drift and the "
-            "noise, so it must be the "
-            "work that the score did: use score=full_score (or drift_score), and put what your own "
-            "score knows into "
-            "the process."
+            "noise, so it must be the work that the score did: use score=full_score (or "
+            "drift_score), and put what your own score knows into the process."
         )
     baseline = table_for(twin.baseline)
     own = process if twin.process is None else twin.process
     if not isinstance(own, Process) or own.drift is None:
         raise TypeError(
             "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no "
-            "`process` at all to use the "
-            "one of the score; got "
+            "`process` at all to use the one of the score; got "
             f"{type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
         )
     if own.integrator == "euler" != process.integrator and isinstance(
@@ -324,8 +320,8 @@ def table_for(choice: Baseline | str | None) -> Baseline:
     """A baseline for Λ: nothing is run besides."""
     if choice is None:
         raise TypeError(
-            "`Twin.baseline` must be a fluctua.baselines.Baseline or a name, such as mean(); got "
-            "None."
+            "`Twin.baseline` must be a fluctua.baselines.Baseline or a name, such as "
+            "mean(); got None."
         )
     baseline = resolve_baseline(
         choice, caller="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own")
@@ -333,9 +329,9 @@ def table_for(choice: Baseline | str | None) -> Baseline:
     assert isinstance(baseline, Baseline)
     if baseline.pilot:
         raise ValueError(
-            "a time-only baseline of the twin's Λ needs its `values` (T+1,), the `mean_lambda` of "
-            "other trajectories; "
-            "no pilot is run for it. Use Twin(baseline=mean()) or give time_only(values)."
+            "a time-only baseline of the twin's Λ needs its `values` (T+1,), the `mean_lambda` "
+            "of other trajectories; no pilot is run for it. Use Twin(baseline=mean()) or give "
+            "time_only(values)."
         )
     return baseline
 
@@ -348,8 +344,8 @@ def check_initial_baseline(choice: Baseline | str) -> Baseline:
     if not isinstance(baseline, Baseline) or baseline.pilot or baseline.values is not None:
         raise ValueError(
             "with a Twin the `initial_baseline` is one that needs no table, such as optimal(), "
-            "mean() or none(): it is "
-            "applied to the twin's guess and to what is left of it, each with its own mean."
+            "mean() or none(): it is applied to the twin's guess and to what is left of it, each "
+            "with its own mean."
         )
     return baseline
 
@@ -364,9 +360,8 @@ def check_batches(
     if smallest < fewest:
         raise ValueError(
             f"the baseline of the twin's Λ leaves one out and needs {fewest} trajectories in a "
-            "batch; there "
-            f"{'is' if smallest == 1 else 'are'} {smallest}. Take more, a larger Twin.batch, or "
-            "Twin(baseline=none())."
+            f"batch; there {'is' if smallest == 1 else 'are'} {smallest}. Take more, a larger "
+            "Twin.batch, or Twin(baseline=none())."
         )
 
 
@@ -408,8 +403,7 @@ def check_fit(
         advice = f"Use order=1, or Twin(batch={most}) at most." if most else "Use order=1."
         raise ValueError(
             f"a twin of order 2 keeps a Hessian of {size} × {size} numbers for each of {batch} "
-            "trajectories, "
-            f"{needed / 2**30:.1f} GiB. {advice}"
+            f"trajectories, {needed / 2**30:.1f} GiB. {advice}"
         )
 
 
@@ -420,8 +414,7 @@ def check_path(xbar: Array, t: Array) -> None:
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
         "the twin's noise-free path overflowed. Its drift is unstable at its parameters with a "
-        "time step of up to "
-        f"{step:g}: bound Twin.theta, refine `t`, or do without a twin."
+        f"time step of up to {step:g}: bound Twin.theta, refine `t`, or do without a twin."
     )
 
 
@@ -431,8 +424,7 @@ def check_guess(guess: Guess) -> None:
         if array is not None and not check.all_finite(array):
             raise FloatingPointError(
                 f"the {name} of the twin's noise-free return is not finite. Its path is; a "
-                "derivative of the twin's "
-                "drift or of a reward on that path is not (sqrt or abs at zero?), or the adjoint "
-                "grows without bound. "
-                "Write it so that it has one, or give the twin a smooth `process`."
+                "derivative of the twin's drift or of a reward on that path is not (sqrt or abs "
+                "at zero?), or the adjoint grows without bound. Write it so that it has one, or "
+                "give the twin a smooth `process`."
             )
