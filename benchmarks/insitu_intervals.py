@@ -24,7 +24,7 @@ from scipy.stats import chi2
 import fluctua as fl
 from fluctua import tcmt
 from fluctua.core.estimator import gradient_samples
-from fluctua.core.simulate import advance_one, begin_one
+from fluctua.core.simulate import advance_one, start_trajectory
 
 DT, HORIZON, FINEST = 2e-4, 5.0, 10
 EVERY = (
@@ -78,7 +78,7 @@ def simulate(recipe, key, theta, trajectories, x0, t):
     """
 
     def one(j):
-        begun = begin_one(recipe, key, theta, x0, j)
+        begun = start_trajectory(recipe, key, theta, x0, j)
 
         def step(carry, n):
             x, total = carry

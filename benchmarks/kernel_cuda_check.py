@@ -535,7 +535,7 @@ def time_parts(cp, estimator, count):
         jax.random.key(1),
         tcmt.initial_parameters(jax.random.key(0), estimator.task.network),
     )
-    values = check.values(theta)
+    values = check.host_parameters(theta)
     spec = estimator._spec(values)
     ensemble = ensemble_of(spec, count, baseline=estimator.baseline)
     plan = make_plan(ensemble)
@@ -545,7 +545,7 @@ def time_parts(cp, estimator, count):
     result = kernel.result(ensemble, sums)
     of_blocks, of_parts = cp.zeros((device.grid, spec.steps)), cp.zeros((62, 3, ensemble.width))
     parts = {
-        "θ is checked and read": lambda: check.values(check.parameters(theta, numbers=False)),
+        "θ is checked and read": lambda: check.host_parameters(check.parameters(theta, numbers=False)),
         "its time step is watched": lambda: estimator.watch(estimator.task, values),
         "the network's arrays": lambda: estimator._spec(values),
         "seeds of a key": lambda: estimate_seeds(key),

@@ -183,7 +183,7 @@ def not_a_number_here(kick):
         fl.baselines.Baseline(row_per_trajectory),
         fl.baselines.Baseline(drawn_while_traced),
         fl.baselines.Baseline(lambda kick: jnp.asarray(kick.t)),
-        fl.baselines.Baseline(nearest, fewest=71),
+        fl.baselines.Baseline(nearest, min_trajectories=71),
     ],
 )
 def test_what_leaves_its_own_trajectory_out_is_served(baseline):

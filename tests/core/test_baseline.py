@@ -27,7 +27,7 @@ def kick(returns, score, x=None, index=3, values=None, theta=None):
 
 def bars(baseline, kick):
     """λ̄ (E, P) as an array."""
-    return np.broadcast_to(np.asarray(jax.jit(baseline.of)(kick)), kick.score.shape)
+    return np.broadcast_to(np.asarray(jax.jit(baseline.function)(kick)), kick.score.shape)
 
 
 def optimal_by_loop(returns, score, members=None):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.draws import philox, philox_words, silent
+from fluctua.core.draws import no_noise, philox, philox_words
 from fluctua.tcmt.native import _native
 
 
@@ -72,7 +72,7 @@ def test_native_refuses_nothing_to_do():
 
 def test_silent_noise_leaves_the_skeleton():
     process = fl.Process(lambda theta, x: -theta * x, lambda theta, x: jnp.ones_like(x))
-    run = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 1, 11), wiener=silent)
+    run = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 1, 11), wiener=no_noise)
     path = run(jax.random.key(0), jnp.asarray(1.0), 2).x
     np.testing.assert_allclose(path[0, :, 0], 0.9 ** np.arange(11))
 

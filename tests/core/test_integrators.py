@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.draws import silent
+from fluctua.core.draws import no_noise
 from fluctua.core.integrators import (
     MAPS,
     _diagonal_phi,
@@ -107,7 +107,7 @@ def test_the_order_of_a_step(step, order):
     process = fl.Process(drift, lambda theta, x: jnp.ones(2))
     with jax.enable_x64(True):
         end = lambda n, step: fl.simulator(
-            process, START, jnp.linspace(0, 2, n + 1), wiener=silent, integrator=step
+            process, START, jnp.linspace(0, 2, n + 1), wiener=no_noise, integrator=step
         )(jax.random.key(0), SPIRAL, 1).x[0, -1]
         errors = [np.abs(end(n, step) - end(640, "rk4")).max() for n in (20, 40, 80)]
     np.testing.assert_allclose(slope_of(errors), order, atol=0.15)
@@ -122,7 +122,7 @@ def test_an_exponential_step_is_exact_for_a_linear_drift():
                 process,
                 START,
                 jnp.array([0.0, 3.0]),
-                wiener=silent,
+                wiener=no_noise,
                 integrator=fl.integrators.Exponential(linear),
             )
             exactly = jax.scipy.linalg.expm(3.0 * matrix(theta)) @ START
@@ -140,7 +140,7 @@ def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
             integrator=fl.integrators.Exponential(stiff),
         )
         x, t = (
-            fl.simulator(process, START, jnp.array([0.0, 2.0]), wiener=silent)(
+            fl.simulator(process, START, jnp.array([0.0, 2.0]), wiener=no_noise)(
                 jax.random.key(0), SPIRAL, 1
             ).x[0, -1],
             2.0,
@@ -155,7 +155,7 @@ def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
             noiseless=(0,),
             integrator=fl.integrators.Exponential(whole),
         )
-        x = fl.simulator(leapfrog, START, jnp.array([0.0, 0.7]), wiener=silent)(
+        x = fl.simulator(leapfrog, START, jnp.array([0.0, 0.7]), wiener=no_noise)(
             jax.random.key(0), SPIRAL, 1
         ).x[0, -1]
         position = 1 - 0.5 * 0.7

@@ -84,7 +84,7 @@ def samples(made, baseline):
 def z_of(made, baseline=None):
     """z of every component of the gradient; the default baseline is the library's."""
     baseline = fluctua.baselines.optimal() if baseline is None else baseline
-    each = jax.jit(samples, static_argnums=1)(made, baseline.of)
+    each = jax.jit(samples, static_argnums=1)(made, baseline.function)
     _, unravel = ravel_pytree(THE.theta)
     estimate = fluctua.reduce_samples(fluctua.Samples(jax.vmap(unravel)(each), made.returns))
     with np.errstate(divide="ignore"):  # an error may leave a component at 0 ± 0: infinitely wrong
@@ -105,7 +105,9 @@ BINNED = fluctua.baselines.binned(lambda th, x: x[0], bins=20)
 
 
 def test_unchanged_it_is_the_estimator_of_the_library():
-    each = jax.jit(samples, static_argnums=1)(first(FEW, parts()), fluctua.baselines.optimal().of)
+    each = jax.jit(samples, static_argnums=1)(
+        first(FEW, parts()), fluctua.baselines.optimal().function
+    )
     few = paths()._replace(x=paths().x[:FEW])
     estimate = fluctua.gradient(
         THE.process,
@@ -243,7 +245,7 @@ def test_baseline_that_includes_the_trajectory_itself(baseline):
 @pytest.mark.long
 @pytest.mark.parametrize("baseline", [fluctua.baselines.mean(), fluctua.baselines.optimal()])
 def test_leave_one_out_baselines_are_right_even_for_four_trajectories(baseline):
-    assert accepted(z_of_small_ensembles(baseline.of))
+    assert accepted(z_of_small_ensembles(baseline.function))
 
 
 # --------------------------------------------------------------------------------- what is no error

@@ -81,9 +81,9 @@ def test_one_noise_free_path_serves_all_where_all_are_alike():
 def test_a_noiseless_simulation_has_nothing_to_correct():
     # X is then the twin's own path: Λ = 0, and the direct part of a trajectory is the gradient of
     # its return.
-    from fluctua.core.draws import silent
+    from fluctua.core.draws import no_noise
 
-    run = RUN._replace(recipe=RUN.recipe._replace(wiener=silent))
+    run = RUN._replace(recipe=RUN.recipe._replace(wiener=no_noise))
     drift_only = {"k": THETA["k"]}
     process = fl.Process(PROCESS.drift, lambda th, x: 0.4 * jnp.ones_like(x))
     run = run._replace(

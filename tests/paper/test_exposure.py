@@ -5,7 +5,7 @@ trajectories.
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.core.draws import silent
+from fluctua.core.draws import no_noise
 from fluctua.paper.training import exposure
 from kernel_reference import noise_seed
 from run_folders import trained
@@ -36,7 +36,7 @@ def test_exposure_sees_the_modulation_and_not_the_noise(key):
     assert np.abs(got.omega / still.omega - 1).max() > 1e-2
     loud = task._replace(simulated=network.replace(sigma_e=5.0, sigma_r=5.0))
     np.testing.assert_allclose(exposure(seed, loud, theta, count=4).kappa, got.kappa, rtol=1e-6)
-    paths = np.asarray(task.simulator(silent)(key, theta, 4).x)[:, :-1]
+    paths = np.asarray(task.simulator(no_noise)(key, theta, 4).x)[:, :-1]
     size = np.hypot(*np.split(paths, 2, axis=-1))
     first, second = network.bonds.T
     expected = (size[..., first] * size[..., second]).mean(axis=0).sum(axis=0) * 1e-2

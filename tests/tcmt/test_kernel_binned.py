@@ -87,7 +87,7 @@ def test_it_is_the_librarys_own_binned_baseline():
                 jnp.asarray(u),
                 None,
             )
-            total = total + (to_go[:, None] - np.asarray(baseline.of(kick))) * u
+            total = total + (to_go[:, None] - np.asarray(baseline.function(kick))) * u
     run = kernel.run(spec, SEED, 40, baseline=Binned(5, 1), dtype="float64", samples=True)
     samples = np.concatenate([run.samples.omega, run.samples.chi, run.samples.kappa], axis=1)
     assert deviation(samples, total) < 1e-10

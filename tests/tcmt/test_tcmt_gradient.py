@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua.core.draws import silent
+from fluctua.core.draws import no_noise
 from fluctua.core.streamed import Run, _collect_returns
 from fluctua.tcmt import (
     Drive,
@@ -139,7 +139,7 @@ def test_kerr_gradient_against_differences_of_the_noise_free_run():
     network = chain(3, gamma=0.2, sigma_w=0.0)
     task = transmission(network, horizon=2.0, dt=0.02, drive=Drive(0, 2.0))
     theta = {"omega": jnp.array([0.6, -0.5, 0.9]), "chi": jnp.zeros(3)}
-    run = task.simulator(silent)
+    run = task.simulator(no_noise)
 
     reward = jax.jit(jax.vmap(lambda x, t: task.objective.running(theta, x, t)))
 
@@ -251,7 +251,7 @@ def diode(**options):
 
 
 def noise_free_value(task, theta):
-    x = task.simulator(silent)(jax.random.key(0), theta, 1).x[0, :-1]
+    x = task.simulator(no_noise)(jax.random.key(0), theta, 1).x[0, :-1]
     rewards = jax.jit(jax.vmap(lambda x, t: task.objective.running(theta, x, t)))(x, task.t[:-1])
     return float(np.asarray(rewards) @ np.diff(task.t))
 

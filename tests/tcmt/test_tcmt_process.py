@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fluctua.core.diffusion import diffusion_at
-from fluctua.core.draws import silent
+from fluctua.core.draws import no_noise
 from fluctua.core.process import Step
 from fluctua.core.scores import full_score
 from fluctua.core.streamed import estimate_seeds
@@ -96,7 +96,7 @@ def test_energy_balance_of_a_lossless_network_to_first_order():
     def missing(dt):
         task = transmission(network, horizon=2.0, dt=dt, drive=Drive(0, 1.0))
         theta = {"omega": jnp.linspace(-1, 1, 6)}
-        x = task.simulator(silent)(jax.random.key(0), theta, 1).x[0]
+        x = task.simulator(no_noise)(jax.random.key(0), theta, 1).x[0]
         stored = jnp.sum(x[-1] ** 2)
         s_minus = jax.jit(jax.vmap(lambda x, t: outputs(network, task.drives)(theta, x, t)))(
             x[:-1], task.t[:-1]
@@ -258,7 +258,7 @@ def test_modulation_statistics():
 def test_modulation_is_the_same_without_noise_and_for_more_trajectories():
     task = transmission(chain(3), horizon=0.1, dt=0.05, sigma_kappa=0.2)
     theta, key = {"omega": jnp.zeros(3)}, jax.random.key(1)
-    few, many = task.simulator(silent)(key, theta, 2), task.simulator()(key, theta, 5)
+    few, many = task.simulator(no_noise)(key, theta, 2), task.simulator()(key, theta, 5)
     np.testing.assert_array_equal(few.context["sine"], many.context["sine"][:2])
 
 

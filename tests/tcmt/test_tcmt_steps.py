@@ -107,7 +107,7 @@ def test_a_reward_of_ones_own_is_of_second_order_too():
 
     def value(dt):
         task = tcmt.custom(NETWORK, drive, rate, horizon=1.2, dt=dt, integrator="heun")
-        path = task.simulator(fl.core.draws.silent)(KEY, THETA, 2)
+        path = task.simulator(fl.core.draws.no_noise)(KEY, THETA, 2)
         return fl.mean_return_to_go(task.objective, THETA, path)[0]
 
     coarse, middle, fine = (value(dt) for dt in (0.04, 0.02, 0.01))

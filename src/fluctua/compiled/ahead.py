@@ -1,6 +1,4 @@
-"""Ensembles and shared numbers as kernels take them: arrays with the trajectory last, and what is
-computed ahead.
-"""
+"""Arrays that kernels read: ensembles with the trajectory last, and numbers computed ahead."""
 
 from __future__ import annotations
 
@@ -24,15 +22,15 @@ from fluctua.core.trajectories import Times
 DOMINATED = 1
 NOT_FINITE = 2
 OUT_OF_RANGE = 4
-"""The flags of passes, as in native/sweep.hpp and native/ahead.cuh."""
+"""Flags that passes set, as in native/sweep.hpp and native/ahead.cuh."""
 
 
-def number_generator(wiener: Wiener) -> int:
-    """The number that a source of noise has in native/noise.hpp."""
-    known = {draws.silent: 0, threefry: 1, draws.philox: 2}
+def encode_generator(wiener: Wiener) -> int:
+    """Return the number of a source of noise in native/noise.hpp."""
+    known = {draws.no_noise: 0, threefry: 1, draws.philox: 2}
     if wiener not in known:
         raise Unsupported(
-            "wiener", "a source of noise other than `threefry`, `philox` and `silent`"
+            "wiener", "a source of noise other than `threefry`, `philox` and `no_noise`"
         )
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     if wiener is threefry and not partitionable:
@@ -40,7 +38,7 @@ def number_generator(wiener: Wiener) -> int:
     return known[wiener]
 
 
-def numbers(
+def compute_numbers(
     program: Program,
     layout: Layout,
     real: np.dtype,
@@ -48,10 +46,12 @@ def numbers(
     flat: np.ndarray,
     context: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """What is computed ahead: the same for all trajectories, of each step, of each trajectory
-    behind its context.
+    """Compute the numbers that a kernel needs before its first step, as arrays by name.
 
-    flat: θ, in the order of the leaves of the program.
+    "shared": the same for all trajectories and steps. "timed": per step (T, ·). "context": the
+    context of each trajectory, and what JAX computes of it (·, E).
+
+    flat: θ, in the order of the leaves of the program. context: (·, E).
     """
     graph = program.graph
     flat = np.asarray(flat, np.float64)
@@ -73,14 +73,12 @@ def numbers(
     for values in (shared, table):
         _check_range(values, real)
 
-    def lay(values):
-        return np.ascontiguousarray(values, real)
-
-    both = np.concatenate([context, *(v[None] for v in columns)])
-    return {"shared": lay(shared), "timed": lay(table), "context": lay(both)}
+    with_columns = np.concatenate([context, *(v[None] for v in columns)])
+    tables = {"shared": shared, "timed": table, "context": with_columns}
+    return {name: np.ascontiguousarray(values, real) for name, values in tables.items()}
 
 
-def arrays(
+def make_arrays(
     program: Program,
     layout: Layout,
     real: np.dtype,
@@ -88,31 +86,29 @@ def arrays(
     flat: np.ndarray,
     ensemble: Ensemble,
 ) -> dict[str, np.ndarray]:
-    """An ensemble and the numbers that are computed ahead as a kernel takes them: the
-    trajectory last.
-    """
+    """Return the arrays of an ensemble, trajectory last, and those of `compute_numbers`."""
     count = len(ensemble.x)
     leaves = jax.tree.leaves(ensemble.context)
     rows = [np.asarray(leaf).reshape(count, -1).T for leaf in leaves]
     context = np.concatenate(rows) if rows else np.empty((0, count))
     words = {0: _no_words, 1: threefry_words, 2: _philox_words}[
-        number_generator(substrate.recipe.wiener)
+        encode_generator(substrate.recipe.wiener)
     ]
-    return numbers(program, layout, real, substrate, flat, context) | {
+    return compute_numbers(program, layout, real, substrate, flat, context) | {
         "x": np.ascontiguousarray(np.asarray(ensemble.x).T, real),
         "stream": np.ascontiguousarray(words(ensemble.streams, count), np.uint32),
     }
 
 
 @jit
-def joined(*thetas: Params) -> Array:
-    """Parameters as one vector, in the finest of their types."""
+def concatenate_parameters(*thetas: Params) -> Array:
+    """Concatenate parameters into one vector, in the widest of their types."""
     return jnp.concatenate([ravel_pytree(theta)[0] for theta in thetas])
 
 
 @partial(jit, static_argnums=(0, 1))
-def rows(wiener: int, real: np.dtype, ensemble: Ensemble) -> dict[str, Array]:
-    """What `arrays` makes of an ensemble, where it is: on a GPU nothing goes through the host."""
+def lay_out_ensemble(wiener: int, real: np.dtype, ensemble: Ensemble) -> dict[str, Array]:
+    """Return the arrays of an ensemble as `make_arrays` does, on the device that holds it."""
     count = len(ensemble.x)
     leaves = jax.tree.leaves(ensemble.context)
     table = {"x": ensemble.x.T.astype(real)}
@@ -135,13 +131,13 @@ def _no_words(streams: PyTree, count: int) -> np.ndarray:
 
 
 def check_generator(keys: Array) -> None:
-    """Keys that kernels can draw with are those of threefry2x32."""
+    """Raise for keys of a generator other than threefry2x32, which kernels do not have."""
     if keys.dtype != np.uint32 and jax.random.key_impl(keys) != "threefry2x32":
         raise Unsupported("key", f"keys of the generator {jax.random.key_impl(keys)}")
 
 
 def threefry_words(streams: PyTree, count: int) -> np.ndarray:
-    """Keys as words. (2, E)"""
+    """Return keys as words. (2, E)"""
     check_generator(streams)
     words = streams if streams.dtype == np.uint32 else jax.random.key_data(streams)
     return np.asarray(words).T
@@ -155,9 +151,7 @@ def _philox_words(streams: PyTree, count: int) -> np.ndarray:
 
 
 def _check_range(values: np.ndarray, real: np.dtype) -> None:
-    """Shared factors were multiplied with each other; in single precision that may leave the
-    range of numbers.
-    """
+    """Raise where products of shared factors leave the range of `real`."""
     size = np.abs(values[np.isfinite(values)])
     limits = np.finfo(real)
     if size.size and (size.max() > limits.max or (size[size > 0].min(initial=1.0)) < limits.tiny):
@@ -165,7 +159,7 @@ def _check_range(values: np.ndarray, real: np.dtype) -> None:
 
 
 def make_range_error(real: np.dtype) -> Unsupported:
-    """What is computed ahead does not fit into the type of the states."""
+    """Return the error for numbers computed ahead that the type of the states cannot hold."""
     return Unsupported(
         "numbers", f"products of parameters and time steps leave the range of {real.name}"
     )

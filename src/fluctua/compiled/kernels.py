@@ -1,4 +1,4 @@
-"""Kernels of one's own process, traced, written and compiled once for each structure of a call."""
+"""Kernels of a user's process, traced, written and compiled once per structure of a call."""
 
 from __future__ import annotations
 
@@ -10,79 +10,89 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.compiled import cpu, cuda, emit, trace
-from fluctua.compiled.ahead import (
-    number_generator,
-)
+from fluctua.compiled.ahead import encode_generator
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import baselines, simulate
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.streamed import Call
 
 SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
-"""The sweep of native/sweep.hpp for each baseline that a kernel serves."""
+"""The sweep of native/sweep.hpp by baseline; kernels have no other baselines."""
 
 OPTIMISE = "-O2"
+"""Optimisation level of the C++ compiler."""
+
+MAX_KERNELS = 256
+"""Kernels kept in `KERNELS`; the oldest is dropped first."""
 
 
 class Kernel(NamedTuple):
-    """A program, where its numbers are, its text and the loaded library."""
+    """A compiled step of a process, ready to run over an ensemble.
+
+    program: nodes that a step computes.
+    layout: where the kernel finds its numbers.
+    source: generated text.
+    library: loaded passes; None if only the text was asked for.
+    real: type of states and sums.
+    self_starting: the kernel starts its trajectories itself, from one state and without a context.
+    """
 
     program: trace.Program
     layout: emit.Layout
     source: str
     library: cpu.CpuLibrary | cuda.GpuLibrary | None
     real: np.dtype
-    begins: bool  # its trajectories itself, from one state, without a context
+    self_starting: bool
 
 
 @lru_cache(maxsize=256)
 def make_kernel(key: _Key, build: bool) -> Kernel:
-    """The kernel of a key. build: whether its library is compiled and loaded too."""
-    program = trace.traced(key.model, key.recipe, key.theta, key.ensemble, key.t)
-    layout = emit.laid_out(program)
+    """Make the kernel of a key. build: compile and load its library too."""
+    program = trace.trace_step(key.model, key.recipe, key.theta, key.ensemble, key.t)
+    layout = emit.make_layout(program)
     real = np.dtype(np.float64 if key.double else np.float32)
     library: cpu.CpuLibrary | cuda.GpuLibrary | None = None
-    begins = key.recipe.fixed and key.model.objective.initial is None
+    self_starting = key.recipe.fixed and key.model.objective.initial is None
     if key.place == "cuda":
-        ahead = emit.numbers_ahead(program, layout)
+        ahead = emit.write_numbers_ahead(program, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.theta)))
-        form = cuda.Form(
+        source_on_gpu = cuda.GpuSource(
             program,
             layout,
             real,
             key.noise64,
             key.wiener,
             key.sweep == 2,
-            begins,
+            self_starting,
             ahead=ahead,
             theta=theta,
         )
         return Kernel(
             program,
             layout,
-            form.source("sweep"),
-            cuda.GpuLibrary(form) if build else None,
+            source_on_gpu.write("sweep"),
+            cuda.GpuLibrary(source_on_gpu) if build else None,
             real,
-            begins,
+            self_starting,
         )
-    source = cpu.cpu_source(
+    source = cpu.write_cpu_source(
         program,
         layout,
         double=key.double,
         noise64=key.noise64,
         wiener=key.wiener,
         sweep=key.sweep,
-        begins=begins,
+        self_starting=self_starting,
     )
     if build:
         library = cpu.CpuLibrary(
             cpu.find_or_build(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real
         )
-    return Kernel(program, layout, source, library, real, begins)
+    return Kernel(program, layout, source, library, real, self_starting)
 
 
 class _Key:
-    """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
+    """What a kernel depends on. Equal keys have the same code, structure and types, not numbers."""
 
     def __init__(self, call: Call, place: str):
         ensemble = jax.eval_shape(lambda: begin_ensemble(call, call.key, 1))
@@ -94,14 +104,13 @@ class _Key:
         self.ensemble = ensemble
         self.double = ensemble.x.dtype == np.float64
         self.noise64 = jnp.result_type(float) == np.float64
-        self.wiener = number_generator(self.recipe.wiener)
+        self.wiener = encode_generator(self.recipe.wiener)
         self.sweep = _choose_sweep(call)
-        one = ensemble._replace(streams=None)
         self._identity = (
-            call.model._replace(baseline=_none, initial_baseline=_none),
+            call.model._replace(baseline=_no_baseline, initial_baseline=_no_baseline),
             self.recipe,
             trace.describe_shapes(call.theta),
-            trace.describe_shapes(one),
+            trace.describe_shapes(ensemble._replace(streams=None)),
             str(self.t.dtype),
             self.noise64,
             self.wiener,
@@ -116,13 +125,13 @@ class _Key:
         return isinstance(other, _Key) and self._identity == other._identity
 
 
-def _none(kick: Any) -> Any:
+def _no_baseline(kick: Any) -> Any:
     return kick
 
 
 def find_kernel(call: Call, place: str, build: bool = True) -> Kernel:
-    """The kernel of a call, found without beginning an ensemble if there was a call like it."""
-    like = (
+    """Find or make the kernel of a call. A call like an earlier one traces nothing again."""
+    structure = (
         call.model,
         call.plans[0].name,
         call.substrate.recipe,
@@ -133,15 +142,15 @@ def find_kernel(call: Call, place: str, build: bool = True) -> Kernel:
         place,
         build,
     )
-    if like not in KERNELS:
-        KERNELS[like] = make_kernel(_Key(call, place), build)
-        if len(KERNELS) > MOSTKERNELS:
+    if structure not in KERNELS:
+        KERNELS[structure] = make_kernel(_Key(call, place), build)
+        if len(KERNELS) > MAX_KERNELS:
             KERNELS.pop(next(iter(KERNELS)))
-    return KERNELS[like]
+    return KERNELS[structure]
 
 
 KERNELS: dict[Any, Kernel] = {}
-MOSTKERNELS = 256
+"""Kernels by the structure of the calls that they serve."""
 
 
 def _choose_sweep(call: Call) -> int:
@@ -152,13 +161,13 @@ def _choose_sweep(call: Call) -> int:
         "mean": baselines.mean,
         "optimal": baselines.optimal,
     }
-    if name not in known or call.model.baseline is not known[name]().of:
+    if name not in known or call.model.baseline is not known[name]().function:
         raise Unsupported("baseline", f"the baseline {name!r}; kernels serve {', '.join(SWEEPS)}")
     return SWEEPS[name]
 
 
 @partial(jit, static_argnums=(0, 1))
-def _ensemble(
+def _begin(
     recipe: simulate.Recipe,
     count: int,
     key: Array,
@@ -166,11 +175,11 @@ def _ensemble(
     x0: Array | None,
     first: int | None,
 ) -> simulate.Ensemble:
-    return simulate.begin(recipe, count, key, theta, x0, first)
+    return simulate.start_ensemble(recipe, count, key, theta, x0, first)
 
 
 def begin_ensemble(
     call: Call, key: Array, count: int, first: int | None = None
 ) -> simulate.Ensemble:
-    """Trajectories of a call before their first step, from the key of their noise."""
-    return _ensemble(call.substrate.recipe, count, key, call.theta, call.substrate.x0, first)
+    """Return `count` trajectories of a call before their first step. key: of their noise."""
+    return _begin(call.substrate.recipe, count, key, call.theta, call.substrate.x0, first)

@@ -1,7 +1,7 @@
 """One step of one trajectory as a graph, from the functions that the JAX path itself runs.
 
 The transition, the rewards, the score and the explicit terms are those of `fluctua.core`, with the
-noise as an input, so what a kernel computes is what they say.
+noise as an input: a kernel has no formulas of its own.
 """
 
 from __future__ import annotations
@@ -22,35 +22,42 @@ from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.model import EstimatorModel, Moment
 from fluctua.core.process import Process
-from fluctua.core.simulate import width
+from fluctua.core.simulate import noise_width
 from fluctua.core.text import names
 
-MOST_STATES = 300
-MOST_PARAMETERS = 1024
-"""What a kernel is made for; beyond, arrays are the better form."""
+MAX_STATES = 300
+MAX_PARAMETERS = 1024
+"""Largest state and θ of a kernel; beyond, operations on arrays are faster than scalars."""
 
 
 class Program(NamedTuple):
     """What a kernel computes at every step, as nodes of a graph.
 
-    x_next: (M,). running: g Δt. paid: the reward of the step. score, explicit: (P,). terminal,
-    final: the reward of the last state and its explicit terms (P,), of x as the state there.
-    contexts: numbers of the context of a trajectory.
-    width: W. names: of the parameters. inner: an event within the step, of a jump process.
+    x_next: state after the step (M,).
+    running: running reward g Δt.
+    step_reward: reward of the step on arrival.
+    score: (P,).
+    explicit: explicit terms ∂θ(g Δt + r) (P,).
+    terminal: terminal reward, a function of x as the last state.
+    terminal_explicit: explicit terms of the terminal reward (P,).
+    contexts: number of components of a trajectory's context.
+    width: W, the number of noises.
+    names: of the parameters (P,).
+    event: one event inside the step of a jump process.
     """
 
     graph: Graph
     x_next: list[int]
     running: int
-    paid: int
+    step_reward: int
     score: list[int]
     explicit: list[int]
     terminal: int
-    final: list[int]
+    terminal_explicit: list[int]
     contexts: int
     width: int
     names: list[str]
-    inner: jump_events.Inner | None = None
+    event: jump_events.EventProgram | None = None
 
     @property
     def state(self) -> int:
@@ -59,42 +66,44 @@ class Program(NamedTuple):
 
 
 def describe_shapes(tree: PyTree) -> Any:
-    """What a trace depends on: structure, shapes and types, hashable."""
+    """Return structure, shapes and types of a pytree, hashable: what a trace depends on."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
 
 
-def alone(ensemble: PyTree) -> PyTree:
-    """Shape and type of every leaf of one trajectory of an ensemble."""
+def drop_ensemble_axis(ensemble: PyTree) -> PyTree:
+    """Return shape and type of every leaf of one trajectory of an ensemble."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), ensemble)
 
 
-def flattened(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Params]]:
-    """θ as one vector (P,), by shape and type, and the way back; nothing is computed, so
-    nothing is compiled.
+def flatten_parameters(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Params]]:
+    """Return shape and type of θ as one vector (P,), and the function back to θ.
+
+    Nothing is computed, so nothing is compiled.
     """
-    back = []
+    inverses = []
 
     def flat(theta: Params) -> Array:
         vector, unravel = ravel_pytree(theta)
-        back.append(unravel)
+        inverses.append(unravel)
         return vector
 
-    return jax.eval_shape(flat, theta), back[0]
+    return jax.eval_shape(flat, theta), inverses[0]
 
 
-def traced(
+def trace_step(
     model: EstimatorModel,
     recipe: simulate.Recipe,
     theta: Params,
     ensemble: simulate.Ensemble,
     t: Array,
 ) -> Program:
-    """The step of a trajectory of an ensemble, which may be shapes and types alone. t: the time
-    grid.
+    """Trace one step of a trajectory into a graph.
+
+    ensemble: trajectories, or their shapes and types alone. t: the time grid (T+1,).
     """
     process = recipe.process
-    jumps = jump_events.served(recipe)
+    jumps = jump_events.find_jumps(recipe)
     if jumps is not None:
         smooth = jumps.diffusion
     elif isinstance(process, Process) and isinstance(model.process, Process):
@@ -104,25 +113,24 @@ def traced(
             type(process).__name__,
             "kernels are made of processes with a drift and a noise, or events",
         )
-    x, context, _ = alone(ensemble._replace(streams=None))
-    flat, unravel = flattened(theta)
+    x, context, _ = drop_ensemble_axis(ensemble._replace(streams=None))
+    flat, unravel = flatten_parameters(theta)
 
-    def like(*shape, of=t):
+    def shaped(*shape, of=t):
         return jax.ShapeDtypeStruct(shape, of.dtype)
 
-    if x.size > MOST_STATES or flat.size > MOST_PARAMETERS:
+    if x.size > MAX_STATES or flat.size > MAX_PARAMETERS:
         raise Unsupported(
             "state",
-            f"{x.size} components and {flat.size} parameters; up to "
-            f"{MOST_STATES} and "
-            f"{MOST_PARAMETERS} are written out",
+            f"{x.size} components and {flat.size} parameters; kernels have up to {MAX_STATES} and "
+            f"{MAX_PARAMETERS}",
         )
-    wieners = 0 if smooth is None else width(smooth, theta, x, like(), context)
+    wieners = 0 if smooth is None else noise_width(smooth, theta, x, shaped(), context)
     replayed = recipe._replace(
-        wiener=draws.Wiener(draws.silent.stream, lambda stream, step, width: stream)
+        wiener=draws.Wiener(draws.no_noise.stream, lambda stream, step, width: stream)
     )
 
-    def one(tree):
+    def add_axis(tree):
         return jax.tree.map(lambda leaf: leaf[None], tree)
 
     def step(
@@ -132,7 +140,7 @@ def traced(
         n = jnp.zeros((), int)
         if jumps is None:
             return simulate.transition_one(replayed, theta, x, context, z, n, t, dt)[0]
-        left = jump_events.left_by(unravel, x, *events)
+        left = jump_events.collect_events(unravel, x, *events)
         return jumps.add_diffusion(
             theta, x, events[0], left, (context, z, replayed.wiener.draw, n, t, dt)
         )
@@ -141,11 +149,11 @@ def traced(
         flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
     ) -> tuple[Array, Array]:
         theta = unravel(flat)
-        moment = Moment(0, t, dt, *one((x, x_next, context)))
+        moment = Moment(0, t, dt, *add_axis((x, x_next, context)))
         rate = terms.running_rewards(model.objective, theta, moment.x, t, moment.context)
         running = rate * dt.astype(x.dtype)
-        nothing = jnp.zeros(1, x.dtype)
-        arrival = terms.add_step_reward(model.objective, theta, nothing, moment)
+        zero = jnp.zeros(1, x.dtype)
+        arrival = terms.add_step_reward(model.objective, theta, zero, moment)
         return running[0], arrival[0]
 
     def scores(
@@ -158,22 +166,24 @@ def traced(
         origin: Array,
         events: PyTree,
     ) -> tuple[Array, Array]:
-        left = None if events is None else jump_events.left_by(unravel, x, *events)
-        moment = Moment(0, t, dt, *one((x, x_next, context, left)))
+        left = None if events is None else jump_events.collect_events(unravel, x, *events)
+        moment = Moment(0, t, dt, *add_axis((x, x_next, context, left)))
         rows = terms.scores(model, unravel(flat), moment, origin[:2])
         return rows.score[0], rows.explicit[0]
 
-    def last(flat: Array, x: Array, context: PyTree, origin: Array) -> tuple[Array, Array]:
+    def terminal_terms(
+        flat: Array, x: Array, context: PyTree, origin: Array
+    ) -> tuple[Array, Array]:
         theta = unravel(flat)
-        (states, contexts) = one((x, context))
+        states, contexts = add_axis((x, context))
         explicit = terms.terminal_slopes(model, theta, states, origin, contexts)
         return terms.terminal_rewards(model.objective, theta, states, contexts)[0], explicit[0]
 
     graph = Graph()
     tracer = Tracer(graph)
-    time = like()
-    origin = like(3)
-    z = like(wieners, of=x)
+    time = shaped()
+    origin = shaped(3)
+    z = shaped(wieners, of=x)
     inputs = {
         "theta": tracer.input("theta", flat),
         "x": tracer.input("x", x),
@@ -183,7 +193,7 @@ def traced(
         "z": tracer.input("z", z),
         "origin": tracer.input("origin", origin),
     }
-    if recipe.wiener is draws.silent:
+    if recipe.wiener is draws.no_noise:
         inputs["z"] = np.full(wieners, graph.const(0.0))
     values = {
         "theta": flat,
@@ -195,62 +205,62 @@ def traced(
         "origin": origin,
         "x_next": x,
         "events": None if jumps is None else (x, flat),
-        "p": like(jump_events.DRAWS, of=x),
+        "p": shaped(jump_events.DRAWS, of=x),
     }
 
     def call(function, *kinds):
         return tracer.call(function, [values[k] for k in kinds], [inputs[k] for k in kinds])
 
-    inner = None
+    event = None
     inputs["events"] = None
     if jumps is not None:
         inputs["p"] = tracer.input("p", values["p"])
-        new, after, over, own = call(
+        x_after, after, over, event_score = call(
             jump_events.bind_event(jumps, unravel), "theta", "x", "t", "dt", "context", "p"
         )
-        scored = [p for p, node in enumerate(own) if graph.value(int(node)) != 0.0]
-        inner = jump_events.Inner(new.tolist(), int(after), int(over), own.tolist(), scored)
+        scored = [p for p, node in enumerate(event_score) if graph.value(int(node)) != 0.0]
+        event = jump_events.EventProgram(
+            x_after.tolist(), int(after), int(over), event_score.tolist(), scored
+        )
         score = np.full(flat.size, graph.const(0.0))
         score[scored] = tracer.input("p", score[scored], x.size)
         inputs["events"] = tracer.input("p", x), score
     (x_next,) = call(step, "theta", "x", "t", "dt", "context", "z", "events")
     for k, (total, part) in enumerate(zip(x_next.tolist(), inputs["x"].tolist(), strict=True)):
-        graph.settled(total, part)
-        if jumps is not None and graph.ops[total] in (
-            "add",
-            "sub",
-        ):  # what a kick and what the events add
-            graph.settled(total, graph.make("sub", int(inputs["events"][0][k]), part))
+        graph.mark_sum(total, part)
+        # the sum of the noise's kick and of what the events add
+        if jumps is not None and graph.ops[total] in ("add", "sub"):
+            graph.mark_sum(total, graph.make("sub", int(inputs["events"][0][k]), part))
             for operand in graph.args[total]:
-                graph.settled(operand, part)
+                graph.mark_sum(operand, part)
     inputs["x_next"] = x_next
-    running, paid = call(rewards, "theta", "x", "x_next", "t", "dt", "context")
+    running, step_reward = call(rewards, "theta", "x", "x_next", "t", "dt", "context")
     score, explicit = call(scores, "theta", "x", "x_next", "t", "dt", "context", "origin", "events")
-    terminal, final = call(last, "theta", "x", "context", "origin")
+    terminal, terminal_explicit = call(terminal_terms, "theta", "x", "context", "origin")
     return Program(
         graph,
         x_next.tolist(),
         int(running),
-        int(paid),
+        int(step_reward),
         score.tolist(),
         explicit.tolist(),
         int(terminal),
-        final.tolist(),
+        terminal_explicit.tolist(),
         sum(np.size(leaf) for leaf in jax.tree.leaves(context)),
         wieners,
         names(theta),
-        inner,
+        event,
     )
 
 
 class Tracer:
-    """Traces functions into one graph."""
+    """Traces functions of JAX into one graph."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
 
     def input(self, kind: str, value: Array, first: int = 0) -> np.ndarray:
-        """Leaves for every element of an input."""
+        """Add a leaf for every element of an input; return their identities in its shape."""
         dtype = getattr(value, "dtype", np.dtype(float))
         if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or np.dtype(dtype).kind == "c":
             raise Unsupported(kind, f"an input of type {dtype}")
@@ -260,13 +270,13 @@ class Tracer:
         return np.array(ids, dtype=np.int64).reshape(np.shape(value))
 
     def tree(self, kind: str, tree: PyTree) -> PyTree:
-        """Leaves for every number of a pytree, numbered through."""
+        """Add a leaf for every number of a pytree, counted through its leaves."""
         leaves, structure = jax.tree.flatten(tree)
         first = np.cumsum([0, *(np.size(leaf) for leaf in leaves)])
         numbered = [self.input(kind, leaf, k) for leaf, k in zip(leaves, first, strict=False)]
         return jax.tree.unflatten(structure, numbered)
 
     def call(self, function: Callable, values: list[Any], inputs: list[PyTree]) -> list[np.ndarray]:
-        """Outputs of a traced function."""
+        """Trace a function and return the identities of its outputs."""
         closed = jax.make_jaxpr(function)(*values)
         return scalarise(self.graph, closed, jax.tree.leaves(inputs))

@@ -31,7 +31,7 @@ from fluctua.core.twin import sweep as twin_sweep
 KEPT_BYTES = 256 * 2**20
 """The most that the kept states of the trajectories of one pass may take."""
 
-MOST_BENT = 8
+MAX_ORDER_TWO_STATES = 8
 """States of a twin of order 2, whose Hessian is written out."""
 
 BASELINES = {baselines.none: 0, baselines.time_only: 0, baselines.mean: 1, baselines.optimal: 2}
@@ -54,23 +54,24 @@ class TwinProgram(NamedTuple):
     slope: list[int]
 
 
-def traced_twin(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgram:
+def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgram:
     """The step of a trajectory and of its twin, from the first of an ensemble that is about to
     begin.
     """
     twin = call.twin
     numbers = call.numbers
     t = call.substrate.t
-    x, context, _ = trace.alone(ensemble._replace(streams=None))
-    if twin.order == 2 and x.size > MOST_BENT:
+    x, context, _ = trace.drop_ensemble_axis(ensemble._replace(streams=None))
+    if twin.order == 2 and x.size > MAX_ORDER_TWO_STATES:
         raise Unsupported(
-            "twin", f"a twin of order 2 with {x.size} states; kernels follow up to {MOST_BENT}"
+            "twin",
+            f"a twin of order 2 with {x.size} states; kernels follow up to {MAX_ORDER_TWO_STATES}",
         )
-    program = trace.traced(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
+    program = trace.trace_step(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
     tracer = trace.Tracer(program.graph)
     m = x.size
-    (flat, unravel) = trace.flattened(numbers.theta)
-    (own, unravel_own) = trace.flattened(numbers.twin)
+    (flat, unravel) = trace.flatten_parameters(numbers.theta)
+    (own, unravel_own) = trace.flatten_parameters(numbers.twin)
 
     def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
         one = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
@@ -84,31 +85,31 @@ def traced_twin(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgram:
         x: Array,
         x_next: Array,
         xbar: Array,
-        of_v: Array,
+        flat_guess: Array,
         t: Array,
         dt: Array,
         context: PyTree,
         origin: Array,
     ) -> tuple[Array, ...]:
         numbers = core_twin.Numbers(unravel(flat), unravel_own(own))
-        guess = unrolled(of_v, m)
+        guess = unflatten_guess(flat_guess, m)
         step = Step(x, x_next, t, dt, context)
         direct, expected, reward, left = core_twin.direct_terms(
             twin, numbers, guess, step, xbar, origin
         )
         new, gain = core_twin.expand(twin, numbers, guess, xbar, t, dt, context)
-        return direct, expected - gain - new.at(x - xbar), reward, left, gain, rolled(new)
+        return direct, expected - gain - new.at(x - xbar), reward, left, gain, flatten_guess(new)
 
     time, origin = (jax.ShapeDtypeStruct(shape, t.dtype) for shape in ((), (2,)))
-    of_v = jax.ShapeDtypeStruct((m + m * m if twin.order == 2 else m,), x.dtype)
-    values = (flat, own, x, x, x, of_v, time, time, context, origin)
+    flat_guess = jax.ShapeDtypeStruct((m + m * m if twin.order == 2 else m,), x.dtype)
+    values = (flat, own, x, x, x, flat_guess, time, time, context, origin)
     inputs = [
         tracer.input("theta", flat),
         tracer.input("theta", own, flat.size),
         tracer.input("x", x),
         np.array(program.x_next),
         tracer.input("p", x),
-        tracer.input("p", of_v, m),
+        tracer.input("p", flat_guess, m),
         tracer.input("t", time),
         tracer.input("dt", time),
         tracer.tree("context", context),
@@ -123,20 +124,24 @@ def traced_twin(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgram:
     )
 
 
-def rolled(guess: core_twin.Guess) -> Array:
+def flatten_guess(guess: core_twin.Guess) -> Array:
     """V in one vector: the slope, and the bend of order 2. (…, M) or (…, M + M²)"""
     if guess.bend is None:
         return guess.slope
     return jnp.concatenate([guess.slope, guess.bend.reshape(*guess.bend.shape[:-2], -1)], axis=-1)
 
 
-def unrolled(of_v: Array, m: int) -> core_twin.Guess:
+def unflatten_guess(flat_guess: Array, m: int) -> core_twin.Guess:
     """The way back."""
-    bend = of_v[..., m:].reshape(*of_v.shape[:-1], m, m) if of_v.shape[-1] > m else None
-    return core_twin.Guess(of_v[..., :m], bend)
+    bend = (
+        flat_guess[..., m:].reshape(*flat_guess.shape[:-1], m, m)
+        if flat_guess.shape[-1] > m
+        else None
+    )
+    return core_twin.Guess(flat_guess[..., :m], bend)
 
 
-def _text(of: TwinProgram, layout: emit.Layout) -> str:
+def _write_twin_functions(of: TwinProgram, layout: emit.Layout) -> str:
     """The functions `twin_ahead` and `twin_back`."""
     program = of.program
     ahead = [("y", k, node) for k, node in enumerate(of.ahead)]
@@ -152,13 +157,13 @@ def _text(of: TwinProgram, layout: emit.Layout) -> str:
     results = "const V *p, V *s, V *d, V &delta, V &reward, V &left, V &gain, V *q"
     return "\n".join(
         [
-            emit.function(program, layout, "twin_ahead", ahead, "const V *p, V *y"),
-            emit.function(program, layout, "twin_back", back, results),
+            emit.write_function(program, layout, "twin_ahead", ahead, "const V *p, V *y"),
+            emit.write_function(program, layout, "twin_back", back, results),
         ]
     )
 
 
-def _head(key: TwinKey, of: TwinProgram) -> str:
+def _write_defines(key: TwinKey, of: TwinProgram) -> str:
     return f"#define TWIN_BASELINE {key.baseline}\n#define GUESS {len(of.slope)}\n"
 
 
@@ -182,9 +187,9 @@ class TwinKey:
         self.call = call
         self.optimise = optimise
         self.place = place
-        self.wiener = wiener = precomputed.number_generator(call.substrate.recipe.wiener)
+        self.wiener = wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
         self.noise64 = jnp.result_type(float) == np.float64
-        self.baseline = number_baseline(call)
+        self.baseline = encode_baseline(call)
         self._identity = (
             call.twin,
             call.substrate.recipe,
@@ -201,7 +206,7 @@ class TwinKey:
     @property
     def ensemble(self) -> Ensemble:
         """Shapes and types of a trajectory that is about to begin."""
-        return jax.eval_shape(lambda: begun(self.call, 1, 0))
+        return jax.eval_shape(lambda: begin_twin_ensemble(self.call, 1, 0))
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -210,11 +215,11 @@ class TwinKey:
         return isinstance(other, TwinKey) and self._identity == other._identity
 
 
-def number_baseline(call: twin_sweep.TwinCall) -> int:
+def encode_baseline(call: twin_sweep.TwinCall) -> int:
     """How Λ is centred: by a table, by the mean of the others, by their weighted mean."""
     of = call.twin.model.baseline
     for make, number in BASELINES.items():
-        if make().of is of:
+        if make().function is of:
             return number
     raise Unsupported(
         "baseline", "this baseline of the twin's Λ; kernels serve none, time, mean, optimal"
@@ -222,21 +227,21 @@ def number_baseline(call: twin_sweep.TwinCall) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
+def make_twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     """The kernel of a twin, traced, written and compiled."""
     ensemble = key.ensemble
-    traced_step = traced_twin(key.call, ensemble)
+    traced_step = trace_twin_step(key.call, ensemble)
     program = traced_step.program
     scalars = [traced_step.delta, traced_step.reward, traced_step.left, traced_step.gain]
     more = [*traced_step.ahead, *scalars, *traced_step.slope]
-    layout = emit.laid_out(program, more)
+    layout = emit.make_layout(program, more)
     real = np.dtype(ensemble.x.dtype)
     double = real == np.float64
     if key.place == "cuda":
-        text = _head(key, traced_step) + _text(traced_step, layout)
+        text = _write_defines(key, traced_step) + _write_twin_functions(traced_step, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.call.numbers[:2])))
-        ahead = emit.numbers_ahead(program, layout)
-        form = cuda.Form(
+        ahead = emit.write_numbers_ahead(program, layout)
+        form = cuda.GpuSource(
             program, layout, real, key.noise64, key.wiener, twin=text, ahead=ahead, theta=theta
         )
         return TwinKernel(
@@ -247,11 +252,17 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
             real,
             len(traced_step.slope),
         )
-    source = cpu.cpu_source(
+    source = cpu.write_cpu_source(
         program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0
     )
-    twin = emit.native("twin.hpp")
-    source = "\n".join([source, _head(key, traced_step) + _text(traced_step, layout), twin])
+    twin = emit.read_native("twin.hpp")
+    source = "\n".join(
+        [
+            source,
+            _write_defines(key, traced_step) + _write_twin_functions(traced_step, layout),
+            twin,
+        ]
+    )
     loaded = (
         CpuTwinLibrary(ctypes.CDLL(str(cpu.find_or_build(source, key.optimise))), real)
         if build
@@ -308,10 +319,12 @@ class CpuTwinLibrary(cpu.CpuArrays):
                 assert arrays[key].flags.c_contiguous
                 setattr(run, key, arrays[key].ctypes.data)
         function = self.library[name]
-        cpu.each(lambda piece: function(ctypes.byref(run), *map(ctypes.c_int64, piece)), pieces)
+        cpu.run_pieces(
+            lambda piece: function(ctypes.byref(run), *map(ctypes.c_int64, piece)), pieces
+        )
 
 
-def begun(call: twin_sweep.TwinCall, count: int, low: int) -> Ensemble:
+def begin_twin_ensemble(call: twin_sweep.TwinCall, count: int, low: int) -> Ensemble:
     """Trajectories from number `low` on, before their first step."""
     substrate = call.substrate
     return twin_sweep.begin_from(
@@ -319,7 +332,7 @@ def begun(call: twin_sweep.TwinCall, count: int, low: int) -> Ensemble:
     )
 
 
-def parts(call: twin_sweep.TwinCall, kernel: TwinKernel) -> twin_sweep.Parts:
+def collect_parts(call: twin_sweep.TwinCall, kernel: TwinKernel) -> twin_sweep.Parts:
     """Direct and correction (E, P), returns (E,), mean of Λ (T+1,)."""
     steps = len(call.substrate.times.dt)
     segment = int(np.ceil(np.sqrt(steps)))
@@ -330,25 +343,32 @@ def parts(call: twin_sweep.TwinCall, kernel: TwinKernel) -> twin_sweep.Parts:
     at_once = max(1, KEPT_BYTES // (each * call.batch))
     pieces: list[twin_sweep.Parts] = []
     for k in range(0, len(slices), at_once):
-        pieces += _pass(call, kernel, slices[k : k + at_once], segment)
+        pieces += _run_pass(call, kernel, slices[k : k + at_once], segment)
     return twin_sweep.join_parts(pieces)
 
 
-def _arrays(call: twin_sweep.TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str, Any]:
+def _make_arrays(
+    call: twin_sweep.TwinCall, kernel: TwinKernel, ensemble: Ensemble
+) -> dict[str, Any]:
     """An ensemble and the numbers that are computed ahead, or what a GPU computes them from."""
     library = kernel.library
     substrate = call.substrate
     thetas = call.numbers[:2]
-    if isinstance(library, cuda.GpuTwinLibrary) and library.form.ahead:
-        wiener = precomputed.number_generator(substrate.recipe.wiener)
+    if isinstance(library, cuda.GpuTwinLibrary) and library.source.ahead:
+        wiener = precomputed.encode_generator(substrate.recipe.wiener)
         precomputed.check_generator(call.key)
-        numbers = {"theta": library.parameters(*thetas), "times": library.times(substrate)}
-        return library.ensemble(wiener, ensemble) | numbers
+        numbers = {
+            "theta": library.load_parameters(*thetas),
+            "times": library.load_times(substrate),
+        }
+        return library.load_ensemble(wiener, ensemble) | numbers
     flat = np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(thetas)])
-    return precomputed.arrays(kernel.program, kernel.layout, kernel.real, substrate, flat, ensemble)
+    return precomputed.make_arrays(
+        kernel.program, kernel.layout, kernel.real, substrate, flat, ensemble
+    )
 
 
-def _pass(
+def _run_pass(
     call: twin_sweep.TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], segment: int
 ) -> list[twin_sweep.Parts]:
     twin = call.twin
@@ -363,26 +383,26 @@ def _pass(
     m = kernel.program.state
     p = len(kernel.program.names)
     sizes = {"count": count, "steps": steps, "segment": segment}
-    ensemble = begun(call, count, low)
-    arrays = _arrays(call, kernel, ensemble)
+    ensemble = begin_twin_ensemble(call, count, low)
+    arrays = _make_arrays(call, kernel, ensemble)
     arrays |= {
         "last": library.empty(2 * m, count),
-        "flags": library.flags(),
+        "flags": library.make_flags(),
         "kept": library.empty(-(-steps // segment), 2 * m, count),
     }
     library.run("twin_forward", arrays, **sizes)
-    x, xbar = _ends(library.to_jax(arrays["last"]))
+    x, xbar = _split_ends(library.to_jax(arrays["last"]))
     check.finite_simulation(x, call.substrate.t, call.offset + low)
     core_twin.check_path(xbar, call.substrate.t)
     states = backward.States(x, xbar)
     carry = backward.start_backward(twin, numbers, states, times, ensemble.context)
 
-    own = library.from_jax(_stacked(carry, real))
+    own = library.from_jax(_stack_carry(carry, real))
     v = kernel.guess
     edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
     bar = np.zeros(steps, real)
     if numbers.table is not None:  # n+1: δ precedes the kick
-        bar = library.kept(
+        bar = library.keep(
             "bar", numbers.table, lambda table: np.ascontiguousarray(np.asarray(table)[1:], real)
         )
     arrays |= {
@@ -397,15 +417,15 @@ def _pass(
         "sums": library.zeros(len(slices), steps),
     }
     library.run("twin_backward", arrays, **sizes)
-    flags = library.read(arrays["flags"])
+    flags = library.read_flags(arrays["flags"])
     if flags & precomputed.OUT_OF_RANGE:
         raise precomputed.make_range_error(real)
     if flags:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
-    back = _unstacked(library.to_jax(own), m, v, np.dtype(carry.direct.dtype))
+    back = _unstack_carry(library.to_jax(own), m, v, np.dtype(carry.direct.dtype))
     last = np.asarray(jax_arrays.on_host(carry.residual), float)
-    sums = library.host(arrays["sums"])
+    sums = library.to_host(arrays["sums"])
     ends = (ensemble.x, ensemble.context)
     if not isinstance(twin.model.start, Density):
         means = np.append(sums.sum(axis=0) / count, last.mean()).astype(real)
@@ -427,14 +447,14 @@ def _pass(
 
 
 @jax_arrays.jit
-def _ends(last: Array) -> tuple[Array, Array]:
+def _split_ends(last: Array) -> tuple[Array, Array]:
     """X_T and x̄_T (E, M), of what a kernel left."""
     half = last.shape[0] // 2
     return last[:half].T, last[half:].T
 
 
 @functools.partial(jax_arrays.jit, static_argnums=1)
-def _stacked(carry: backward.Backward, real: np.dtype) -> Array:
+def _stack_carry(carry: backward.Backward, real: np.dtype) -> Array:
     """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward,
     direct, correction.
     """
@@ -444,7 +464,7 @@ def _stacked(carry: backward.Backward, real: np.dtype) -> Array:
         return jnp.broadcast_to(v, (count, *v.shape[1:]))
 
     numbers = [
-        every(rolled(carry.guess)).T,
+        every(flatten_guess(carry.guess)).T,
         every(carry.value)[None],
         carry.residual[None],
         carry.reward[None],
@@ -453,10 +473,10 @@ def _stacked(carry: backward.Backward, real: np.dtype) -> Array:
 
 
 @functools.partial(jax_arrays.jit, static_argnums=(1, 2, 3))
-def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> backward.Backward:
+def _unstack_carry(own: Array, m: int, v: int, theta_dtype: np.dtype) -> backward.Backward:
     """The way back, after the first step. v: numbers of V."""
     p = (len(own) - v - 3) // 2
-    direct, correction = (own[k : k + p].T.astype(of_theta) for k in (v + 3, v + 3 + p))
+    direct, correction = (own[k : k + p].T.astype(theta_dtype) for k in (v + 3, v + 3 + p))
     return backward.Backward(
-        unrolled(own[:v].T, m), own[v], own[v + 1], own[v + 2], direct, correction
+        unflatten_guess(own[:v].T, m), own[v], own[v + 1], own[v + 2], direct, correction
     )

@@ -3,7 +3,7 @@ variance and never the mean.
 
 A baseline is admissible when it is independent of the kick it multiplies. Those here get that
 either by leaving the trajectory itself out of every sum or by knowing nothing but the time. Bin
-membership uses the state *before* the kick.
+membership uses the state *before* the inputs.
 
 Writing another one takes a function of a `Inputs` that returns (E, P), or anything that broadcasts
 to it. It is tried once (`check_admissible`) and refused if it depends on the return or the score of
@@ -27,7 +27,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.check import form, leading
+from fluctua.core.check import drop_extra_arguments, tree_signature
 from fluctua.core.process import Process
 from fluctua.core.words import close_match
 
@@ -61,16 +61,16 @@ class Inputs(NamedTuple):
 class Baseline(NamedTuple):
     """λ̄ₙ for every trajectory and parameter.
 
-    of: Inputs -> broadcastable to (E, P). needs_returns: whether `of` looks at `Inputs.returns`; if
-    so a simulated ensemble is run once for the returns and replayed. fewest: trajectories it needs.
+    function: Inputs -> broadcastable to (E, P). needs_returns: whether `function` looks at `Inputs.returns`; if
+    so a simulated ensemble is run once for the returns and replayed. min_trajectories: trajectories it needs.
     pilot: trajectories of an independent run that fills `values` with the mean return-to-go (T+1,);
     where nothing can be run, one half of the trajectories fills them for the other. name: in
     `TABLE`; "own" for one that is not there.
     """
 
-    of: Callable[[Inputs], Array]
+    function: Callable[[Inputs], Array]
     needs_returns: bool = True
-    fewest: int = 2
+    min_trajectories: int = 2
     pilot: int = 0
     values: Array | None = None
     name: str = "own"
@@ -78,11 +78,11 @@ class Baseline(NamedTuple):
 
 def none() -> Baseline:
     """λ̄ = 0."""
-    return Baseline(_none, needs_returns=False, fewest=1, name="none")
+    return Baseline(_none, needs_returns=False, min_trajectories=1, name="none")
 
 
-def _none(kick: Inputs) -> Array:
-    return jnp.zeros((), kick.score.dtype)
+def _none(inputs: Inputs) -> Array:
+    return jnp.zeros((), inputs.score.dtype)
 
 
 def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
@@ -103,7 +103,9 @@ def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
             raise ValueError(
                 f"`pilot` must be a whole number of trajectories, at least 1; got {pilot!r}."
             )
-        return Baseline(_time_only, needs_returns=False, fewest=1, pilot=int(pilot), name="time")
+        return Baseline(
+            _time_only, needs_returns=False, min_trajectories=1, pilot=int(pilot), name="time"
+        )
     known = jnp.asarray(values)
     if known.ndim == 0:
         raise TypeError(
@@ -117,25 +119,25 @@ def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
             f"the values of a time-only baseline are not finite at {bad.size} of {known.size} "
             f"times, first at index {bad[0]}: the gradient would not be either."
         )
-    return Baseline(_time_only, needs_returns=False, fewest=1, values=known, name="time")
+    return Baseline(_time_only, needs_returns=False, min_trajectories=1, values=known, name="time")
 
 
-def _time_only(kick: Inputs) -> Array:
-    assert kick.values is not None
-    return kick.values[kick.index + 1]  # n+1: the reward at n precedes the kick
+def _time_only(inputs: Inputs) -> Array:
+    assert inputs.values is not None
+    return inputs.values[inputs.index + 1]  # n+1: the reward at n precedes the kick
 
 
-def use_other_half(kick: Inputs) -> Array:
+def use_other_half(inputs: Inputs) -> Array:
     """λ̄ₙ of trajectories in two halves, the first ⌈E/2⌉ and the rest: `values` (T+1, 2) has
     the mean of each.
     """
-    assert kick.values is not None
-    count = kick.returns.shape[0]
-    first, second = kick.values[kick.index + 1]
-    return jnp.where(jnp.arange(count) < half(count), second, first)[:, None]
+    assert inputs.values is not None
+    count = inputs.returns.shape[0]
+    first, second = inputs.values[inputs.index + 1]
+    return jnp.where(jnp.arange(count) < first_half_size(count), second, first)[:, None]
 
 
-def half(count: int) -> int:
+def first_half_size(count: int) -> int:
     """Trajectories in the first of two halves."""
     return -(-count // 2)
 
@@ -146,7 +148,9 @@ def carried() -> Baseline:
     The first estimate runs a pilot. Only estimators that remember can serve it: those of the fused
     kernels.
     """
-    return Baseline(_time_only, needs_returns=False, fewest=1, pilot=PILOT, name="carried")
+    return Baseline(
+        _time_only, needs_returns=False, min_trajectories=1, pilot=PILOT, name="carried"
+    )
 
 
 def mean() -> Baseline:
@@ -154,8 +158,8 @@ def mean() -> Baseline:
     return Baseline(_mean, name="mean")
 
 
-def _mean(kick: Inputs) -> Array:
-    return _average_others(kick.returns)[:, None]
+def _mean(inputs: Inputs) -> Array:
+    return _average_others(inputs.returns)[:, None]
 
 
 def optimal() -> Baseline:
@@ -168,8 +172,8 @@ def optimal() -> Baseline:
     return Baseline(_optimal, name="optimal")
 
 
-def _optimal(kick: Inputs) -> Array:
-    return _weighted_average_others(kick.returns, _weights(kick.score))
+def _optimal(inputs: Inputs) -> Array:
+    return _weighted_average_others(inputs.returns, _weights(inputs.score))
 
 
 def binned(
@@ -207,7 +211,7 @@ def binned(
         if isinstance(value, bool) or int(value) != value or value < least:
             raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
     return Baseline(
-        Bins(None if condition is None else leading(condition, 4), bins, every, group),
+        Bins(None if condition is None else drop_extra_arguments(condition, 4), bins, every, group),
         name="binned",
     )
 
@@ -291,33 +295,39 @@ def resolve_baseline(
     if name not in serves:
         what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
         raise ValueError(f"{caller} does not serve {what}; it serves {listed}.")
-    if isinstance(record, Baseline) and isinstance(record.of, Bins) and record.of.condition is None:
+    if (
+        isinstance(record, Baseline)
+        and isinstance(record.function, Bins)
+        and record.function.condition is None
+    ):
         if condition is None:
             raise ValueError(
                 'the baseline "binned" needs the quantity whose quantiles make its bins: '
                 "binned(lambda theta, x: x[0] ** 2)."
             )
-        record = record._replace(of=replace(record.of, condition=leading(condition, 4)))
+        record = record._replace(
+            function=replace(record.function, condition=drop_extra_arguments(condition, 4))
+        )
     return record
 
 
-def check_unsorted(baseline: Baseline | Twin, caller: str) -> None:
+def refuse_kernel_options(baseline: Baseline | Twin, caller: str) -> None:
     """Refuse the options of `binned` that only kernels serve."""
     if (
         isinstance(baseline, Baseline)
-        and isinstance(baseline.of, Bins)
-        and (baseline.of.every, baseline.of.group) != (1, None)
+        and isinstance(baseline.function, Bins)
+        and (baseline.function.every, baseline.function.group) != (1, None)
     ):
         raise ValueError(
             f"{caller} sorts all trajectories into bins at every step: `every` = "
-            f"{baseline.of.every} and `group` = {baseline.of.group} are options of "
+            f"{baseline.function.every} and `group` = {baseline.function.group} are options of "
             "the fused kernels."
         )
 
 
 @dataclass(frozen=True)
 class Bins:
-    """`Baseline.of` of `binned`: a record and not a closure, so that equal baselines share one
+    """`Baseline.function` of `binned`: a record and not a closure, so that equal baselines share one
     compilation.
     """
 
@@ -326,18 +336,20 @@ class Bins:
     every: int = 1
     group: int | None = None
 
-    def __call__(self, kick: Inputs) -> Array:
+    def __call__(self, inputs: Inputs) -> Array:
         """λ̄ₙ, sorted into bins afresh. (E, P)"""
         assert self.condition is not None  # filled in by `resolve_baseline`
-        weight = _weights(kick.score)
-        whole = _weighted_average_others(kick.returns, weight)
-        if kick.x is None:  # the draw of X₀ has no state before it
+        weight = _weights(inputs.score)
+        whole = _weighted_average_others(inputs.returns, weight)
+        if inputs.x is None:  # the draw of X₀ has no state before it
             return whole
         quantity = jax.vmap(self.condition, in_axes=(None, 0, None, 0))(
-            kick.theta, kick.x, kick.t, kick.context
+            inputs.theta, inputs.x, inputs.t, inputs.context
         )
-        columns, of_parameter = condition_columns(quantity, kick.theta)
-        return _binned_average_others(columns, of_parameter, kick.returns, weight, whole, self.bins)
+        columns, of_parameter = condition_columns(quantity, inputs.theta)
+        return _binned_average_others(
+            columns, of_parameter, inputs.returns, weight, whole, self.bins
+        )
 
 
 def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarray]:
@@ -377,19 +389,25 @@ def quantile_bins(sorted_values: Array, bins: int) -> Array:
     return jnp.searchsorted(edges, sorted_values, side="right")
 
 
-def is_library(of: Callable[[Inputs], Array]) -> bool:
+def is_library(function: Callable[[Inputs], Array]) -> bool:
     """Whether a function of a `Inputs` is one of this module, which tests have found independent
-    of the kick.
+    of the inputs.
     """
-    return isinstance(of, Bins) or of in (_none, _time_only, use_other_half, _mean, _optimal)
+    return isinstance(function, Bins) or function in (
+        _none,
+        _time_only,
+        use_other_half,
+        _mean,
+        _optimal,
+    )
 
 
 def check_baseline(baseline: Baseline, trajectories: int, t: Array) -> None:
     """Enough trajectories to leave one out; a table that fits the grid."""
-    if trajectories < baseline.fewest:
+    if trajectories < baseline.min_trajectories:
         raise ValueError(
-            f"a leave-one-out baseline needs at least {baseline.fewest} trajectories; got "
-            f"{trajectories}. Take more, or use baseline=none() or time_only(values)."
+            f"a leave-one-out baseline needs at least {baseline.min_trajectories} trajectories; "
+            f"got {trajectories}. Take more, or use baseline=none() or time_only(values)."
         )
     if baseline.values is not None and baseline.values.shape != (len(t),):
         raise ValueError(
@@ -543,7 +561,7 @@ class _Change(NamedTuple):
 _ADMITTED: dict[Any, None] = {}
 """Baselines that were tried and found independent, the latest."""
 
-MOST_ADMITTED = 256
+MAX_ADMITTED = 256
 
 
 def check_admissible(baseline: Baseline, setting: Setting, *, of_start: bool = False) -> None:
@@ -552,13 +570,13 @@ def check_admissible(baseline: Baseline, setting: Setting, *, of_start: bool = F
     It is tried once, not at every call. of_start: whether it is the baseline of the draw of X₀.
     """
     if (
-        is_library(baseline.of) or setting.count < baseline.fewest
+        is_library(baseline.function) or setting.count < baseline.min_trajectories
     ):  # too few are refused by `check_baseline`
         return
-    code = (baseline.of, of_start, form(setting.theta))
+    code = (baseline.function, of_start, tree_signature(setting.theta))
     if code in _ADMITTED:
         return
-    size = min(setting.count, max(ENSEMBLE, baseline.fewest))
+    size = min(setting.count, max(ENSEMBLE, baseline.min_trajectories))
     try:
         leak = _find_leak(baseline, setting, size, of_start)
     except Exception:  # one that holds a row per trajectory serves no other number of them
@@ -568,7 +586,7 @@ def check_admissible(baseline: Baseline, setting: Setting, *, of_start: bool = F
     if leak is not None:
         raise ValueError(leak)
     _ADMITTED[code] = None
-    if len(_ADMITTED) > MOST_ADMITTED:
+    if len(_ADMITTED) > MAX_ADMITTED:
         _ADMITTED.pop(next(iter(_ADMITTED)))
 
 
@@ -578,17 +596,19 @@ def _find_leak(baseline: Baseline, setting: Setting, size: int, of_start: bool) 
     """
     last = len(setting.t) - 2
     steps = [START] if of_start else sorted({0, last // 2, last})
-    kick = _made_up(baseline, setting, size, of_start)
+    inputs = _make_test_inputs(baseline, setting, size, of_start)
     trajectories = sorted({0, size // 2, size - 1})
     places = [(n, j) for n in steps for j in trajectories]
 
     def evaluate(rows):
-        return np.asarray(_evaluate(baseline.of, kick, setting.t, _columns(rows)), np.float64)
+        return np.asarray(
+            _evaluate(baseline.function, inputs, setting.t, _stack_changes(rows)), np.float64
+        )
 
     before = evaluate([(n, j, 0.0, 0.0) for n, j in places])
     unit = max(1.0, float(np.nanmax(np.abs(before), initial=0.0)))
     # where more than half of the digits are lost, nothing can be said
-    limit = np.sqrt(np.finfo(kick.returns.dtype).eps)
+    limit = np.sqrt(np.finfo(inputs.returns.dtype).eps)
     for what, row in (("return", (1.0, 0.0)), ("score", (0.0, 1.0))):
         for change in CHANGES:
             added = unit * change
@@ -597,24 +617,24 @@ def _find_leak(baseline: Baseline, setting: Setting, size: int, of_start: bool) 
             worst = int(np.argmax(np.nan_to_num(moved)))
             if moved[worst] > limit:
                 n, j = places[worst]
-                return _describe(baseline.of, what, moved[worst], n, j, size)
+                return _describe(baseline.function, what, moved[worst], n, j, size)
     return None
 
 
 def _describe(
-    of: Callable[[Inputs], Array], what: str, moved: float, n: int, j: int, size: int
+    function: Callable[[Inputs], Array], what: str, moved: float, n: int, j: int, size: int
 ) -> str:
-    name = getattr(of, "__name__", type(of).__name__)
+    name = getattr(function, "__name__", type(function).__name__)
     where = "the draw of X₀" if n == START else f"step {n}"
     return (
         f"the baseline `{name}` depends on the {what} of its own trajectory: among {size} made-up "
         f"trajectories the entry of trajectory {j} moved by {moved:.3g} per unit of it, at "
         f"{where}. The gradient would be biased. Leave the trajectory itself out, as mean() and "
-        "optimal() do, or look at `kick.x`, `kick.t` and `kick.context` only."
+        "optimal() do, or look at `inputs.x`, `inputs.t` and `inputs.context` only."
     )
 
 
-def _made_up(baseline: Baseline, setting: Setting, size: int, of_start: bool) -> Inputs:
+def _make_test_inputs(baseline: Baseline, setting: Setting, size: int, of_start: bool) -> Inputs:
     """An ensemble about the first states, with returns, scores and a table of order one."""
     rng = np.random.default_rng(0)
     theta = setting.theta
@@ -640,26 +660,28 @@ def _made_up(baseline: Baseline, setting: Setting, size: int, of_start: bool) ->
     )
 
 
-def _columns(rows: list[tuple[int, int, float, float]]) -> _Change:
+def _stack_changes(rows: list[tuple[int, int, float, float]]) -> _Change:
     index, trajectory, of_return, of_score = zip(*rows, strict=True)
     return _Change(np.array(index), np.array(trajectory), np.array(of_return), np.array(of_score))
 
 
 @partial(jit, static_argnums=0)
-def _evaluate(of: Callable[[Inputs], Array], kick: Inputs, t: Array, changes: _Change) -> Array:
+def _evaluate(
+    function: Callable[[Inputs], Array], inputs: Inputs, t: Array, changes: _Change
+) -> Array:
     """λ̄ of the changed trajectory, one row per change. (C, P)
 
     Compiled once for all changes: what a baseline draws while it is traced is the same in all of
     them.
     """
-    size = kick.score.shape
+    size = inputs.score.shape
 
     def one(change: _Change) -> Array:
         n, j, of_return, of_score = change
-        returns = kick.returns.at[j].add(of_return.astype(kick.returns.dtype))
-        score = kick.score.at[j].add(of_score.astype(kick.score.dtype))
+        returns = inputs.returns.at[j].add(of_return.astype(inputs.returns.dtype))
+        score = inputs.score.at[j].add(of_score.astype(inputs.score.dtype))
         bar = jnp.asarray(
-            of(kick._replace(index=n, t=t[jnp.maximum(n, 0)], returns=returns, score=score))
+            function(inputs._replace(index=n, t=t[jnp.maximum(n, 0)], returns=returns, score=score))
         )
         try:
             return jnp.broadcast_to(bar, size)[j]

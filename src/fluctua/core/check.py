@@ -36,7 +36,7 @@ class _Leading:
         return self.f(*args[: self.arity])
 
 
-def leading(f: Callable[..., Any], most: int) -> Callable[..., Any]:
+def drop_extra_arguments(f: Callable[..., Any], most: int) -> Callable[..., Any]:
     """Let `f` be called with `most` arguments though it may take only the first few of them."""
     if isinstance(f, _Leading):
         return f
@@ -86,24 +86,26 @@ def process(candidate: Any) -> Any:
                 f"1; got {noise.width}."
             )
     elif noise is not None:
-        noise = leading(noise, 4)
+        noise = drop_extra_arguments(noise, 4)
     elif candidate.diffusion is None:
         raise ValueError(
             "`Process` needs `noise`, or `diffusion` for a process that is only measured: "
             "without the diffusion there is no score."
         )
     for name, f in (("drift", candidate.drift), ("noise", noise)):
-        _in_order(name, f)
-    _step(candidate.integrator)
+        _check_argument_order(name, f)
+    _check_integrator(candidate.integrator)
     step = (
         candidate.integrator
         if isinstance(candidate.integrator, str)
-        else leading(candidate.integrator, 6)
+        else drop_extra_arguments(candidate.integrator, 6)
     )
-    return candidate._replace(drift=leading(candidate.drift, 4), noise=noise, integrator=step)
+    return candidate._replace(
+        drift=drop_extra_arguments(candidate.drift, 4), noise=noise, integrator=step
+    )
 
 
-def _step(step: Any) -> None:
+def _check_integrator(step: Any) -> None:
     if (isinstance(step, str) and step not in STEPS) or not (
         isinstance(step, str) or callable(step)
     ):
@@ -118,7 +120,7 @@ STATE = ("x", "state")
 PARAMETERS = ("theta", "th", "params", "parameters")
 
 
-def _in_order(name: str, f: Any) -> None:
+def _check_argument_order(name: str, f: Any) -> None:
     """Refuse f(x, theta) by the names of its arguments: with states and parameters alike
     arrays, it would often run.
     """
@@ -167,19 +169,19 @@ def objective(candidate: Any) -> Rewards:
             "none of them."
         )
     return Rewards(
-        no_reward if candidate.running is None else leading(candidate.running, 4),
-        no_reward if candidate.terminal is None else leading(candidate.terminal, 3),
-        None if candidate.per_step is None else leading(candidate.per_step, 6),
-        None if candidate.initial is None else leading(candidate.initial, 3),
+        no_reward if candidate.running is None else drop_extra_arguments(candidate.running, 4),
+        no_reward if candidate.terminal is None else drop_extra_arguments(candidate.terminal, 3),
+        None if candidate.per_step is None else drop_extra_arguments(candidate.per_step, 6),
+        None if candidate.initial is None else drop_extra_arguments(candidate.initial, 3),
     )
 
 
-def require_state_rewards(rewards: Rewards, door: str) -> None:
+def require_state_rewards(rewards: Rewards, caller: str) -> None:
     """Refuse rewards of steps and of the start, by name."""
     for name in ("per_step", "initial"):
         if getattr(rewards, name) is not None:
             raise ValueError(
-                f"{door} serves `running` and `terminal` rewards; this objective has "
+                f"{caller} serves `running` and `terminal` rewards; this objective has "
                 f"a `{name}` one."
             )
 
@@ -187,14 +189,14 @@ def require_state_rewards(rewards: Rewards, door: str) -> None:
 # --------------------------------------------------------------------------------------- numbers
 
 
-def count(trajectories: int, fewest: int = 1) -> None:
+def count(trajectories: int, minimum: int = 1) -> None:
     """A number of trajectories."""
     whole = isinstance(trajectories, int | np.integer) and not isinstance(trajectories, bool)
-    if not whole or trajectories < fewest:
+    if not whole or trajectories < minimum:
         number: Any = trajectories
         hint = f" Write {int(number)}." if isinstance(number, float) and number.is_integer() else ""
         raise ValueError(
-            f"`count` must be a whole number of trajectories, at least {fewest}; got "
+            f"`count` must be a whole number of trajectories, at least {minimum}; got "
             f"{trajectories!r}.{hint}"
         )
 
@@ -279,11 +281,11 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
         finite = arrays.on_host(_finite_each(values)).tolist()
     for (path, _), leaf, good in zip(leaves, values, finite, strict=True):
         if not good:
-            raise _not_finite(path, leaf)
+            raise _not_finite_error(path, leaf)
     return jax.tree.unflatten(jax.tree.structure(theta), values)
 
 
-def values(theta: Params) -> Params:
+def host_parameters(theta: Params) -> Params:
     """The numbers of parameters on the host, all finite: each is read once, after
     `parameters(numbers=False)`.
     """
@@ -291,11 +293,11 @@ def values(theta: Params) -> Params:
     values = [arrays.on_host(leaf) for _, leaf in leaves]
     for (path, _), array in zip(leaves, values, strict=True):
         if not np.isfinite(array).all():
-            raise _not_finite(path, array)
+            raise _not_finite_error(path, array)
     return jax.tree.unflatten(structure, values)
 
 
-def _not_finite(path: Any, leaf: Array) -> ValueError:
+def _not_finite_error(path: Any, leaf: Array) -> ValueError:
     return ValueError(f"`theta{jax.tree_util.keystr(path)}` is not finite: {np.asarray(leaf)!r}.")
 
 
@@ -307,7 +309,7 @@ def _finite_each(values: list[Array]) -> Array:
 # ------------------------------------------------------------------------------ process and state
 
 
-def first(tree: PyTree) -> PyTree:
+def take_first(tree: PyTree) -> PyTree:
     """The first row of every leaf.
 
     By way of NumPy where it can be: a slice is compiled for every shape.
@@ -317,7 +319,7 @@ def first(tree: PyTree) -> PyTree:
     )
 
 
-def first_row(tree: PyTree) -> PyTree:
+def take_first_row(tree: PyTree) -> PyTree:
     """The first row of every leaf, as an array of one row."""
     return jax.tree.map(
         lambda leaf: leaf[:1] if is_key(leaf) else arrays.put(np.asarray(leaf)[:1]), tree
@@ -329,7 +331,7 @@ def is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
-def form(tree: PyTree) -> Any:
+def tree_signature(tree: PyTree) -> Any:
     """Structure, shapes and types of a pytree: what its code can depend on besides numbers;
     hashable.
     """
@@ -340,9 +342,9 @@ def form(tree: PyTree) -> Any:
     )
 
 
-def like(form: Any) -> PyTree:
+def abstract_tree(signature: Any) -> PyTree:
     """A pytree of a `form`, with shapes and types in the place of numbers: to trace with."""
-    structure, leaves = form
+    structure, leaves = signature
     return jax.tree.unflatten(
         structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves]
     )
@@ -363,7 +365,7 @@ def model(
             continue
         if isinstance(process, Remembering):
             _check_observed_reward(name, reward, arguments)
-        got = _shape(f"the {name} reward", reward, *arguments)
+        got = _evaluate_shape(f"the {name} reward", reward, *arguments)
         if getattr(got, "shape", None) != ():
             raise ValueError(
                 f"the {name} reward must be one number per state, shape (); got shape "
@@ -389,7 +391,7 @@ def _check_observed_reward(
         )
 
 
-def _shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
+def _evaluate_shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
     """What f returns, and a message of one line where θ has no such entry."""
     try:
         got = jax.eval_shape(f, theta, *rest)
@@ -416,7 +418,7 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
         process.check(theta, x, t, context)
         return
     m = x.shape[0]
-    drift = _shape("the drift", process.drift, theta, x, t, context)
+    drift = _evaluate_shape("the drift", process.drift, theta, x, t, context)
     if drift.shape != (m,):
         raise ValueError(f"the drift must have the shape of the state, ({m},); got {drift.shape}.")
     v = jax.ShapeDtypeStruct((m,), x.dtype)
@@ -432,7 +434,7 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
         if product.shape != (m,):
             raise ValueError(f"the noise product σ dw must have shape ({m},); got {product.shape}.")
     elif process.noise is not None:
-        noise = _shape("the noise", process.noise, theta, x, t, context)
+        noise = _evaluate_shape("the noise", process.noise, theta, x, t, context)
         if noise.shape != (m,) and not (noise.ndim == 2 and noise.shape[0] == m):
             raise ValueError(
                 f"the noise must be ({m},), one amplitude per component, or ({m}, "
@@ -448,7 +450,7 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
 # -------------------------------------------------------------------------------------- results
 
 
-def few(indices: Sequence[int] | np.ndarray) -> str:
+def list_indices(indices: Sequence[int] | np.ndarray) -> str:
     """The first five of them."""
     return ", ".join(map(str, indices[:5])) + (", …" if len(indices) > 5 else "")
 
@@ -465,7 +467,7 @@ def _all_finite(x: Array) -> Array:
     return jnp.all(jnp.isfinite(x)).astype(jnp.int8)
 
 
-def first_bad(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:
+def find_not_finite(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:
     """(trajectory, time index, component) of the first non-finite number of each bad trajectory."""
     bad = ~np.isfinite(x)
     places = []
@@ -476,14 +478,14 @@ def first_bad(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:
 
 
 def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> None:
-    """Raise if `first_bad` found anything in recorded states."""
+    """Raise if `find_not_finite` found anything in recorded states."""
     if bad:
         j, n, i = bad[0]
         raise ValueError(
             f"{len(bad)} of {trajectories} trajectories are not finite: "
-            f"{few([row[0] for row in bad])} (trajectory {j} first at time index {n}, component "
-            f"{i}). They are never averaged: remove them, e.g. x[np.isfinite(x).all(axis=(1, "
-            "2))], and their contexts."
+            f"{list_indices([row[0] for row in bad])} (trajectory {j} first at time index {n}, "
+            f"component {i}). They are never averaged: remove them, e.g. "
+            "x[np.isfinite(x).all(axis=(1, 2))], and their contexts."
         )
 
 
@@ -496,7 +498,7 @@ def finite_simulation(x: Array, t: Array, offset: int = 0) -> None:
     which = np.flatnonzero(~np.isfinite(np.asarray(x)).reshape(len(x), -1).all(axis=1))
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
-        f"{len(which)} of {len(x)} simulated trajectories overflowed: {few(which + offset)}. The "
-        f"time step (up to {step:g}) is probably too large for the drift at these parameters; "
-        "refine `t` or bound `theta`."
+        f"{len(which)} of {len(x)} simulated trajectories overflowed: "
+        f"{list_indices(which + offset)}. The time step (up to {step:g}) is probably too large "
+        "for the drift at these parameters; refine `t` or bound `theta`."
     )

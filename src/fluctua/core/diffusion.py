@@ -101,18 +101,18 @@ def diffusion_at(
     return _dense(sigma, theta, constant, process.noiseless)
 
 
-def _mask(silent: tuple[int, ...], size: int) -> np.ndarray:
-    return np.isin(np.arange(size), silent)
+def _mask(noiseless: tuple[int, ...], size: int) -> np.ndarray:
+    return np.isin(np.arange(size), noiseless)
 
 
 def _diagonal(
-    sigma: Callable[[Params], Array], theta: Params, silent: tuple[int, ...]
+    sigma: Callable[[Params], Array], theta: Params, noiseless: tuple[int, ...]
 ) -> Diffusion:
     def evaluate_q(th):
         return sigma(th) ** 2 / 2
 
     q = evaluate_q(theta)
-    if not silent:
+    if not noiseless:
         return Diffusion(
             apply=lambda th, v: evaluate_q(th) * v,
             solve=lambda v: v / q,
@@ -120,9 +120,9 @@ def _diagonal(
             outside=jnp.zeros_like,
             kind="diagonal",
         )
-    still = _mask(silent, q.size) & ~(
+    still = _mask(noiseless, q.size) & ~(
         q > 0
-    )  # a silent component may have noise here; others always have, or no score
+    )  # a noiseless component may have noise here; others always have, or no score
     safe = jnp.where(still, 1, q)
     return Diffusion(
         apply=lambda th, v: evaluate_q(th) * v,
@@ -134,7 +134,7 @@ def _diagonal(
 
 
 def _dense(
-    sigma: Callable[[Params], Array], theta: Params, constant: bool, silent: tuple[int, ...]
+    sigma: Callable[[Params], Array], theta: Params, constant: bool, noiseless: tuple[int, ...]
 ) -> Diffusion:
     """constant: σ is the same for all trajectories and times, so that Q⁻¹ is one matrix, and
     its use one product.
@@ -145,7 +145,7 @@ def _dense(
         return s @ s.T / 2
 
     components, wieners = jnp.shape(sigma(theta))
-    mask = _mask(silent, components)
+    mask = _mask(noiseless, components)
 
     def outside(v):
         return jnp.where(mask, v, 0)
@@ -153,10 +153,10 @@ def _dense(
     if wieners < components:  # some directions have no noise: the inverse is that on the others
         range_of = _range(sigma(theta))
         inverse = range_of.inverse
-        if wieners < components - len(silent):
+        if wieners < components - len(noiseless):
             outside = range_of.outside
-        else:  # all but the silent components have noise, here as at the first state
-            whole = (range_of.rank == components - len(silent)) & ~jnp.any(
+        else:  # all but the noiseless components have noise, here as at the first state
+            whole = (range_of.rank == components - len(noiseless)) & ~jnp.any(
                 mask[:, None] & (sigma(theta) != 0)
             )
             inverse = jnp.where(whole, inverse, jnp.nan)
@@ -165,21 +165,21 @@ def _dense(
             return inverse @ v
     else:
         q = evaluate_q(theta)
-        factor, lower = linalg.cho_factor(q + jnp.diag(mask) if silent else q)
+        factor, lower = linalg.cho_factor(q + jnp.diag(mask) if noiseless else q)
         pivots = jnp.diagonal(factor) ** 2
         # Q and its factor carry (M + W + 1) eps/2 of its diagonal (Higham, Accuracy and Stability,
         # theorem 10.3), and the pivot of a row that is a multiple of another four times that: what
         # is below is no noise
         rounding = 2 * (components + wieners + 1) * jnp.finfo(q.dtype).eps
         regular = jnp.all(mask | (pivots > rounding * jnp.diagonal(q)))
-        if silent:  # here as at the first state
+        if noiseless:  # here as at the first state
             regular &= ~jnp.any(mask[:, None] & (q != 0))
         factor = jnp.where(regular, factor, jnp.nan)
         inverse = linalg.cho_solve((factor, lower), jnp.eye(components, dtype=factor.dtype))
-        inverse = jnp.where(mask[:, None], 0, inverse) if silent else inverse
+        inverse = jnp.where(mask[:, None], 0, inverse) if noiseless else inverse
         solve = (
             (lambda v: inverse @ v)
-            if constant or silent
+            if constant or noiseless
             else (lambda v: linalg.cho_solve((factor, lower), v))
         )
     return Diffusion(
@@ -231,11 +231,11 @@ def _matrix_free(
     product: Callable[[Params, Array], Array],
     theta: Params,
     x: Array,
-    silent: tuple[int, ...],
+    noiseless: tuple[int, ...],
     deficient: bool,
 ) -> Diffusion:
     """deficient: there are directions without noise that are not components."""
-    mask = _mask(silent, x.size)
+    mask = _mask(noiseless, x.size)
     structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
     operator = lineax.FunctionLinearOperator(
         lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag
@@ -244,11 +244,11 @@ def _matrix_free(
         jnp.finfo(x.dtype).eps
     )  # two digits above rounding, where the iteration can stall
     solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
-    # silent components have no noise here either
-    regular = jnp.all(product(theta, jnp.asarray(mask, x.dtype)) == 0) if silent else True
+    # noiseless components have no noise here either
+    regular = jnp.all(product(theta, jnp.asarray(mask, x.dtype)) == 0) if noiseless else True
 
     def solve(v: Array) -> Array:
-        v = jnp.where(mask, 0, v) if silent else v
+        v = jnp.where(mask, 0, v) if noiseless else v
         scale = jnp.max(
             jnp.abs(v)
         )  # lineax compares component by component: only at unit scale is `atol` relative
@@ -287,7 +287,7 @@ def lacks_score(
     Of the diffusion at this very state, time and context. None where the operations of drift and
     noise never let θ there, which costs nothing; most processes are such.
     """
-    which = _find_reach(process, *map(check.form, (theta, x, t, context)))
+    which = _find_reach(process, *map(check.tree_signature, (theta, x, t, context)))
     if not which.drift and not which.noise:
         return None
     flat, unravel = ravel_pytree(theta)
@@ -330,7 +330,7 @@ class _Reach(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _find_reach(process: Process, *forms: Any) -> _Reach:
     """By the operations of drift and noise. forms: of theta, x, t and context."""
-    theta, x, t, context = map(check.like, forms)
+    theta, x, t, context = map(check.abstract_tree, forms)
     rotated = _leaves_directions(process, theta, x, t, context)
     if not process.noiseless and not rotated:
         return _Reach(drift=False, noise=False, rotated=False)
@@ -409,15 +409,15 @@ def check_finite(
             state = np.array2string(np.asarray(x)[:8], precision=4)
             negative = np.flatnonzero(np.asarray(x) < 0)
             hint = (
-                f" (component{'s' * (len(negative) > 1)} {check.few(negative)} negative)"
+                f" (component{'s' * (len(negative) > 1)} {check.list_indices(negative)} negative)"
                 if negative.size
                 else ""
             )
             raise FloatingPointError(
-                f"the {name} is not finite {where}, component {check.few(bad)}, at a finite state "
-                f"x = {state}{hint}. A square root, logarithm or division in it has left its "
-                "range: keep the state inside (jnp.maximum, a reflecting form) "
-                "or change variables."
+                f"the {name} is not finite {where}, component {check.list_indices(bad)}, at a "
+                f"finite state x = {state}{hint}. A square root, logarithm or division in it has "
+                "left its range: keep the state inside (jnp.maximum, a reflecting form) or "
+                "change variables."
             )
 
 
@@ -525,11 +525,11 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
     where = f"{at(n)} (t = {t[n]:g}, x = {_show(x[n])}{shown})"
     check_regular(smooth, theta, x[n], t[n], context, where)
     sizes = _row_sizes(np.asarray(q_matrix(smooth, theta, x[n], t[n], context), float))
-    silent = _mask(smooth.noiseless, len(sizes))
-    changed = np.flatnonzero(silent != (sizes == 0))
+    noiseless = _mask(smooth.noiseless, len(sizes))
+    changed = np.flatnonzero(noiseless != (sizes == 0))
     if changed.size:
         i = int(changed[0])
-        before, now = ("no noise", "some") if silent[i] else ("noise", "none")
+        before, now = ("no noise", "some") if noiseless[i] else ("noise", "none")
         raise ValueError(
             f"the noise of state component {i} comes and goes: there is {before} at the first "
             f"state, and {now} {where}. A score is made for components that have noise all along, "
@@ -575,25 +575,25 @@ def _away(size: int) -> np.ndarray:
     return np.stack([rng.normal(size=size) for _ in range(3)])
 
 
-def with_silent(
+def find_noiseless(
     process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree
 ) -> AnyProcess:
-    """The process with its silent components named, after a check at the first state and at others
+    """The process with its noiseless components named, after a check at the first state and at others
     beside it.
 
-    A component is silent where its noise vanishes at all of them. One that has none at the first
+    A component is noiseless where its noise vanishes at all of them. One that has none at the first
     state alone would have a score that comes and goes: it is refused.
     """
     if not isinstance(process, Process):
         return process.check(theta, x, t, context, "at the first state")
     check_regular(process, theta, x, t, context)
     q = np.asarray(q_matrix(process, theta, x, t, context), float)
-    silent = _row_sizes(q) == 0
+    noiseless = _row_sizes(q) == 0
     directions = _null_space(q, np.finfo(x.dtype).eps).shape[1]
-    _check_step(process, silent, directions)
-    if directions > silent.sum():
+    _check_step(process, noiseless, directions)
+    if directions > noiseless.sum():
         process = _mark_deficient(process)
-    if not silent.any():
+    if not noiseless.any():
         return process
     for other in _elsewhere(x):
         q = np.asarray(q_matrix(process, theta, other, t, context), float)
@@ -602,7 +602,7 @@ def with_silent(
             or not np.isfinite(np.asarray(_drift_at(process, theta, other, t, context))).all()
         ):
             continue
-        comes = np.flatnonzero(silent & (_row_sizes(q) > 0))
+        comes = np.flatnonzero(noiseless & (_row_sizes(q) > 0))
         if comes.size:
             raise ValueError(
                 f"the diffusion is singular at the first state: state component {comes[0]} has no "
@@ -617,7 +617,7 @@ def with_silent(
             context,
             f"near the first state, at x = {np.round(other, 3).tolist()}",
         )
-    return process._replace(noiseless=tuple(np.flatnonzero(silent).tolist()))
+    return process._replace(noiseless=tuple(np.flatnonzero(noiseless).tolist()))
 
 
 def _mark_deficient(process: Process) -> Process:
@@ -631,15 +631,15 @@ def _mark_deficient(process: Process) -> Process:
     return process
 
 
-def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
-    """A better step than Euler's leaves nothing without noise to θ: silent components are named,
+def _check_step(process: Process, noiseless: np.ndarray, directions: int) -> None:
+    """A better step than Euler's leaves nothing without noise to θ: noiseless components are named,
     others have noise.
 
-    silent: (M,). directions: without noise, of any kind.
+    noiseless: (M,). directions: without noise, of any kind.
     """
     if process.integrator == "euler":
         return
-    there = tuple(np.flatnonzero(silent).tolist())
+    there = tuple(np.flatnonzero(noiseless).tolist())
     if tuple(sorted(process.noiseless)) != there:
         raise ValueError(
             f"state components {list(there)} have no noise of their own, and `Process.noiseless` "
@@ -662,7 +662,7 @@ def are_singular(
 
     None where the operations of drift and noise never let θ there.
     """
-    which = _find_reach(process, *map(check.form, (new, x, t, context)))
+    which = _find_reach(process, *map(check.tree_signature, (new, x, t, context)))
     rounding = 100 * x.size * jnp.finfo(x.dtype).eps
     apart = []
     if dependence.depends(functools.partial(_kick_sizes, process), new, x, t, context, on=0):
@@ -746,32 +746,32 @@ def check_model(
 ) -> AnyProcess:
     """Shapes of drift, noise and rewards at the first states x (E, M), and that the score exists.
 
-    Returns: the process, with its silent components named.
+    Returns: the process, with its noiseless components named.
     """
     if x.shape[0] > 1:  # compiled for one trajectory, whatever their number
-        x, context = check.first_row((x, context))
-    code = (process, rewards, check.form(theta), check.form((x, t, context)))
+        x, context = check.take_first_row((x, context))
+    code = (process, rewards, check.tree_signature(theta), check.tree_signature((x, t, context)))
     if code not in _SHAPES:
-        one = check.first((x, t, context))
+        one = check.take_first((x, t, context))
         check.model(process, rewards, theta, *one)
         _SHAPES[code] = isinstance(process, Process) and _diagonal_noise(process, theta, *one)
         if len(_SHAPES) > MOST_SHAPES:
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
         assert isinstance(process, Process)
-        *silent, regular = arrays.on_host(_glance(process, theta, x, t, context)).tolist()
+        *noiseless, regular = arrays.on_host(_glance(process, theta, x, t, context)).tolist()
         if regular:
-            _check_step(process, np.asarray(silent, bool), int(np.sum(silent)))
+            _check_step(process, np.asarray(noiseless, bool), int(np.sum(noiseless)))
             return (
-                process._replace(noiseless=tuple(np.flatnonzero(silent).tolist()))
-                if any(silent)
+                process._replace(noiseless=tuple(np.flatnonzero(noiseless).tolist()))
+                if any(noiseless)
                 else process
             )
     check.parameters(theta)
-    x, t, one = check.first((x, t, context))
+    x, t, one = check.take_first((x, t, context))
     if isinstance(process, Process):
         check_finite(process, theta, x, t, one, "at the first state")
-    return with_silent(process, theta, x, t, one)
+    return find_noiseless(process, theta, x, t, one)
 
 
 _SHAPES: dict[Any, bool] = {}
@@ -792,7 +792,7 @@ def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context
 
 @functools.partial(arrays.jit, static_argnums=0)
 def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    """Silent components, then whether `check_finite` and `with_silent` have nothing to say, for
+    """Noiseless components, then whether `check_finite` and `find_noiseless` have nothing to say, for
     diagonal noise. (M+1,)
 
     The same conditions in one call: they stand before every estimate. Where this is false, those
@@ -815,10 +815,10 @@ def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree
         return finite, q, lost[0] | lost[1]
 
     finite, q, lost = jax.vmap(at)(states)
-    silent = q[0] == 0
-    comes = jnp.any(silent & (q > 0), axis=1)
-    # states off the first one matter where something is silent, and where drift and noise are
+    noiseless = q[0] == 0
+    comes = jnp.any(noiseless & (q > 0), axis=1)
+    # states off the first one matter where something is noiseless, and where drift and noise are
     # numbers
-    beside = jnp.any(finite & (comes | lost) & jnp.any(silent) & (jnp.arange(len(states)) > 0))
+    beside = jnp.any(finite & (comes | lost) & jnp.any(noiseless) & (jnp.arange(len(states)) > 0))
     regular = finite[0] & ~lost[0] & ~beside & jnp.all(jnp.isfinite(flat))
-    return jnp.append(silent, regular).astype(jnp.int8)
+    return jnp.append(noiseless, regular).astype(jnp.int8)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.check import leading
+from fluctua.core.check import drop_extra_arguments
 
 
 class Density(NamedTuple):
@@ -68,14 +68,14 @@ Start = Array | Density | Reparameterised
 def check_start(start: Any) -> tuple[Density | Reparameterised | None, Array | None]:
     """(a start that depends on θ or chance, None) or (None, a fixed state)."""
     if isinstance(start, Density):
-        sample = None if start.sample is None else leading(start.sample, 3)
-        return Density(leading(start.log_density, 3), sample), None
+        sample = None if start.sample is None else drop_extra_arguments(start.sample, 3)
+        return Density(drop_extra_arguments(start.log_density, 3), sample), None
     if isinstance(start, Reparameterised):
         if not start.fade >= 0:
             raise ValueError(
                 f"`Reparameterised.fade` is a time and must not be negative; got {start.fade}."
             )
-        return Reparameterised(leading(start.x0, 2), start.fade), None
+        return Reparameterised(drop_extra_arguments(start.x0, 2), start.fade), None
     if callable(start):
         raise TypeError(
             "a start that is a function of theta must say how its sensitivity is to be had: wrap "
@@ -122,7 +122,7 @@ threefry = Wiener(
 )
 """JAX's own generator: the default."""
 
-silent = Wiener(
+no_noise = Wiener(
     stream=lambda key, trajectory: (),
     draw=lambda stream, step, width: jnp.zeros((width,)),
 )

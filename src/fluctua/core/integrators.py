@@ -81,7 +81,7 @@ class Exponential:
     linear: Callable[..., Array]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "linear", check.leading(self.linear, 3))
+        object.__setattr__(self, "linear", check.drop_extra_arguments(self.linear, 3))
 
     def __call__(
         self,

@@ -199,7 +199,7 @@ def _score_start(
 ) -> tuple[Array | None, Memory | None]:
     """∂θ ln p₀(X₀) (E, P) or None, and what a score that depends on the past remembers of it."""
     if isinstance(model.process, Remembering):
-        begin = partial(model.process.begin, theta)
+        begin = partial(model.process.score_start, theta)
         batched = jax.vmap(begin, in_axes=(0, None, 0), out_axes=(0, ENSEMBLE_AXES))
         score, memory = batched(x, t, context)
         return jax.vmap(lambda u: ravel_pytree(u)[0])(score), memory

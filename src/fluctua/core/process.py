@@ -145,15 +145,17 @@ class Remembering(Transition, Protocol):
     are seen.
     """
 
-    def first(
+    def draw_start(
         self, key: Array, theta: Params, context: PyTree, stream: PyTree, draw: Callable
     ) -> Array:
         """The simulated state at the start."""
 
-    def seen(self, state: Array) -> Array:
+    def select_observed(self, state: Array) -> Array:
         """What the trajectory holds of simulated states (..., Z). (..., M)"""
 
-    def begin(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Params, Memory]:
+    def score_start(
+        self, theta: Params, x: Array, t: Array, context: PyTree
+    ) -> tuple[Params, Memory]:
         """∂θ ln p(x₀), and what is remembered of it."""
 
     def update(self, theta: Params, step: Step, memory: Memory) -> tuple[Params, Memory]:

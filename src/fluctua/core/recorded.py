@@ -20,7 +20,7 @@ from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Process
-from fluctua.core.simulate import grid
+from fluctua.core.simulate import enumerate_steps
 from fluctua.core.trajectories import Times, Trajectories
 
 BLOCK_BYTES = 256 * 2**20
@@ -64,9 +64,9 @@ class Recording:
                     f"{shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and "
                     f"{x.shape[2]}" + ("." if x.shape[1:] != shape else ", at other times.")
                 )
-            for row, rows in _rows(x):
+            for row, rows in _iterate_rows(x):
                 rows = np.asarray(rows)
-                bad += check.first_bad(rows, self.offset + sum(self.sizes) + row)
+                bad += check.find_not_finite(rows, self.offset + sum(self.sizes) + row)
                 largest.append(np.abs(rows).max(axis=(0, 1)))
             self.sizes.append(x.shape[0])
             first.append(np.asarray(x[:, 0]))
@@ -76,9 +76,10 @@ class Recording:
         check.finite_trajectories(bad, self.count)
         self.times = check.grid(whole)
         self.dtype = arrays.working_dtype(theta, np.concatenate(first))
-        self.first = jnp.asarray(np.concatenate(first), self.dtype)
+        self.first_states = jnp.asarray(np.concatenate(first), self.dtype)
         coarsest = max(
-            np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype}
+            np.finfo(dtype).eps
+            for dtype in {part.dtype for part in first} | {self.first_states.dtype}
         )
         self.rounding = coarsest * np.max(largest, axis=0)  # (M,), of the largest states
         self.context: PyTree = jax.tree.map(_concatenate_chunks, *contexts)
@@ -93,14 +94,14 @@ class Recording:
         """The time grid. (T+1,)"""
         return self.times.t
 
-    def blocks(self, block_bytes: int) -> Iterator[tuple[int, Times, Array]]:
+    def iterate_blocks(self, block_bytes: int) -> Iterator[tuple[int, Times, Array]]:
         """(n, times of the block, x (E, b+1, M)) for consecutive blocks of b steps, ends shared."""
         steps = len(self.t) - 1
-        b = max(1, min(steps, block_bytes // max(1, self.first.nbytes)))
+        b = max(1, min(steps, block_bytes // max(1, self.first_states.nbytes)))
         for n in range(0, steps, b):
-            yield n, *self.block(n, min(n + b, steps))
+            yield n, *self.read_block(n, min(n + b, steps))
 
-    def block(self, n: int, stop: int) -> tuple[Times, Array]:
+    def read_block(self, n: int, stop: int) -> tuple[Times, Array]:
         """Times and states x (E, b+1, M) of the b steps from n to `stop`, ends included."""
         parts = [np.asarray(_load(chunk.x)[:, n : stop + 1]) for chunk in self._chunks]
         if [len(part) for part in parts] != self.sizes:
@@ -114,7 +115,7 @@ class Recording:
         )
         return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
 
-    def events(self, n: int, stop: int) -> PyTree:
+    def read_events(self, n: int, stop: int) -> PyTree:
         """What happened within the steps from n to `stop`, leaves (E, b, ...); None where
         nothing is known of it.
         """
@@ -124,11 +125,11 @@ class Recording:
         ]
         return jax.tree.map(lambda *leaves: arrays.put(np.concatenate(leaves)), *parts)
 
-    def trajectory(self, j: int) -> Trajectories:
+    def read_trajectory(self, j: int) -> Trajectories:
         """Trajectory j alone."""
         for chunk in self._chunks:
             if j < len(chunk.x):
-                return only(chunk._replace(t=self.t), j)
+                return select_trajectory(chunk._replace(t=self.t), j)
             j -= len(chunk.x)
         raise IndexError(j)
 
@@ -191,7 +192,7 @@ def _concatenate_chunks(*leaves: Any) -> Array:
     return one if isinstance(one, jax.Array) else arrays.put(np.array(one))
 
 
-def pieces(
+def iterate_pieces(
     source: Trajectories | Iterable[Trajectories], cut: int, block_bytes: int
 ) -> Iterator[tuple[int, Trajectories]]:
     """A few trajectories at a time, held whole, with the number of the first; none on both
@@ -218,14 +219,14 @@ def pieces(
         seen += count
 
 
-def _rows(x: Array, bytes_at_once: int = 64 * 2**20) -> Iterator[tuple[int, Array]]:
+def _iterate_rows(x: Array, bytes_at_once: int = 64 * 2**20) -> Iterator[tuple[int, Array]]:
     """A few trajectories at a time, so that a chunk that loads when sliced is never held whole."""
     size = max(1, bytes_at_once // max(1, x.shape[1] * x.shape[2] * x.dtype.itemsize))
     for j in range(0, x.shape[0], size):
         yield j, x[j : j + size]
 
 
-def only(trajectories: Trajectories, j: int) -> Trajectories:
+def select_trajectory(trajectories: Trajectories, j: int) -> Trajectories:
     """Trajectory j alone."""
 
     def alone(tree):
@@ -251,25 +252,27 @@ def recorded_samples(
     """Gradients (E, P) and returns (E,) of the trajectories of a recording."""
     context = recording.context
     process = diffusion.check_model(
-        model.process, model.objective, theta, recording.first, recording.t, context
+        model.process, model.objective, theta, recording.first_states, recording.t, context
     )
     model = terms.mark_noiseless(model, process)
     check_rounding(model.process, theta, recording)
 
     rewards = model.objective
-    collected = terms.initial_rewards(rewards, theta, recording.first, context)
-    for _, times, x in recording.blocks(block_bytes):
+    collected = terms.initial_rewards(rewards, theta, recording.first_states, context)
+    for _, times, x in recording.iterate_blocks(block_bytes):
         collected = _collect_block(rewards, theta, collected, times, x, context)
         last = arrays.part(x, np.s_[:, -1])
     returns = collected + terms.terminal_rewards(rewards, theta, last, context)
 
     t = np.asarray(recording.t)
-    progress = terms.start(model, theta, recording.first, t[0], context, returns, tables)
-    for n, times, x in recording.blocks(block_bytes):
-        block = StepBlock(n, times, x, context, recording.events(n, n + len(times.dt)))
+    progress = terms.start(model, theta, recording.first_states, t[0], context, returns, tables)
+    for n, times, x in recording.iterate_blocks(block_bytes):
+        block = StepBlock(n, times, x, context, recording.read_events(n, n + len(times.dt)))
         progress = _add_block(model, theta, progress, block, returns, tables, t[:2])
     flat = terms.finish(model, theta, progress.sums, last, recording.t, context)
-    check_scores(flat, model.process, theta, recording.trajectory, recording.t, recording.offset)
+    check_scores(
+        flat, model.process, theta, recording.read_trajectory, recording.t, recording.offset
+    )
     return FlatSamples(flat, returns)
 
 
@@ -293,7 +296,7 @@ def scan_block(one: Callable[[Any, terms.Moment], Any], carry: Any, block: StepB
         return jnp.swapaxes(v, 0, 1)
 
     path = by_time(block.x)
-    index, t, dt = grid(block.times)
+    index, t, dt = enumerate_steps(block.times)
 
     def body(carry: Any, step: tuple[Array, ...]) -> tuple[Any, None]:
         n, t, dt, x, x_next, events = step
@@ -368,7 +371,9 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
         return
     t = np.asarray(recording.t)
     q = np.asarray(
-        diffusion.q_matrix(process, theta, *check.first((recording.first, t, recording.context)))
+        diffusion.q_matrix(
+            process, theta, *check.take_first((recording.first_states, t, recording.context))
+        )
     )
     kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
     coarse = np.flatnonzero((recording.rounding > 0.01 * kick) & (kick > 0))
@@ -405,7 +410,7 @@ def check_scores(
         diffusion.check_along(process, theta, trajectory(j), offset + j)
     raise FloatingPointError(
         f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: "
-        f"{check.few(which + offset)}. The states and the diffusion are; a derivative of the "
-        "drift, noise or reward is not (sqrt or abs at zero?), or a matrix-free solve "
-        "did not converge."
+        f"{check.list_indices(which + offset)}. The states and the diffusion are; a derivative of "
+        "the drift, noise or reward is not (sqrt or abs at zero?), or a matrix-free solve did "
+        "not converge."
     )

@@ -49,7 +49,7 @@ from fluctua.core.diffusion import (
 from fluctua.core.integrators import mean_rate
 from fluctua.core.process import AnyProcess, Process, Score, Step, Transition
 
-__all__ = ["Step", "drift_score", "full_score", "local_linear_score", "residual"]
+__all__ = ["Step", "drift_score", "full_score", "local_linear", "local_linear_score", "residual"]
 
 DOUBLINGS = 6
 ORDER = 6

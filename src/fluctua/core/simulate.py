@@ -106,7 +106,7 @@ class Simulator(NamedTuple):
         check.count(count)
         theta = check.parameters(theta)
         first, context = first_state(self, key, theta)
-        check.shapes(self.recipe.process, theta, *check.first((first, self.t, context)))
+        check.shapes(self.recipe.process, theta, *check.take_first((first, self.t, context)))
         x, context, left = _record(self.recipe, count, key, theta, self.times, self.x0)
         check.finite_simulation(x, self.t)
         events = None
@@ -203,11 +203,11 @@ def refuse_start(process: AnyProcess, start: draws.Start | None) -> None:
         )
 
 
-def seen(recipe: Recipe, x: Array) -> Array:
+def observe(recipe: Recipe, x: Array) -> Array:
     """What trajectories hold of simulated states (..., Z): all of it, unless the process hides
     some. (..., M)
     """
-    return recipe.process.seen(x) if isinstance(recipe.process, Remembering) else x
+    return recipe.process.select_observed(x) if isinstance(recipe.process, Remembering) else x
 
 
 def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
@@ -222,7 +222,7 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
         ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
-    return seen(substrate.recipe, ensemble.x), ensemble.context
+    return observe(substrate.recipe, ensemble.x), ensemble.context
 
 
 def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
@@ -234,7 +234,7 @@ def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, d
     return sigma * dw if jnp.ndim(sigma) == 1 else sigma @ dw
 
 
-def width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> int:
+def noise_width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> int:
     """W, the number of Wiener processes."""
     if isinstance(process.noise, NoiseProduct):
         return process.noise.width
@@ -245,7 +245,7 @@ def width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) 
 class Ensemble(NamedTuple):
     """E trajectories at one time; or, without the first axis, one."""
 
-    x: Array  # (E, M), as simulated: see `seen`
+    x: Array  # (E, M), as simulated: see `observe`
     context: PyTree
     streams: PyTree
 
@@ -261,7 +261,9 @@ def noise_key(key: Array) -> Array:
     return _keys(key)[2]
 
 
-def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array) -> Ensemble:
+def start_trajectory(
+    recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array
+) -> Ensemble:
     """Context, start and noise stream of trajectory j: functions of (key, j) and θ alone."""
     k_context, k_start, k_wiener = _keys(key)
     if recipe.context is None:
@@ -272,7 +274,7 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
         context = recipe.context(jax.random.fold_in(k_context, j))
     stream = recipe.wiener.stream(k_wiener, j)
     if isinstance(recipe.process, Remembering):
-        x = recipe.process.first(
+        x = recipe.process.draw_start(
             jax.random.fold_in(k_start, j), theta, context, stream, recipe.wiener.draw
         )
     elif recipe.start is None:
@@ -286,7 +288,7 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
     return Ensemble(x, context, stream)
 
 
-def begin(
+def start_ensemble(
     recipe: Recipe,
     count: int,
     key: Array,
@@ -296,15 +298,15 @@ def begin(
 ) -> Ensemble:
     """Trajectories first … first + count − 1 before their first step; from 0 if `first` is None."""
     numbers = jnp.arange(count) if first is None else first + jnp.arange(count)
-    return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(numbers)
+    return jax.vmap(lambda j: start_trajectory(recipe, key, theta, x0, j))(numbers)
 
 
 @partial(arrays.jit, static_argnums=0)
 def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
-    return begin(recipe, 1, key, theta, x0)
+    return start_ensemble(recipe, 1, key, theta, x0)
 
 
-def one_step(
+def advance_diffusion(
     process: Process,
     theta: Params,
     x: Array,
@@ -316,7 +318,7 @@ def one_step(
     dt: Array,
 ) -> Array:
     """m(x, Δt) + σ√Δt z. (M,)"""
-    z = draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
+    z = draw(stream, n, noise_width(process, theta, x, t, context)).astype(x.dtype)
     step = mean_rate(process, theta, x, t, dt, context) * dt + kick(
         process, theta, x, t, context, jnp.sqrt(dt) * z
     )
@@ -339,7 +341,7 @@ def transition_one(
     process = recipe.process
     draw = recipe.wiener.draw
     if isinstance(process, Process):
-        return one_step(process, theta, x, context, stream, draw, n, t, dt), None
+        return advance_diffusion(process, theta, x, context, stream, draw, n, t, dt), None
     return process.advance(theta, x, context, stream, draw, n, t, dt)
 
 
@@ -373,7 +375,7 @@ def advance(
     return transition(recipe, theta, ensemble, n, t, dt)[0]
 
 
-def grid(times: Times) -> tuple[Array, Array, Array]:
+def enumerate_steps(times: Times) -> tuple[Array, Array, Array]:
     """(n, t_n, Δt_n) of every step, each (T,): what a scan over the steps runs through."""
     return jnp.arange(times.dt.shape[0]), times.t[:-1], times.dt
 
@@ -382,18 +384,18 @@ def grid(times: Times) -> tuple[Array, Array, Array]:
 def _record(
     recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> tuple[Array, PyTree, PyTree]:
-    ensemble = begin(recipe, count, key, theta, x0)
+    ensemble = start_ensemble(recipe, count, key, theta, x0)
 
     def body(x: Array, step: Any) -> tuple[Array, tuple[Array, PyTree]]:
         x, events = transition(recipe, theta, ensemble._replace(x=x), *step)
-        return x, (seen(recipe, x), events)
+        return x, (observe(recipe, x), events)
 
-    _, (path, events) = jax.lax.scan(body, ensemble.x, grid(times))
+    _, (path, events) = jax.lax.scan(body, ensemble.x, enumerate_steps(times))
 
     def by_trajectory(v):
         return jnp.swapaxes(v, 0, 1)
 
-    x = jnp.concatenate([seen(recipe, ensemble.x)[:, None], by_trajectory(path)], axis=1)
+    x = jnp.concatenate([observe(recipe, ensemble.x)[:, None], by_trajectory(path)], axis=1)
     return x, ensemble.context, jax.tree.map(by_trajectory, events)
 
 
@@ -402,7 +404,7 @@ def _events(
     recipe: Recipe, most: int, key: Array, theta: Params, times: Times, x0: Array | None, x: Array
 ) -> PyTree:
     """What happened within each step of the trajectories x that a run gave; leaves (E, T, ...)."""
-    ensemble = begin(recipe, x.shape[0], key, theta, x0)
+    ensemble = start_ensemble(recipe, x.shape[0], key, theta, x0)
     process = recipe.process
     assert not isinstance(process, Process)
 
@@ -411,7 +413,7 @@ def _events(
 
     of_trajectory = jax.vmap(find_events, in_axes=(0, None, None, 0))
     return jax.vmap(of_trajectory, in_axes=(0, 0, 0, None))(
-        x[:, :-1], ensemble.context, ensemble.streams, grid(times)
+        x[:, :-1], ensemble.context, ensemble.streams, enumerate_steps(times)
     )
 
 
@@ -438,7 +440,7 @@ def _sample_states(
     x0: Array | None,
     trajectories: Array,
 ) -> tuple[Array, PyTree]:
-    ensemble = jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(trajectories)
+    ensemble = jax.vmap(lambda j: start_trajectory(recipe, key, theta, x0, j))(trajectories)
     n = jnp.arange(times.dt.shape[0])
     steps = jax.tree.map(lambda v: v.reshape(-1, every), (n, times.t[:-1], times.dt))
 
@@ -447,8 +449,8 @@ def _sample_states(
 
     def several(x: Array, block: Any) -> tuple[Array, Array]:
         x, _ = jax.lax.scan(one, x, block)
-        return x, seen(recipe, x)
+        return x, observe(recipe, x)
 
     _, path = jax.lax.scan(several, ensemble.x, steps)
-    first = seen(recipe, ensemble.x)[:, None]
+    first = observe(recipe, ensemble.x)[:, None]
     return jnp.concatenate([first, jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context

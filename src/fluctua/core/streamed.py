@@ -220,7 +220,7 @@ class Added(NamedTuple):
 
 
 def _begin(recipe: simulate.Recipe, count: int, run: Run) -> simulate.Ensemble:
-    return simulate.begin(recipe, count, run.key, run.theta, run.x0, run.first)
+    return simulate.start_ensemble(recipe, count, run.key, run.theta, run.x0, run.first)
 
 
 def _observe(
@@ -228,7 +228,9 @@ def _observe(
 ) -> terms.Moment:
     """A step as trajectories hold it. step: (n, t, dt)."""
     n, t, dt = step
-    return terms.Moment(n, t, dt, simulate.seen(recipe, x), simulate.seen(recipe, x_next), context)
+    return terms.Moment(
+        n, t, dt, simulate.observe(recipe, x), simulate.observe(recipe, x_next), context
+    )
 
 
 @partial(arrays.jit, static_argnums=(0, 1, 2))
@@ -243,10 +245,10 @@ def _collect_returns(rewards: Rewards, recipe: simulate.Recipe, count: int, run:
         reward = terms.add_rewards(rewards, run.theta, carry.reward, moment)
         return Collected(x_next, reward), None
 
-    first = terms.initial_rewards(rewards, run.theta, simulate.seen(recipe, ensemble.x), context)
+    first = terms.initial_rewards(rewards, run.theta, simulate.observe(recipe, ensemble.x), context)
     start = Collected(ensemble.x, first)
-    end, _ = jax.lax.scan(body, start, simulate.grid(run.times))
-    last = simulate.seen(recipe, end.x)
+    end, _ = jax.lax.scan(body, start, simulate.enumerate_steps(run.times))
+    last = simulate.observe(recipe, end.x)
     return end.reward + terms.terminal_rewards(rewards, run.theta, last, context)
 
 
@@ -265,11 +267,11 @@ def _mean_return_to_go(rewards: Rewards, recipe: simulate.Recipe, count: int, ru
         arrival = terms.add_step_reward(rewards, theta, nothing, moment)
         return x_next, (rate.mean() * moment.dt, arrival.mean())
 
-    x, (means, arrivals) = jax.lax.scan(body, ensemble.x, simulate.grid(run.times))
-    last = terms.terminal_rewards(rewards, theta, simulate.seen(recipe, x), context)
+    x, (means, arrivals) = jax.lax.scan(body, ensemble.x, simulate.enumerate_steps(run.times))
+    last = terms.terminal_rewards(rewards, theta, simulate.observe(recipe, x), context)
     means = jnp.append(means, last.mean())
     if rewards.per_step is not None or rewards.initial is not None:
-        first = terms.initial_rewards(rewards, theta, simulate.seen(recipe, ensemble.x), context)
+        first = terms.initial_rewards(rewards, theta, simulate.observe(recipe, ensemble.x), context)
         means = means + jnp.concatenate([first.mean()[None], arrivals])
     return jnp.flip(jnp.cumsum(jnp.flip(means)))
 
@@ -292,7 +294,7 @@ def _run_and_add(
     ensemble = _begin(recipe, count, run)
     context = ensemble.context
     guess = jnp.broadcast_to(guess, (count,)).astype(ensemble.x.dtype)
-    first = simulate.seen(recipe, ensemble.x)
+    first = simulate.observe(recipe, ensemble.x)
     progress = terms.start(model, theta, first, times.t[0], context, guess, tables)
 
     def body(carry: Added, step: Any) -> tuple[Added, None]:
@@ -303,8 +305,8 @@ def _run_and_add(
         )
         return Added(x_next, progress), None
 
-    end, _ = jax.lax.scan(body, Added(ensemble.x, progress), simulate.grid(times))
-    last = simulate.seen(recipe, end.x)
+    end, _ = jax.lax.scan(body, Added(ensemble.x, progress), simulate.enumerate_steps(times))
+    last = simulate.observe(recipe, end.x)
     sums = end.progress.sums
     returns = sums.reward + terms.terminal_rewards(model.objective, theta, last, context)
     gradients = terms.finish(model, theta, sums, last, times.t, context, returns - guess)

@@ -1,6 +1,6 @@
-"""Densities of trajectories at two parameters: ln p_θ(X) − ln p_old(X), where it exists.
+"""Density ratios of trajectories at two parameters: ln p_θ(X) − ln p_old(X), where it exists.
 
-Parameters of the noise must be the same at both, and so must what moves components without noise:
+The noise must be the same at both parameters, and so must the drift of noiseless components:
 otherwise the paths of one have no density against those of the other, and are refused by name.
 """
 
@@ -26,7 +26,12 @@ RatioFunction = Callable[[Any, Params, Params, Step], scores.Ratio]
 
 
 class PathLaw(NamedTuple):
-    """What the density of a trajectory is made of: functions, not numbers; hashable."""
+    """The functions that make up the density of a trajectory; hashable.
+
+    process: of the trajectories.
+    ratio: density ratio of one step.
+    start: law of the first state, or None where it is fixed.
+    """
 
     process: AnyProcess
     ratio: RatioFunction
@@ -34,12 +39,12 @@ class PathLaw(NamedTuple):
 
 
 def select_ratio(process: AnyProcess, score: Score) -> RatioFunction:
-    """The density ratio of one step of the law that `score` belongs to."""
+    """The density ratio of one step under the law to which `score` belongs."""
     if not isinstance(process, Process):
         if not hasattr(process, "log_ratio"):
             raise TypeError(
-                f"a {type(process).__name__} has no `log_ratio(new, old, step)`: it cannot be "
-                "reweighted."
+                f"a {type(process).__name__} has no `log_ratio(new, old, step)`: it "
+                "cannot be reweighted."
             )
         return _own_ratio
     known = {
@@ -63,22 +68,21 @@ def _own_ratio(process: Any, new: Params, old: Params, step: Step) -> scores.Rat
 def refuse_singular(law: PathLaw, theta: Params, old: Params, record: recorded.Recording) -> None:
     """Refuse parameters without a density: another start, noise or noiseless drift.
 
-    Looks at a few states of a few trajectories.
+    Checks a few states of a few trajectories.
     """
     if isinstance(law.start, draws.Reparameterised):
         x0 = law.start.x0
-        at = jax.vmap(lambda c, _: x0(theta, c) - x0(old, c))(record.context, record.first)
-        if bool(jnp.any(at != 0)):
+        step = jax.vmap(lambda c, _: x0(theta, c) - x0(old, c))(record.context, record.first)
+        if bool(jnp.any(step != 0)):
             raise ValueError(
-                "the `Reparameterised` start differs between the two parameters: paths that start "
-                "elsewhere have no density against these. Give the start a `Density`, or keep its "
-                "parameters as they were."
+                "the `Reparameterised` start differs between the two parameters: paths that "
+                "start elsewhere have no density against these. Give the start a `Density`, or "
+                "keep its parameters as they were."
             )
     steps = len(record.t) - 1
+    selected = sorted({0, 1 % steps, steps // 2, steps - 1})
     for j in sorted({0, record.count // 2, record.count - 1}):
-        _check_path(
-            law, theta, old, record.trajectory(j), j, sorted({0, 1 % steps, steps // 2, steps - 1})
-        )
+        _check_path(law, theta, old, record.read_trajectory(j), j, selected)
 
 
 def _check_path(
@@ -89,9 +93,10 @@ def _check_path(
     number: int,
     steps: Sequence[int] | None = None,
 ) -> None:
-    """Refuse what has no density along one trajectory.
+    """Refuse a singular density along one trajectory.
 
-    number: of the trajectory, for the message. steps: those to look at; None for all.
+    number: of the trajectory, for the message.
+    steps: steps to check; None for all.
     """
     smooth = (
         law.process if isinstance(law.process, Process) else getattr(law.process, "diffusion", None)
@@ -109,23 +114,25 @@ def _check_path(
 def log_ratios(
     law: PathLaw, rewards: Rewards, theta: Params, olds: Params, record: recorded.Recording
 ) -> scores.Ratio:
-    """ln p_θ − ln p_old of the trajectories of a batch, at the parameters of every batch. (E, B)"""
+    """ln p_θ − ln p_old of trajectories, for the parameters of every batch. Shape (E, B)."""
     process = diffusion.check_model(
         law.process, rewards, theta, record.first, record.t, record.context
     )
     law = law._replace(process=process)
     sums = _start_ratio(law, theta, olds, record.first, record.context)
-    for n, times, x in record.blocks(recorded.BLOCK_BYTES):
-        block = recorded.StepBlock(n, times, x, record.context, record.events(n, n + len(times.dt)))
+    for n, times, x in record.iterate_blocks(recorded.BLOCK_BYTES):
+        events = record.read_events(n, n + len(times.dt))
+        block = recorded.StepBlock(n, times, x, record.context, events)
         sums = _add_block(law, theta, olds, sums, block)
     log, divergence = (np.asarray(v, np.float64) for v in sums)
     if np.isnan(log).any() or np.isposinf(log).any():
         bad = np.flatnonzero(~(log < np.inf).all(axis=1))
         for b, j in np.argwhere(~(log < np.inf).T)[: recorded.MOST_SEARCHED].tolist():
             old = jax.tree.map(lambda leaf: leaf[b], olds)  # noqa: B023
-            _check_path(law, theta, old, record.trajectory(j), j)
+            _check_path(law, theta, old, record.read_trajectory(j), j)
         raise FloatingPointError(
-            f"the density of {len(bad)} of {len(log)} trajectories is not finite: {check.few(bad)}."
+            f"the density of {len(bad)} of {len(log)} trajectories is not finite: "
+            f"{check.list_indices(bad)}."
         )
     return scores.Ratio(log, divergence)
 
@@ -153,8 +160,8 @@ def _add_block(
 
     def add_step(sums: scores.Ratio, moment: Moment) -> scores.Ratio:
         def one(x: Array, x_next: Array, context: Any, events: Any) -> scores.Ratio:
-            at = Step(x, x_next, moment.t, moment.dt, context, events)
-            return jax.vmap(lambda old: law.ratio(law.process, theta, old, at))(olds)
+            step = Step(x, x_next, moment.t, moment.dt, context, events)
+            return jax.vmap(lambda old: law.ratio(law.process, theta, old, step))(olds)
 
         ratios = jax.vmap(one)(moment.x, moment.x_next, moment.context, moment.events)
         return jax.tree.map(lambda total, v: total + v.astype(total.dtype), sums, ratios)

@@ -1,8 +1,7 @@
-"""J of given parameters, measured afresh, also on a finer time grid: what changes with the step is
-not physics.
+"""Evaluate J of given parameters on fresh trajectories, also on a finer time grid.
 
-A training may learn to exploit its time grid. Half the step, with everything else as it was, shows
-it.
+A training can exploit discretisation errors. J at half the time step, with everything else
+unchanged, shows it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,12 @@ FRESH = 0x4A
 
 
 class Evaluation(NamedTuple):
-    """J with its standard error, the spread of single returns, how many there were, and the
-    mean step.
+    """J of given parameters, made by `evaluate`.
+
+    J, J_stderr: value and standard error.
+    spread: standard deviation of single returns.
+    trajectories: how many were simulated or measured.
+    dt: mean time step.
     """
 
     J: float
@@ -57,22 +60,21 @@ def evaluate(
     refine: int = 1,
     objective: objectives.Objective | objectives.FunctionOfMeans | None = None,
 ) -> Evaluation:
-    """J = E[g_T(X_T) + ∫ g dt] (Eq. 2) at θ, from fresh trajectories on a grid whose steps are
-    split in `refine`.
+    """Evaluate J = E[g_T(X_T) + ∫ g dt] (Eq. 2) at θ from fresh trajectories.
 
     Args:
         system: an estimator made by `ppgt`, or a `simulator`; other substrates if `refine` is 1, or
-            if they have a method `refined(factor)` that gives the same substrate with smaller
+            if they have a method `refined(factor)` that returns the same substrate with smaller
             steps.
         theta: parameters, any pytree of floats.
-        count: trajectories.
-        seed: of the noise, which is not that of a training with this seed.
-        refine: how many steps are made of one; 2 measures at Δt/2.
-        objective: what is rewarded; that of the estimator if not given.
+        count: number of trajectories.
+        seed: of the noise, which differs from that of a training with this seed.
+        refine: number of steps into which each step is split; 2 evaluates at Δt/2.
+        objective: what is rewarded; by default that of the estimator.
+
     Returns: an `Evaluation`.
 
     >>> evaluate(estimator, theta), evaluate(estimator, theta, refine=2)
-
     """
     check.count(count, 2)
     if not isinstance(refine, int) or isinstance(refine, bool) or refine < 1:
@@ -91,22 +93,22 @@ def evaluate(
     if isinstance(finer, simulate.Simulator):
         t = finer.t
 
-        def each(part):
+        def compute_returns(part):
             return _simulate_returns(finer.recipe, part, count, key, theta, finer.times, finer.x0)
     else:
         trajectories = finer(key, theta, count)
         t = trajectories.t
 
-        def each(part):
+        def compute_returns(part):
             return evaluate_returns(part, theta, trajectories)
 
     if isinstance(rewards, objectives.FunctionOfMeans):
         check.count(count, MINIMUM_OF_MEANS)
         returns = value_samples(
-            rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1)
+            rewards.function, jnp.stack([compute_returns(part) for part in rewards.parts], axis=1)
         )
     else:
-        returns = each(rewards)
+        returns = compute_returns(rewards)
     values = np.asarray(returns, np.float64)
     if not np.isfinite(values).all():
         raise FloatingPointError(
@@ -118,11 +120,10 @@ def evaluate(
 
 
 def split_system(system: Any) -> tuple[Any, Any]:
-    """The substrate of an estimator and its objective; of a substrate, itself and None."""
+    """The substrate and the objective of an estimator; a substrate itself has the objective None."""
     inner = system
-    while hasattr(
-        inner, "estimator"
-    ):  # `ShrunkCorrection`, `Natural` and `Distributed` are of another one
+    # `ShrunkCorrection`, `Natural` and `Distributed` are of another one
+    while hasattr(inner, "estimator"):
         inner = inner.estimator
     if isinstance(inner, PPGT):
         return inner.substrate, inner.method.objective
@@ -130,7 +131,7 @@ def split_system(system: Any) -> tuple[Any, Any]:
 
 
 def can_refine(system: Any) -> bool:
-    """Whether J can be measured with smaller steps."""
+    """Whether J can be evaluated with smaller steps."""
     substrate, objective = split_system(system)
     return objective is not None and (
         isinstance(substrate, simulate.Simulator) or hasattr(substrate, "refined")
@@ -163,8 +164,8 @@ def _simulate_returns(
     times: Times,
     x0: Array | None,
 ) -> Array:
-    """Returns of fresh trajectories, none of which is kept. (E,)"""
-    ensemble = simulate.begin(recipe, count, key, theta, x0)
+    """Returns of fresh trajectories, none of which is stored. Shape (E,)."""
+    ensemble = simulate.start_ensemble(recipe, count, key, theta, x0)
 
     def rate(x, t):
         return jax.vmap(lambda x, c: rewards.running(theta, x, t, c))(x, ensemble.context)
@@ -177,8 +178,8 @@ def _simulate_returns(
         moment = terms.Moment(n, t, dt, x, x_next, ensemble.context)
         return (x_next, terms.add_step_reward(rewards, theta, total, moment)), None
 
-    begun = terms.initial_rewards(rewards, theta, ensemble.x, ensemble.context)
-    (x, total), _ = jax.lax.scan(body, (ensemble.x, begun), simulate.grid(times))
+    collected = terms.initial_rewards(rewards, theta, ensemble.x, ensemble.context)
+    (x, total), _ = jax.lax.scan(body, (ensemble.x, collected), simulate.enumerate_steps(times))
     return total + jax.vmap(lambda x, c: rewards.terminal(theta, x, c))(x, ensemble.context)
 
 

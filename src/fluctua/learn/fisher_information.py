@@ -23,18 +23,18 @@ from fluctua.core.scores import full_score, select_score
 from fluctua.core.text import names
 
 ROWS = 20
-"""Rows of scores for every parameter that are aimed at: F is then known to about a quarter in every
-direction.
+"""Target number of rows of scores per parameter: F is then known to about 25 % in every direction.
 """
 
 DAMPING = 1e-3
-"""Added to F, as a share of its diagonal: what a few rows know nothing of does not run away."""
+"""Added to F, relative to its diagonal, so that poorly known directions stay bounded."""
 
 
 class Fisher(NamedTuple):
-    """F = Σ rowᵀ row / count, the information that one trajectory holds of the parameters.
+    """F = Σ rowᵀ row / count, the information of one trajectory about the parameters.
 
-    rows: (E·B, P), scores of each trajectory summed over each of B blocks of steps. count: E.
+    rows: (E·B, P), scores of each trajectory summed over each of B blocks of steps.
+    count: E.
     theta: the parameters.
     """
 
@@ -44,11 +44,11 @@ class Fisher(NamedTuple):
 
     @property
     def matrix(self) -> Array:
-        """F in full, in the order of the flattened parameters. (P, P)"""
+        """The full matrix F, in the order of the flattened parameters. Shape (P, P)."""
         return self.rows.T @ self.rows / self.count
 
     def product(self, v: Params) -> Params:
-        """F v, never forming F."""
+        """F v, without forming F."""
         flat, unravel = ravel_pytree(v)
         return unravel(_product(self.rows, flat, self.count).astype(flat.dtype))
 
@@ -84,7 +84,7 @@ def fisher(
     score: processes.Score = full_score,
     blocks: int | None = None,
 ) -> Fisher:
-    """The Fisher information E[Σ_n U_n U_nᵀ] of trajectories that came from somewhere.
+    """Estimate the Fisher information E[Σ_n U_n U_nᵀ] of recorded trajectories.
 
     Its inverse over the number of trajectories bounds the covariance of any calibration (Cramér and
     Rao).
@@ -92,33 +92,31 @@ def fisher(
     Args:
         process: drift and noise, or another kind of process.
         theta: the parameters at which the trajectories were taken.
-        trajectories: as `gradient` takes them.
+        trajectories: as in `gradient`.
         start: as in `gradient`.
         score: as in `gradient`.
-        blocks: of steps, over which scores are summed; enough for 20 rows a parameter if not given.
+        blocks: number of blocks of steps over which scores are summed; by default enough for 20
+            rows per parameter.
 
     Returns: a `Fisher`.
-
     """
     theta = check.parameters(theta)
     recording = recorded.Recording(trajectories, theta)
-    nothing = check.objective(Objective(terminal=_nothing))
+    nothing = check.objective(Objective(terminal=_zero_reward))
     moving = None if start is None else draws.check_start(start)[0]
     process = check.process(process)
     model = terms.EstimatorModel(
-        process, nothing, select_score(process, score), moving, none().of, none().of
+        process, nothing, select_score(process, score), moving, none().function, none().function
     )
-    return Fisher(recorded_rows(model, theta, recording, blocks), recording.count, theta)
+    return Fisher(sum_recorded_scores(model, theta, recording, blocks), recording.count, theta)
 
 
-def _nothing(theta: Params, x: Array, context: Any) -> Array:
+def _zero_reward(theta: Params, x: Array, context: Any) -> Array:
     return jnp.zeros((), x.dtype)
 
 
-def blocks_for(count: int, parameters: int, steps: int, blocks: int | None = None) -> int:
-    """How many blocks of steps make enough rows, one at least and as many as there are steps at
-    the most.
-    """
+def count_blocks(count: int, parameters: int, steps: int, blocks: int | None = None) -> int:
+    """Number of blocks of steps that make enough rows, from 1 to the number of steps."""
     return min(steps, max(1, -(-ROWS * parameters // count)) if blocks is None else blocks)
 
 
@@ -127,25 +125,36 @@ def count_parameters(theta: Params) -> int:
     return ravel_pytree(theta)[0].size
 
 
-def recorded_rows(
+def sum_recorded_scores(
     model: terms.EstimatorModel, theta: Params, recording: recorded.Recording, blocks: int | None
 ) -> Array:
-    """Scores of recorded trajectories, summed over each block of steps. (E·B, P)"""
+    """Scores of recorded trajectories, summed over each block of steps. Shape (E·B, P)."""
     context = recording.context
     total = len(recording.t) - 1
     model = terms.mark_noiseless(
         model,
-        check_model(model.process, model.objective, theta, recording.first, recording.t, context),
+        check_model(
+            model.process, model.objective, theta, recording.first_states, recording.t, context
+        ),
     )
-    many = blocks_for(recording.count, count_parameters(theta), total, blocks)
+    block_count = count_blocks(recording.count, count_parameters(theta), total, blocks)
     flat = ravel_pytree(theta)[0]
-    rows = jnp.zeros((many, recording.count, flat.size), flat.dtype)
-    rows = rows.at[0].add(start_score(model, theta, recording.first, recording.times, context))
-    for n, times, x in recording.blocks(recorded.BLOCK_BYTES):
-        block = recorded.StepBlock(n, times, x, context, recording.events(n, n + len(times.dt)))
+    rows = jnp.zeros((block_count, recording.count, flat.size), flat.dtype)
+    rows = rows.at[0].add(
+        start_score(model, theta, recording.first_states, recording.times, context)
+    )
+    for n, times, x in recording.iterate_blocks(recorded.BLOCK_BYTES):
+        block = recorded.StepBlock(
+            n, times, x, context, recording.read_events(n, n + len(times.dt))
+        )
         rows = _add_block(model, theta, rows, total, block, recording.t[:2])
     recorded.check_scores(
-        rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset
+        rows.sum(axis=0),
+        model.process,
+        theta,
+        recording.read_trajectory,
+        recording.t,
+        recording.offset,
     )
     return rows.reshape(-1, flat.size)
 
@@ -175,7 +184,7 @@ def start_score(
     times: records.Times,
     context: Any,
 ) -> Array:
-    """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. (E, P)"""
+    """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. Shape (E, P)."""
     scores = terms.density_scores(model, theta, x, context)
     return jnp.zeros((), x.dtype) if scores is None else scores
 
@@ -196,10 +205,7 @@ def _solve(
     count: Array,
     damping: Array,
 ) -> tuple[Array, Array]:
-    """(F + damping·diag F)⁻¹ v, and the share of v that is left.
-
-    In units in which diag F is one.
-    """
+    """(F + damping·diag F)⁻¹ v, and the relative residual, in units in which diag F is one."""
     unit = jnp.where(diagonal > 0, 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1)), 0)
     scaled = rows * unit
     target = v * unit

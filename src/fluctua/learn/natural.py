@@ -1,11 +1,10 @@
-"""The natural gradient: steps measured by how far they change the law of the paths, whatever the
-parameters are.
+"""Natural gradient: steps measured by how far they change the law of the paths.
 
-The Fisher information of a path is made of scores alone, F = E[Σ_n U_n U_nᵀ]: no reward enters, so
-it is known far better than the gradient. Scores of different steps are uncorrelated, so that sums
-S_b of U over blocks of steps give the same mean, F = E[Σ_b S_b S_bᵀ], the better the more blocks.
-F⁻¹∇J is the direction in which J rises most for a given KL(θ ‖ θ + s) ≈ ½ sᵀFs; it comes by
-conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
+The Fisher information of a path contains scores alone, F = E[Σ_n U_n U_nᵀ]: no reward enters, so it
+is known far better than the gradient. Scores of different steps are uncorrelated, so that sums S_b
+of U over blocks of steps give the same mean, F = E[Σ_b S_b S_bᵀ], with less variance the more
+blocks there are. F⁻¹∇J is the direction in which J rises most for a given KL(θ ‖ θ + s) ≈ ½ sᵀFs.
+It is computed by conjugate gradients from products F v = Σ S (S·v)/E; F is never formed.
 
 >>> estimator = natural(ppgt(simulator, objective))
 >>> training = Training(estimator, theta, optimisers.kl_ascent(0.01), trajectories=200)
@@ -34,7 +33,7 @@ from fluctua.learn import fisher_information
 
 @dataclass(frozen=True)
 class Natural(EstimatorWrapper):
-    """The estimator made by `natural`: (key, theta, count) -> Estimate with `natural` filled in."""
+    """The estimator made by `natural`; its estimates have `natural` filled in."""
 
     estimator: Any
     damping: float = fisher_information.DAMPING
@@ -59,7 +58,7 @@ class Natural(EstimatorWrapper):
         else:  # an instrument runs once
             trajectories = estimator.substrate(streamed.split_key(key)[0], theta, count)
             estimate = replace(estimator, substrate=lambda *_: trajectories)(key, theta, count)
-            rows = fisher_information.recorded_rows(
+            rows = fisher_information.sum_recorded_scores(
                 estimator.method.model, theta, recorded.Recording(trajectories, theta), self.blocks
             )
             information = fisher_information.Fisher(rows, count, theta)
@@ -69,18 +68,18 @@ class Natural(EstimatorWrapper):
 def natural(
     estimator: Any, *, damping: float = fisher_information.DAMPING, blocks: int | None = None
 ) -> Natural:
-    """An estimator whose estimates also have the natural gradient F⁻¹∇θJ, for `kl_ascent`.
+    """Add the natural gradient F⁻¹∇θJ to the estimates of an estimator, for `kl_ascent`.
 
     F comes from the scores of the same trajectories; no further ones are run.
 
     Args:
         estimator: made by `ppgt`, or one with a method scores(key, theta, count, blocks) -> (E·B,
             P).
-        damping: added to F as a share of its diagonal.
-        blocks: of steps, over which scores are summed; enough for 20 rows a parameter if not given.
+        damping: added to F, relative to its diagonal.
+        blocks: number of blocks of steps over which scores are summed; by default enough for 20
+            rows per parameter.
 
     Returns: the estimator, a `Natural`.
-
     """
     if not isinstance(estimator, estimators.PPGT) and not hasattr(estimator, "scores"):
         raise TypeError(
@@ -108,11 +107,11 @@ def _streamed_rows(
     model = terms.mark_noiseless(
         model, check_model(model.process, model.objective, theta, first, substrate.t, context)
     )
-    many = fisher_information.blocks_for(
+    block_count = fisher_information.count_blocks(
         count, fisher_information.count_parameters(theta), len(substrate.t) - 1, blocks
     )
     run = streamed.Run(k_run, theta, substrate.times, substrate.x0)
-    rows = _sum_scores(model, substrate.recipe, count, many, run)
+    rows = _sum_scores(model, substrate.recipe, count, block_count, run)
     return rows.reshape(-1, rows.shape[-1])
 
 
@@ -120,10 +119,10 @@ def _streamed_rows(
 def _sum_scores(
     model: terms.EstimatorModel, recipe: simulate.Recipe, count: int, blocks: int, run: streamed.Run
 ) -> Array:
-    """ΣU over each block of steps, for every trajectory. (B, E, P)"""
+    """ΣU over each block of steps, for every trajectory. Shape (B, E, P)."""
     theta = run.theta
     times = run.times
-    ensemble = simulate.begin(recipe, count, run.key, theta, run.x0)
+    ensemble = simulate.start_ensemble(recipe, count, run.key, theta, run.x0)
     total = times.dt.shape[0]
 
     def body(carry: Any, step: Any) -> tuple[Any, None]:
@@ -138,4 +137,4 @@ def _sum_scores(
     rows = rows.at[0].add(
         fisher_information.start_score(model, theta, ensemble.x, times, ensemble.context)
     )
-    return jax.lax.scan(body, (ensemble.x, rows), simulate.grid(times))[0][1]
+    return jax.lax.scan(body, (ensemble.x, rows), simulate.enumerate_steps(times))[0][1]

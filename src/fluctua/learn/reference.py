@@ -1,10 +1,9 @@
-"""Other gradient estimators behind the same protocol, to measure the policy gradient against.
+"""Reference estimators of the gradient, to compare the policy gradient with.
 
-They need what a laboratory does not have, a simulator to differentiate through (`pathwise`) or
-noise that can be repeated (`finite_differences`, `spsa`), and are here because their answers are
-known to be right.
+They need what a laboratory does not have: a simulator to differentiate through (`pathwise`) or
+noise that can be repeated (`finite_differences`, `spsa`). Their answers are known to be right.
 
-`compare` puts estimators side by side on one problem, at equal cost in trajectories.
+`compare` runs estimators on one problem at equal cost in trajectories.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
 @dataclass(frozen=True)
 class Yardstick(protocols.PlainEstimator):
-    """The estimator made by `pathwise`, `finite_differences` or `spsa`: (key, theta, count) ->
-    Estimate.
-    """
+    """The estimator made by `pathwise`, `finite_differences` or `spsa`."""
 
     kernel: Any  # (rewards, recipe, count, run, *sizes) -> gradients (E, P), returns (E,)
     runs: Any  # θ -> trajectories per sample
@@ -54,23 +51,25 @@ class Yardstick(protocols.PlainEstimator):
     def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Average over `count` noise realisations."""
         return estimates.reduce_samples(
-            _samples(self.kernel, self.substrate, self.objective, key, theta, count, *self.options)
+            _draw_samples(
+                self.kernel, self.substrate, self.objective, key, theta, count, *self.options
+            )
         )
 
 
 def pathwise(
     objective: objectives.Objective | objectives.FunctionOfMeans, substrate: simulate.Simulator
 ) -> Yardstick:
-    """G = dR/dθ through the simulation with its noise held fixed (the reparameterised gradient).
+    """Estimator G = dR/dθ through the simulation with fixed noise (reparameterised gradient).
 
     A `Density` start is differentiated through its `sample` function. Memory grows as √T: the
-    reverse sweep recomputes what it does not keep.
+    reverse sweep recomputes intermediate states.
 
     Args:
         objective: what is maximised.
         substrate: a `simulator`.
 
-    Returns: the estimator; one trajectory a sample.
+    Returns: an estimator that runs one trajectory per sample.
     """
     return Yardstick(
         _pathwise,
@@ -86,17 +85,16 @@ def finite_differences(
     *,
     step: float | None = None,
 ) -> Yardstick:
-    """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
+    """Estimator G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both under the same noise; error O(h²).
 
     Args:
         objective: what is maximised.
-        substrate: a `simulator`; a `Density` start is drawn from the same key on both legs.
-        step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the
-            rounding unit if not given.
+        substrate: a `simulator`; a `Density` start is drawn from the same key on both sides.
+        step: h relative to the size of θ_p, or to 1 if that is larger; by default the cube root of
+            the rounding unit.
 
-    Returns: an estimator that runs two trajectories per sample for every parameter, and one for the
+    Returns: an estimator that runs two trajectories per sample and parameter, and one for the
     value.
-
     """
     simulated = _require_simulator(substrate, "finite_differences")
     return Yardstick(
@@ -104,7 +102,7 @@ def finite_differences(
         _two_each_and_one,
         _check_rewards(objective, substrate),
         simulated,
-        (_positive(step),),
+        (_check_step(step),),
     )
 
 
@@ -114,23 +112,21 @@ def spsa(
     *,
     step: float | None = None,
 ) -> Yardstick:
-    """G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, a random sign Δ_p = ±1 for every parameter and
-    trajectory.
+    """Estimator G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, with random signs Δ_p = ±1 per trajectory.
 
     Args:
         objective: what is maximised.
-        substrate: a `simulator`; both legs run under the same noise.
+        substrate: a `simulator`; both sides run under the same noise.
         step: as in `finite_differences`.
 
-    Returns: an estimator that runs two trajectories a sample, whatever the number of parameters.
-
+    Returns: an estimator that runs two trajectories per sample, whatever the number of parameters.
     """
     return Yardstick(
         _spsa,
         _two,
         _check_rewards(objective, substrate),
         _require_simulator(substrate, "spsa"),
-        (_positive(step),),
+        (_check_step(step),),
     )
 
 
@@ -159,7 +155,7 @@ def _require_simulator(substrate: Any, name: str) -> simulate.Simulator:
     return substrate
 
 
-def _positive(step: float | None) -> float | None:
+def _check_step(step: float | None) -> float | None:
     if step is not None and not step > 0:
         raise ValueError(f"the finite-difference `step` must be positive; got {step}.")
     return step
@@ -173,7 +169,7 @@ def _check_rewards(
     return match_quadrature(rewards, _require_simulator(substrate, "a reference").recipe.process)
 
 
-def _samples(
+def _draw_samples(
     kernel: Any,
     substrate: simulate.Simulator,
     objective: objectives.Rewards | objectives.FunctionOfMeans,
@@ -187,7 +183,7 @@ def _samples(
     theta = check.parameters(theta)
     if isinstance(objective, objectives.FunctionOfMeans):  # every part under the same noise
         parts = [
-            _samples(kernel, substrate, part, key, theta, count, *options)
+            _draw_samples(kernel, substrate, part, key, theta, count, *options)
             for part in objective.parts
         ]
         return estimates.combine_samples(objective.function, parts)
@@ -199,13 +195,13 @@ def _samples(
         substrate.recipe,
         count,
         streamed.Run(key, theta, substrate.times, substrate.x0),
-        *(_sizes(flat, h) for h in options),
+        *(_step_sizes(flat, h) for h in options),
     )
     check.finite_simulation(returns[:, None], substrate.t)
     return estimates.Samples(jax.vmap(unravel)(each), returns)
 
 
-def _sizes(flat: Array, step: float | None) -> Array:
+def _step_sizes(flat: Array, step: float | None) -> Array:
     """h of every parameter. The cube root balances truncation h² against rounding eps/h."""
     relative = float(jnp.finfo(flat.dtype).eps) ** (1 / 3) if step is None else step
     return relative * jnp.maximum(1, jnp.abs(flat))
@@ -219,20 +215,20 @@ def compute_return(
 ) -> Array:
     """R of trajectory j under its own noise, as a function of θ."""
     theta = run.theta
-    x, context, stream = simulate.begin_one(recipe, run.key, theta, run.x0, j)
-    paid = objective.per_step
+    x, context, stream = simulate.start_trajectory(recipe, run.key, theta, run.x0, j)
+    per_step = objective.per_step
     reward = jnp.zeros((), x.dtype)
     if objective.initial is not None:
-        reward = objective.initial(theta, simulate.seen(recipe, x), context).astype(x.dtype)
+        reward = objective.initial(theta, simulate.observe(recipe, x), context).astype(x.dtype)
 
     def body(carry: Any, step: Any) -> tuple[Any, None]:
         x, reward = carry
         n, t, dt = step
-        reward = reward + objective.running(theta, simulate.seen(recipe, x), t, context) * dt
+        reward = reward + objective.running(theta, simulate.observe(recipe, x), t, context) * dt
         x_next = simulate.advance_one(recipe, theta, x, context, stream, n, t, dt)
-        if paid is not None:
-            ends = simulate.seen(recipe, x), simulate.seen(recipe, x_next)
-            reward = reward + paid(theta, *ends, t, dt, context).astype(x.dtype)
+        if per_step is not None:
+            ends = simulate.observe(recipe, x), simulate.observe(recipe, x_next)
+            reward = reward + per_step(theta, *ends, t, dt, context).astype(x.dtype)
         return (x_next, reward), None
 
     @jax.checkpoint
@@ -242,11 +238,11 @@ def compute_return(
     total = run.times.dt.shape[0]
     length = max(1, int(total**0.5))
     whole = total // length * length
-    steps = simulate.grid(run.times)
+    steps = simulate.enumerate_steps(run.times)
     segments = jax.tree.map(lambda v: v[:whole].reshape(-1, length), steps)
     carry, _ = jax.lax.scan(segment, (x, reward), segments)
     (x, reward), _ = jax.lax.scan(body, carry, jax.tree.map(lambda v: v[whole:], steps))
-    return reward + objective.terminal(theta, simulate.seen(recipe, x), context)
+    return reward + objective.terminal(theta, simulate.observe(recipe, x), context)
 
 
 @partial(jit, static_argnums=(0, 1, 2))
@@ -315,13 +311,14 @@ def _spsa(
 
 
 class ComparisonRow(NamedTuple):
-    """One estimator. Arrays are over the P parameters, in flattened order.
+    """One estimator of a comparison. Arrays are over the P parameters, in flattened order.
 
+    name: as in the table.
+    samples: per call.
     trajectories: all that one call runs, pilot included.
     z: (mean over repeats − reference) / standard error, the bias in standard errors.
     variance: of the gradient per trajectory spent, so that rows compare at equal cost.
-    spread: standard deviation over repeats / claimed standard error; 1 where the error bars are
-    honest.
+    spread: standard deviation over repeats / claimed standard error; 1 for correct error bars.
     seconds: wall time of one call, compilation left out.
     """
 
@@ -335,7 +332,7 @@ class ComparisonRow(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What `compare` found; prints itself as a table. `fluctua.plot.compare.draw` plots it."""
+    """Result of `compare`; prints as a table. `fluctua.plot.compare.draw` plots it."""
 
     rows: tuple[ComparisonRow, ...]
     reference: str
@@ -385,7 +382,7 @@ def compare(
     reference: Params | estimates.Estimate | str,
     repeats: int = 8,
 ) -> Comparison:
-    """Spend the same number of trajectories on every estimator and see what each makes of them.
+    """Compare estimators at equal cost: bias, error bars, variance and time of each.
 
     Args:
         key: of all noise.
@@ -394,21 +391,19 @@ def compare(
         trajectories: for one call of each, all included: an estimator whose pilot takes p and whose
             samples cost c trajectories gets (trajectories − p) // c samples.
         reference: the exact gradient, an `Estimate`, or the name of the estimator to trust.
-        repeats: independent calls, from which bias and the honesty of the error bars are judged. An
-            estimator that remembers begins each of them, and is left, with the state that it came
-            with.
+        repeats: independent calls, from which bias and error bars are judged. An estimator with a
+            state starts each of them, and ends, with its first state.
 
-    Returns: a `Comparison`, which prints itself as a table.
+    Returns: a `Comparison`, which prints as a table.
 
     >>> both = {"ppgt": estimator, "spsa": spsa(objective, simulator)}
     >>> print(compare(key, theta, both, trajectories=400, reference="ppgt"))
-
     """
     if repeats < 1:
         raise ValueError(f"`repeats` must be at least 1; got {repeats}.")
     theta = check.parameters(theta)
     runs = {
-        name: _repeat(
+        name: _run_repeats(
             jax.random.fold_in(key, index),
             theta,
             _Candidate(name, protocols.as_estimator(candidate)),
@@ -417,7 +412,7 @@ def compare(
         )
         for index, (name, candidate) in enumerate(estimators.items())
     }
-    truth, error, label = _reference(reference, runs)
+    truth, error, label = _resolve_reference(reference, runs)
     rows = []
     for name, run in runs.items():
         g = run.gradients
@@ -450,7 +445,7 @@ class _Candidate(NamedTuple):
     estimator: protocols.Estimator
 
     def share(self, theta: Params, trajectories: int) -> int:
-        """Samples that a call can have, with the pilot that it ran last."""
+        """Number of samples per call, with the pilot of the last call."""
         cost = self.estimator.cost(theta)
         pilot = self.estimator.pilot
         samples = max(trajectories - pilot, 0) // max(cost, 1)  # 0: its last call measured nothing
@@ -464,7 +459,7 @@ class _Candidate(NamedTuple):
         return samples
 
     def reset(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Put the state back that it came with."""
+        """Restore the first state."""
         self.estimator.restore(state, theta)
         now = self.estimator.state
         if now.keys() != state.keys() or any(
@@ -477,7 +472,12 @@ class _Candidate(NamedTuple):
 
 
 class _Repeats(NamedTuple):
-    """Gradients and errors (repeats, P), what one call runs, and the seconds of the fastest."""
+    """Results of repeated calls.
+
+    gradients, errors: (repeats, P).
+    samples, trajectories: per call.
+    seconds: of the fastest call.
+    """
 
     gradients: np.ndarray
     errors: np.ndarray
@@ -486,7 +486,7 @@ class _Repeats(NamedTuple):
     seconds: float
 
 
-def _repeat(
+def _run_repeats(
     key: Array, theta: Params, candidate: _Candidate, trajectories: int, repeats: int
 ) -> _Repeats:
     estimator = candidate.estimator
@@ -504,17 +504,17 @@ def _repeat(
     seconds = []
     for repeat in range(repeats):
         candidate.reset(begin, theta)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         estimate = estimator(jax.random.fold_in(key, repeat + 1), theta, samples)
         jax.block_until_ready(estimate.gradient)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start)
         gradients.append(np.asarray(ravel_pytree(estimate.gradient)[0], float))
         errors.append(np.asarray(ravel_pytree(estimate.stderr)[0], float))
     candidate.reset(begin, theta)
     return _Repeats(np.array(gradients), np.array(errors), samples, spent, min(seconds))
 
 
-def _reference(
+def _resolve_reference(
     reference: Params | estimates.Estimate | str, runs: Mapping[str, _Repeats]
 ) -> tuple[np.ndarray, np.ndarray | float, str]:
     if isinstance(reference, str):

@@ -1,17 +1,16 @@
 """Reuse of trajectories: J and its gradient at other parameters than those of the measurement.
 
-A trajectory X of a batch taken at θ_b counts at θ as often as it is likelier there,
+A trajectory X of a batch taken at θ_b has at θ the weight
 
     w = p_θ(X) / Σ_b (n_b/N) p_{θ_b}(X),    ln p_θ(X) = ln p₀(X₀) + Σ_n ln p_θ(X_{n+1}|X_n),
 
 with n_b of the N trajectories in batch b: the balance heuristic (Veach and Guibas), for one batch
-the ratio itself. E[w] = 1, and E[w G] = ∇J(θ) for the gradient G of each trajectory at θ. What that
-is worth is the effective number of trajectories, ESS = (Σw)²/Σw², which falls about as N exp(−2
-KL): see `results/reuse`.
+the ratio itself. E[w] = 1, and E[w G] = ∇J(θ) for the gradient G of each trajectory at θ. The
+effective number of trajectories, ESS = (Σw)²/Σw², falls about as N exp(−2 KL): see `results/reuse`.
 
-A large weight makes ESS small. To discard batches whose ESS is small is therefore to discard large
-weights, and what is left has another mean: "plain" weights, the mean of wG, keep their value
-however small ESS is, and lose their error bar.
+A large weight makes ESS small. Discarding batches with a small ESS therefore discards large
+weights, and what is left has another mean: "plain" weights, the mean of wG, are unbiased however
+small ESS is, but then have no error bar.
 """
 
 from __future__ import annotations
@@ -41,12 +40,13 @@ Batch = tuple[Params, Trajectories | Iterable[Trajectories]]
 
 
 class Reweighted(NamedTuple):
-    """An estimate at θ from trajectories that were taken elsewhere, and what they were worth there.
+    """An estimate at θ from trajectories taken at other parameters, made by `reweighted`.
 
-    estimate: J(θ) and ∇J(θ); its second moment is of what a trajectory adds, weight included. Its
-    errors and intervals are NaN where "plain" weights are worth too little for them. ess:
-    (Σw)²/Σw², of `estimate.count` trajectories.
-    kl: KL(old ‖ θ) of each batch, in nats per path. weights: w of every trajectory.
+    estimate: J(θ) and ∇J(θ); its second moment includes the weights. Its errors and intervals are
+        NaN where "plain" weights have too small an ESS for them.
+    ess: (Σw)²/Σw², of `estimate.count` trajectories.
+    kl: KL(old ‖ θ) of each batch, in nats per path.
+    weights: w of every trajectory.
     """
 
     estimate: estimates.Estimate
@@ -219,7 +219,8 @@ def _sample_batches(
     plan = baselines.resolve_baseline(baseline, caller="several batches", serves=("none", "time"))
     assert isinstance(plan, baselines.Baseline)
     cuts = [
-        baselines.half(recorded.Recording(trajectories, theta).count) for _, trajectories in pairs
+        baselines.first_half_size(recorded.Recording(trajectories, theta).count)
+        for _, trajectories in pairs
     ]
 
     others = [plan, plan]
@@ -261,7 +262,7 @@ class _Piece(NamedTuple):
 def _split_batches(pairs: list[Batch], cuts: list[int]) -> Iterator[_Piece]:
     """The trajectories of all batches in pieces that fit into memory, none across a cut."""
     for (old, trajectories), cut in zip(pairs, cuts, strict=True):
-        for first, piece in recorded.pieces(trajectories, cut, recorded.BLOCK_BYTES):
+        for first, piece in recorded.iterate_pieces(trajectories, cut, recorded.BLOCK_BYTES):
             yield _Piece(old, int(first >= cut), piece)
 
 
@@ -288,10 +289,10 @@ def _remove_errors(estimate: estimates.Estimate) -> estimates.Estimate:
 def _apply_weights(
     samples: estimates.Samples, weights: np.ndarray, normalised: bool
 ) -> estimates.Samples:
-    """What each trajectory adds: w G, or about the mean m of Σ w G/Σ w, m + N w (G − m)/Σ w (delta
-    method).
+    """Contribution of each trajectory: their mean is the estimate and their spread its error.
 
-    Their mean is the estimate and their spread its error.
+    w G, or with normalised weights, about the mean m of Σ w G/Σ w, m + N w (G − m)/Σ w (delta
+    method).
     """
     share = jnp.asarray(weights / weights.mean() if normalised else weights, samples.returns.dtype)
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fluctua.core.arrays import Array, Params
-from fluctua.core.draws import silent
+from fluctua.core.draws import no_noise
 from fluctua.core.estimate import sample_error
 from fluctua.learn.reference import pathwise
 from fluctua.paper.training import TrainedLattice, nearest
@@ -233,7 +233,7 @@ def clearest_site(
     """
     k_slope, k_pilot = jax.random.split(key)
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
-    slopes = pathwise(task.objective, task.simulator(silent))(
+    slopes = pathwise(task.objective, task.simulator(no_noise))(
         k_slope, theta, 16 if modulated else 1
     )
     pilot = task.estimator(backend)(k_pilot, theta, count)

@@ -5,8 +5,9 @@ process of correlation time τ that tends to white noise as τ → 0. With (X, �
 parameters of the drift would enter a row without noise, where there is no score. With the velocity
 V = μ(X) + σ(X)η instead of η they enter the noisy row:
 
-    dX = V dt,      dV = [(V·∂x + ∂t)(μ + ση) − (V − μ)/τ] dt + (σ/τ) dW,      η = (V − μ)/σ held
-    fixed inside (…).
+    dX = V dt,      dV = [(V·∂x + ∂t)(μ + ση) − (V − μ)/τ] dt + (σ/τ) dW,
+
+with η = (V − μ)/σ held fixed inside (…).
 
 With η₀ drawn from its stationary law N(0, 1/2τ), the start V₀ = μ(X₀) + σ(X₀)η₀ has a density that
 depends on θ.
@@ -47,7 +48,8 @@ __all__ = [
 class Coloured(NamedTuple):
     """A process with coloured noise and its start, for `simulator(process, start, t)`.
 
-    The state is (X, V), (2M,): rewards that index X find it where it was.
+    process: of the state (X, V), (2M,); rewards that index X need no change.
+    start: X₀ with a velocity drawn from its stationary law.
     """
 
     process: Process
@@ -55,18 +57,17 @@ class Coloured(NamedTuple):
 
 
 def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
-    """`process` with noise that has a correlation time.
+    """Replace the white noise of a process by noise with a correlation time.
 
     Args:
         process: an Itô process whose noise is one amplitude per component; components with
-            amplitude 0 stay silent.
+            amplitude 0 stay noiseless.
         start: X₀ (M,).
         tau: correlation time of the noise.
 
     Returns: a `Coloured`.
-
     """
-    tau = _positive("tau", tau)
+    tau = _check_positive("tau", tau)
     checked = check.process(process)
     if (
         not isinstance(checked, Process)
@@ -84,7 +85,7 @@ def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
     x0 = jnp.asarray(start, jnp.result_type(float, jnp.asarray(start).dtype))
     if x0.ndim != 1:
         raise ValueError(f"`start` must be one state (M,); got shape {x0.shape}.")
-    rows = _Coloured(checked.drift, checked.noise, tau)
+    rows = _ColouredRows(checked.drift, checked.noise, tau)
     return Coloured(
         Process(rows.drift, rows.noise),
         Density(_StartDensity(rows), _StartSample(rows, tuple(x0.tolist()))),
@@ -92,12 +93,14 @@ def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
 
 
 @dataclass(frozen=True)
-class _Coloured:
+class _ColouredRows:
+    """Drift and noise of (X, V)."""
+
     mu: Callable[..., Array]
     sigma: Callable[..., Array]
     tau: float
 
-    def at(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
+    def evaluate(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
         mu = self.mu(theta, x, t, context)
         sigma = self.sigma(theta, x, t, context)
         if jnp.shape(sigma) != jnp.shape(mu):
@@ -110,13 +113,13 @@ class _Coloured:
     def drift(self, theta: Params, state: Array, t: Array, context: PyTree) -> Array:
         x, v = jnp.split(state, 2)
         t = jnp.asarray(t, x.dtype)
-        mu, sigma = self.at(theta, x, t, context)
+        mu, sigma = self.evaluate(theta, x, t, context)
         noisy = sigma != 0
         v = jnp.where(noisy, v, mu)
         eta = jnp.where(noisy, (v - mu) / jnp.where(noisy, sigma, 1), 0)
 
         def velocity(x: Array, t: Array) -> Array:
-            mu, sigma = self.at(theta, x, t, context)
+            mu, sigma = self.evaluate(theta, x, t, context)
             return mu + sigma * eta
 
         along = jax.jvp(velocity, (x, t), (v, jnp.ones_like(t)))[1]
@@ -124,7 +127,7 @@ class _Coloured:
 
     def noise(self, theta: Params, state: Array, t: Array, context: PyTree) -> Array:
         x, _ = jnp.split(state, 2)
-        _, sigma = self.at(theta, x, jnp.asarray(t, x.dtype), context)
+        _, sigma = self.evaluate(theta, x, jnp.asarray(t, x.dtype), context)
         return jnp.concatenate([jnp.zeros_like(sigma), sigma / self.tau])
 
 
@@ -132,28 +135,27 @@ class _Coloured:
 class _StartDensity:
     """ln N(V₀; μ(X₀), σ²/2τ) over the components that have noise."""
 
-    rows: _Coloured
+    rows: _ColouredRows
 
     def __call__(self, theta: Params, state: Array, context: PyTree) -> Array:
         x, v = jnp.split(state, 2)
-        mu, sigma = self.rows.at(theta, x, jnp.zeros((), x.dtype), context)
+        mu, sigma = self.rows.evaluate(theta, x, jnp.zeros((), x.dtype), context)
         noisy = sigma != 0
         scale = jnp.where(noisy, sigma, 1)
-        return jnp.sum(
-            jnp.where(
-                noisy, -(((v - mu) / scale) ** 2) * self.rows.tau - jnp.log(jnp.abs(scale)), 0
-            )
-        )
+        log_density = -(((v - mu) / scale) ** 2) * self.rows.tau - jnp.log(jnp.abs(scale))
+        return jnp.sum(jnp.where(noisy, log_density, 0))
 
 
 @dataclass(frozen=True)
 class _StartSample:
-    rows: _Coloured
+    """Draw (X₀, V₀)."""
+
+    rows: _ColouredRows
     x0: tuple[float, ...]
 
     def __call__(self, key: Array, theta: Params, context: PyTree) -> Array:
         x = jnp.asarray(self.x0)
-        mu, sigma = self.rows.at(theta, x, jnp.zeros((), x.dtype), context)
+        mu, sigma = self.rows.evaluate(theta, x, jnp.zeros((), x.dtype), context)
         eta = jax.random.normal(key, x.shape, x.dtype) / np.sqrt(2 * self.rows.tau)
         return jnp.concatenate([x, jnp.where(sigma != 0, mu + sigma * eta, 0)])
 
@@ -162,7 +164,12 @@ class _StartSample:
 
 
 class Filter(NamedTuple):
-    """ẏ = change(y, g, t), seen as output(y, g, t), from y = 0. size: of y."""
+    """A filter of one signal g, with a state y that starts at 0.
+
+    size: number of components of y.
+    change: (y, g, t) -> ẏ (size,).
+    output: (y, g, t) -> the filtered signal, a number.
+    """
 
     size: int
     change: Callable[[Array, Array, Array], Array]
@@ -170,26 +177,25 @@ class Filter(NamedTuple):
 
 
 def linear_filter(system: Any) -> Filter:
-    """A filter from state space or `scipy.signal`: (A, B, C, D), (numerator, denominator), or an
-    `lti` object.
+    """A filter from (A, B, C, D), (numerator, denominator) or an `lti` object of `scipy.signal`.
 
     `scipy.signal.butter(2, 2 * np.pi * cutoff, analog=True)` gives a Butterworth low-pass of
     continuous time.
     """
     try:
-        if isinstance(system, tuple) and len(system) == 2:
+        if not isinstance(system, tuple):
+            space = system.to_ss()
+        elif len(system) == 2:
             space = scipy.signal.TransferFunction(*system).to_ss()
         else:
-            space = (
-                scipy.signal.StateSpace(*system) if isinstance(system, tuple) else system.to_ss()
-            )
+            space = scipy.signal.StateSpace(*system)
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"a filter is (A, B, C, D), (numerator, denominator) or a scipy.signal system: {error}."
         ) from None
     if getattr(space, "dt", None) is not None:
         raise ValueError(
-            "the filter is of discrete time; give one of continuous time (`analog=True`)."
+            "the filter has discrete time; it must have continuous time (`analog=True`)."
         )
     a, b, c, d = (np.asarray(matrix, float) for matrix in (space.A, space.B, space.C, space.D))
     if b.shape[1] != 1 or c.shape[0] != 1:
@@ -211,8 +217,8 @@ def linear_filter(system: Any) -> Filter:
 
 
 def low_pass(tau: float) -> Filter:
-    """ẏ = (g − y)/τ."""
-    return linear_filter(([1.0], [_positive("tau", tau), 1.0]))
+    """A low-pass of first order, ẏ = (g − y)/τ."""
+    return linear_filter(([1.0], [_check_positive("tau", tau), 1.0]))
 
 
 def lock_in(frequency: float, tau: float) -> Filter:
@@ -225,7 +231,7 @@ def lock_in(frequency: float, tau: float) -> Filter:
     Returns: the filter, which shows X² + Y².
     """
     omega = 2 * np.pi * frequency
-    tau = _positive("tau", tau)
+    tau = _check_positive("tau", tau)
 
     def reference(t):
         return jnp.array([2 * jnp.cos(omega * t), 2 * jnp.sin(omega * t)])
@@ -242,23 +248,25 @@ def moving_average(window: float, dt: float) -> Filter:
 
     Returns: the filter.
     """
-    taps = round(_positive("window", window) / _positive("dt", dt))
+    taps = round(_check_positive("window", window) / _check_positive("dt", dt))
     if taps < 1 or abs(taps * dt / window - 1) > 1e-6:
         raise ValueError(
             f"`window` must be a whole number of steps `dt`; got {window} / {dt} = {window / dt:g}."
         )
-    return Filter(
-        taps,
-        lambda y, g, t: (
-            (jnp.concatenate([jnp.reshape(g, (1,)).astype(y.dtype), y[:-1]]) - y) / dt
-        ),  # Euler moves it by one
-        lambda y, g, t: jnp.mean(y),
-    )
+
+    def change(y: Array, g: Array, t: Array) -> Array:
+        newest = jnp.reshape(g, (1,)).astype(y.dtype)
+        return (jnp.concatenate([newest, y[:-1]]) - y) / dt  # an Euler step shifts by one tap
+
+    return Filter(taps, change, lambda y, g, t: jnp.mean(y))
 
 
 class Filtered(NamedTuple):
-    """A process with the filter's state behind its own, the reward as the filter shows it, and
-    the start with y = 0.
+    """A process that carries the state of a filter, made by `filtered`.
+
+    process: of the state (x, y), y being that of the filter.
+    objective: its running reward is the output of the filter.
+    start: of the process, with y = 0.
     """
 
     process: Process
@@ -269,17 +277,16 @@ class Filtered(NamedTuple):
 def filtered(
     process: Process, objective: Objective, start: Start, filter: Filter | Any
 ) -> Filtered:
-    """The running reward of `objective` seen through a filter.
+    """Pass the running reward of an objective through a filter.
 
     Args:
         process: an Itô process.
-        objective: its `running` reward goes through the filter and must not depend on θ; the others
-            stay.
+        objective: its `running` reward goes through the filter and must not depend on θ; its other
+            rewards stay.
         start: of the process.
-        filter: a `Filter`, or what `linear_filter` takes.
+        filter: a `Filter`, or an argument of `linear_filter`.
 
     Returns: a `Filtered`, for `simulator(filtered.process, filtered.start, t)` and `ppgt`.
-
     """
     checked = check.process(process)
     rewards = check.objective(objective)
@@ -294,25 +301,26 @@ def filtered(
     )
     if objective.running is None:
         raise ValueError("a filter acts on the `running` reward, and this objective has none.")
-    through = filter if isinstance(filter, Filter) else linear_filter(filter)
-    rows = _Filtered(checked.drift, checked.noise, rewards.running, through)
+    chain = filter if isinstance(filter, Filter) else linear_filter(filter)
+    rows = _Filtered(checked.drift, checked.noise, rewards.running, chain)
 
-    def own(reward, states):
-        return None if reward is None else _OfOwnState(reward, through.size, states)
+    def adapt(reward, states):
+        return None if reward is None else _RewardWithoutFilter(reward, chain.size, states)
 
     seen = Objective(
         rows.running,
-        None if objective.terminal is None else own(rewards.terminal, 1),
-        own(rewards.per_step, 2),
-        own(rewards.initial, 1),
+        None if objective.terminal is None else adapt(rewards.terminal, 1),
+        adapt(rewards.per_step, 2),
+        adapt(rewards.initial, 1),
     )
-    return Filtered(Process(rows.drift, rows.noise), seen, _longer(start, through.size))
+    return Filtered(Process(rows.drift, rows.noise), seen, _append_zeros(start, chain.size))
 
 
 @dataclass(frozen=True)
-class _OfOwnState:
-    """A reward of the state without the `size` components of the filter. states: its arguments
-    after θ that are.
+class _RewardWithoutFilter:
+    """A reward of the process alone, given states with `size` components of a filter at their end.
+
+    states: number of arguments after θ that are states.
     """
 
     reward: Callable[..., Array]
@@ -349,29 +357,27 @@ class _Filtered:
         return self.filter.output(y, self.reward(theta, x, t, context), t)
 
 
-def _longer(start: Start, size: int) -> Start:
-    """The start with `size` zeros behind it."""
+def _append_zeros(start: Start, size: int) -> Start:
+    """Append `size` zeros to a start."""
 
-    def silence(x):
+    def append(x):
         return jnp.concatenate([x, jnp.zeros(size, x.dtype)])
 
     if isinstance(start, Reparameterised):
-        x0 = check.leading(start.x0, 2)
-        return Reparameterised(lambda theta, context: silence(x0(theta, context)), start.fade)
+        x0 = check.drop_extra_arguments(start.x0, 2)
+        return Reparameterised(lambda theta, context: append(x0(theta, context)), start.fade)
     if isinstance(start, Density):
-        density = check.leading(start.log_density, 3)
+        density = check.drop_extra_arguments(start.log_density, 3)
         sample = start.sample
-        drawn = None if sample is None else check.leading(sample, 3)
+        draw = None if sample is None else check.drop_extra_arguments(sample, 3)
         return Density(
             lambda theta, x, context: density(theta, x[: x.size - size], context),
-            None
-            if drawn is None
-            else lambda key, theta, context: silence(drawn(key, theta, context)),
+            None if draw is None else lambda key, theta, context: append(draw(key, theta, context)),
         )
-    return silence(jnp.asarray(start, jnp.result_type(float, jnp.asarray(start).dtype)))
+    return append(jnp.asarray(start, jnp.result_type(float, jnp.asarray(start).dtype)))
 
 
-def _positive(name: str, value: float) -> float:
+def _check_positive(name: str, value: float) -> float:
     if not (np.isfinite(value) and value > 0):
         raise ValueError(f"`{name}` must be a positive number; got {value!r}.")
     return float(value)

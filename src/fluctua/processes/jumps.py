@@ -1,5 +1,4 @@
-"""Jump processes: events at random times, each with a rate and a change of state, with or without
-diffusion between.
+"""Jump processes: events with rates and changes of state, with or without diffusion between them.
 
 Event i happens at the rate a_i(X, t; θ) and takes X to X + ν_i. Over one step of the time grid,
 with events i₁ … i_K after waits τ₁ … τ_K, the path has the density Π_k a_{i_k}(X⁻) exp(−∫ Σ_i
@@ -7,10 +6,10 @@ a_i(X_s) ds), so its score is
 
     U = Σ_k ∂θ ln a_{i_k}(X⁻) − ∫ ∂θ Σ_i a_i(X_s) ds  [+ Σ_k ∂θ ln f(ν_k | X⁻)],
 
-the last term where the sizes of the changes are drawn from a density f. Rates see the time at which
-the step begins: a protocol is a staircase on the grid. Without diffusion the simulation is exact
-(Gillespie). With it, the events of a step and its Euler–Maruyama kick start from the same state and
-add up; the score is exact for that chain.
+the last term where the sizes of the changes are drawn from a density f. Rates are evaluated at the
+time at which the step begins, so a protocol is piecewise constant on the grid. Without diffusion
+the simulation is exact (Gillespie). With it, the events of a step and its Euler–Maruyama kick start
+from the same state and add up; the score is exact for that chain.
 """
 
 from __future__ import annotations
@@ -25,36 +24,32 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.diffusion import with_silent
+from fluctua.core.diffusion import find_noiseless
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import Ratio, full_score, log_ratio
-from fluctua.core.simulate import one_step
+from fluctua.core.simulate import advance_diffusion
 
 
 class RandomJump(NamedTuple):
-    """Changes of random size.
+    """Changes of random size, for `Jumps(rates, changes=RandomJump(...))`.
 
     sample: (key, theta, x, t, context, channel) -> ν (M,).
-    log_density: (theta, change, x, t, context, channel) -> ln f(ν), up to what does not depend on
-    θ.
+    log_density: (theta, change, x, t, context, channel) -> ln f(ν), up to a constant in θ.
     """
 
     sample: Callable[..., Array]
     log_density: Callable[..., Array]
 
 
-MOST_EVENTS = 2**20
-"""Of one step of one trajectory.
-
-With more it counts as one that explodes, and ends in a state that is not finite.
-"""
+MAX_EVENTS = 2**20
+"""Maximum number of events in one step of one trajectory; beyond it the state becomes NaN."""
 
 
 class Events(NamedTuple):
-    """The events within each step, in order; K is the most that any step has.
+    """The events within each step, in order; K is the maximum over all steps.
 
-    after: time from the beginning of the step (…, K). channel: which event, −1 where there is none
-    (…, K).
+    after: time from the beginning of the step (…, K).
+    channel: which event, −1 where there is none (…, K).
     change: ν (…, K, M).
     """
 
@@ -64,8 +59,11 @@ class Events(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What a simulated step leaves for its score: ν summed over its events (M,), their score,
-    how many there were.
+    """The events of a simulated step, reduced to what its score needs.
+
+    change: ν summed over the events (M,).
+    score: of the events, like θ.
+    count: number of events.
     """
 
     change: Array
@@ -75,13 +73,14 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Jumps:
-    """A process with events: reactions, photon counts, shot noise, failures. Takes the place of a
-    `Process`.
+    """A process with events: reactions, photon counts, shot noise, failures.
 
-    rates: (theta, x, t, context) -> a (R,), events a unit of time; arguments at the end may be left
-    off.
-    changes: ν (R, M), what each event adds to the state; or `RandomJump`, where that is random.
-    diffusion: what happens between events, an Itô `Process`; None for nothing.
+    Use it in place of a `Process`.
+
+    rates: (theta, x, t, context) -> a (R,), events per unit of time; trailing arguments are
+        optional.
+    changes: ν (R, M), added to the state by each event; or a `RandomJump`.
+    diffusion: an Itô `Process` between events; None for none.
     """
 
     rates: Callable[..., Array]
@@ -89,7 +88,7 @@ class Jumps:
     diffusion: Process | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rates", check.leading(self.rates, 4))
+        object.__setattr__(self, "rates", check.drop_extra_arguments(self.rates, 4))
         if self.diffusion is not None:
             object.__setattr__(self, "diffusion", check.process(self.diffusion))
         if isinstance(self.changes, RandomJump):
@@ -99,9 +98,8 @@ class Jumps:
             raise ValueError(
                 f"`changes` must be finite numbers (events, state); got shape {table.shape}."
             )
-        object.__setattr__(
-            self, "changes", tuple(map(tuple, table.tolist()))
-        )  # hashable: compilations are shared
+        # hashable: compilations are shared
+        object.__setattr__(self, "changes", tuple(map(tuple, table.tolist())))
 
     def advance(
         self,
@@ -114,21 +112,21 @@ class Jumps:
         t: Array,
         dt: Array,
     ) -> tuple[Array, Scored]:
-        """The state after a step, and what its score needs besides the two ends."""
-        run = _run(self, theta, EventStep(x, t, dt, context), _key(stream, n), 0)
+        """Simulate a step: the state after it, and its events as `Scored`."""
+        run = _simulate_events(self, theta, EventStep(x, t, dt, context), _event_key(stream, n), 0)
         left = Scored(run.x - x, run.score, run.count)
         return self.add_diffusion(theta, x, run.x, left, (context, stream, draw, n, t, dt)), left
 
     def add_diffusion(
         self, theta: Params, x: Array, jumped: Array, left: Scored, step: tuple
     ) -> Array:
-        """The state after a step whose events alone lead from x to `jumped`.
+        """Add the diffusion to a step whose events alone lead from x to `jumped`.
 
         step: the arguments of `advance`, from context on.
         """
         if self.diffusion is None:
             return jumped
-        return one_step(self.diffusion, theta, x, *step) + left.change
+        return advance_diffusion(self.diffusion, theta, x, *step) + left.change
 
     def events(
         self,
@@ -139,10 +137,12 @@ class Jumps:
         n: Array,
         t: Array,
         dt: Array,
-        most: int,
+        maximum: int,
     ) -> Events:
-        """The events themselves of a step that `advance` ran, `most` of them at the most."""
-        return _run(self, theta, EventStep(x, t, dt, context), _key(stream, n), most).events
+        """The events of a step that `advance` simulated, at most `maximum` of them."""
+        return _simulate_events(
+            self, theta, EventStep(x, t, dt, context), _event_key(stream, n), maximum
+        ).events
 
     def score(self, theta: Params, step: Step) -> Params:
         """U of one step, simulated or recorded."""
@@ -164,9 +164,7 @@ class Jumps:
         return jax.tree.map(jnp.add, score, smooth)
 
     def log_ratio(self, new: Params, old: Params, step: Step) -> Ratio:
-        """ln p_new − ln p_old of one recorded step: that of its events, and that of the
-        diffusion between them.
-        """
+        """ln p_new − ln p_old of one recorded step: its events and the diffusion between them."""
         if step.events is None:
             raise ValueError(
                 "the ratio of `Jumps` needs the events, not only the states: Trajectories(t, x, "
@@ -184,40 +182,39 @@ class Jumps:
         return Ratio(log + smooth.log, smooth.divergence - log)
 
     def counts(self, theta: Params, step: Step) -> tuple[Array, Array]:
-        """How often each event happened in one recorded step, and how often its rate says, ∫a ds.
-
-        (R,) each
-        """
+        """Number of events in one recorded step and the expected number, ∫a ds. Shape (R,) each."""
         x, _, t, dt, context, events = step
 
         def one(carry: tuple[Array, ...], event: Events) -> tuple[tuple[Array, ...], None]:
             x, since, happened, expected = carry
             after, channel, change = event
-            there = channel >= 0
+            exists = channel >= 0
             a = self.rates(theta, x, t, context)
-            expected = expected + jnp.where(there, a * (after - since), 0)
-            happened = happened + (there & (jnp.arange(a.size) == channel))
+            expected = expected + jnp.where(exists, a * (after - since), 0)
+            happened = happened + (exists & (jnp.arange(a.size) == channel))
             return (
-                jnp.where(there, x + change, x),
-                jnp.where(there, after, since),
+                jnp.where(exists, x + change, x),
+                jnp.where(exists, after, since),
                 happened,
                 expected,
             ), None
 
-        none = jnp.zeros_like(self.rates(theta, x, t, context))
+        nothing = jnp.zeros_like(self.rates(theta, x, t, context))
         events = jax.tree.map(
             lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events
         )
         (x, since, happened, expected), _ = jax.lax.scan(
-            one, (x, jnp.zeros((), x.dtype), none, none), events
+            one, (x, jnp.zeros((), x.dtype), nothing, nothing), events
         )
         return happened, expected + self.rates(theta, x, t, context) * (dt - since)
 
     def check(
         self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state"
     ) -> Jumps:
-        """Rates are one number for each event, finite and not negative; changes have the
-        shape of the state.
+        """Check the rates and the changes, and mark the noiseless components of the diffusion.
+
+        Rates are one number per event, finite and not negative; changes have the shape of the
+        state.
         """
         rates = np.asarray(self.rates(theta, x, t, context))
         known = None if isinstance(self.changes, RandomJump) else len(self.changes)
@@ -241,7 +238,7 @@ class Jumps:
         check.shapes(self.diffusion, theta, x, t, context)
         if where != "at the first state":  # of the diffusion there: `check_along`
             return self
-        named = with_silent(self.diffusion, theta, x, t, context)
+        named = find_noiseless(self.diffusion, theta, x, t, context)
         assert isinstance(named, Process)
         return replace(self, diffusion=named)
 
@@ -249,22 +246,20 @@ class Jumps:
 def bin_events(
     t: Array, times: Sequence[Array], channels: Sequence[Array], changes: Array | Sequence[Array]
 ) -> Events:
-    """Recorded events laid on a time grid, for `Trajectories(t, x, events=...)`.
+    """Assign recorded events to the steps of a time grid, for `Trajectories(t, x, events=...)`.
 
     Args:
         t: the grid (T+1,).
         times: for each trajectory, when its events happened, in order.
         channels: for each trajectory, which events they were, 0 … R−1.
-        changes: ν (R, M) of the events; or for each trajectory one row an event, where their sizes
-            are random.
+        changes: ν (R, M) of the events; or, where sizes are random, one row per event for each
+            trajectory.
 
     Returns: `Events` with leaves (E, T, K, …).
-
     """
     grid = np.asarray(t, float)
-    fixed = (np.ndim(changes) == 2 and len(changes) != len(times)) or not isinstance(
-        changes, list | tuple
-    )
+    is_table = np.ndim(changes) == 2 and len(changes) != len(times)
+    fixed = is_table or not isinstance(changes, list | tuple)
     table = np.asarray(changes, float) if fixed else None
     width = table.shape[1] if table is not None else np.shape(changes[0])[1]
     steps = [np.searchsorted(grid, np.asarray(when, float), side="right") - 1 for when in times]
@@ -281,8 +276,8 @@ def bin_events(
                 f"{grid[0]:g} to below {grid[-1]:g}; they run from {np.min(when):g} to "
                 f"{np.max(when):g}."
             )
-    most = max([1, *(int(np.bincount(step).max()) for step in steps if len(step))])
-    shape = (len(times), grid.size - 1, most)
+    maximum = max([1, *(int(np.bincount(step).max()) for step in steps if len(step))])
+    shape = (len(times), grid.size - 1, maximum)
     after = np.zeros(shape)
     channel = np.full(shape, -1)
     change = np.zeros((*shape, width))
@@ -297,14 +292,16 @@ def bin_events(
 
 
 def _total_change(events: Events) -> Array:
-    """ν summed over the events of one step. (M,)"""
+    """Sum of ν over the events of one step. Shape (M,)."""
     return jnp.sum(jnp.where((events.channel >= 0)[:, None], events.change, 0), axis=0)
 
 
 class _LogDensity(NamedTuple):
-    """The events of a step up to now. x: the state, since: the time of the last event.
+    """State of the sum over the events of a step.
 
-    total: ln of the density of the events.
+    x: the state after the last event.
+    since: time of the last event.
+    total: log-density of the events so far.
     """
 
     x: Array
@@ -313,26 +310,22 @@ class _LogDensity(NamedTuple):
 
 
 def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:
-    """ln of the density of the recorded events of one step, as a function of θ."""
+    """Log-density of the recorded events of one step, as a function of θ."""
     x, _, t, dt, context, events = step
 
     def add(carry: _LogDensity, event: Events) -> tuple[_LogDensity, None]:
         x, since, total = carry
         after, channel, change = event
-        there = channel >= 0
+        exists = channel >= 0
         a = process.rates(theta, x, t, context)
-        rate = jnp.where(
-            there, a[channel], 1.0
-        )  # before the logarithm: its derivative at 0 is not a number
-        term = (
-            jnp.log(rate)
-            - jnp.sum(a) * (after - since)
-            + _log_size(process, theta, change, x, t, context, channel)
-        )
+        # before the logarithm: its derivative at 0 is not a number
+        rate = jnp.where(exists, a[channel], 1.0)
+        size = _log_size(process, theta, change, x, t, context, channel)
+        term = jnp.log(rate) - jnp.sum(a) * (after - since) + size
         carry = _LogDensity(
-            jnp.where(there, x + change, x),
-            jnp.where(there, after, since),
-            total + jnp.where(there, term, 0.0),
+            jnp.where(exists, x + change, x),
+            jnp.where(exists, after, since),
+            total + jnp.where(exists, term, 0.0),
         )
         return carry, None
 
@@ -344,9 +337,14 @@ def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:
     return end.total - jnp.sum(process.rates(theta, end.x, t, context)) * (dt - end.since)
 
 
-class _Run(NamedTuple):
-    """Events of one step, as they happen. time: of the last; the end of the step once there are
-    no more.
+class _EventRun(NamedTuple):
+    """The events of one step so far.
+
+    x: the state after them (M,).
+    count: number of events.
+    time: of the last event; the end of the step once there are no more.
+    score: of the events, like θ.
+    events: those that are kept.
     """
 
     x: Array
@@ -357,7 +355,12 @@ class _Run(NamedTuple):
 
 
 class EventStep(NamedTuple):
-    """The step in which events happen. x: the state since the last event (M,)."""
+    """The step in which events happen.
+
+    x: the state since the last event (M,).
+    t, dt: beginning and length of the step.
+    context: of the trajectory.
+    """
 
     x: Array
     t: Array
@@ -368,7 +371,9 @@ class EventStep(NamedTuple):
 class EventDraws(NamedTuple):
     """The random numbers of one event.
 
-    exponential: standard. uniform: in [0, 1). key: for the size where that is random, else None.
+    exponential: standard exponential.
+    uniform: in [0, 1).
+    key: for a random size; None otherwise.
     """
 
     exponential: Array
@@ -376,11 +381,13 @@ class EventDraws(NamedTuple):
     key: Array | None = None
 
 
-class Happened(NamedTuple):
-    """The next event of a step, or that there is none, `over`.
+class NextEvent(NamedTuple):
+    """The next event of a step, or the end of the step.
 
-    x, after: the state, and the time since the step began, afterwards. channel, change: of the
-    event, if there is one.
+    x: the state afterwards (M,).
+    after: time since the step began, afterwards.
+    over: whether the step ends without a further event.
+    channel, change: of the event.
     score: of the event, or of the rest of the step without one.
     """
 
@@ -398,9 +405,9 @@ def next_event(
     step: EventStep,
     since: Array,
     draws: EventDraws,
-    take: Callable[[Array, Array], Array] = lambda table, row: table[row],
-) -> Happened:
-    """The next event of a step, from its random numbers.
+    select_row: Callable[[Array, Array], Array] = lambda table, row: table[row],
+) -> NextEvent:
+    """Compute the next event of a step from its random numbers.
 
     Args:
         process: its rates and changes.
@@ -408,8 +415,8 @@ def next_event(
         step: the state since the last event, and the step.
         since: the time of the last event, from the beginning of the step.
         draws: the random numbers of the event.
-        take: (table, row) -> the row; another way to it where a row cannot be a random number.
-
+        select_row: (table, row) -> the row; replaced where a kernel cannot index by a random
+            number.
     """
     x, t, dt, context = step
     exponential, uniform, key = draws
@@ -424,16 +431,16 @@ def next_event(
     if isinstance(process.changes, RandomJump):
         change = process.changes.sample(key, theta, x, t, context, channel).astype(x.dtype)
     else:
-        change = take(jnp.asarray(process.changes, x.dtype), channel)
+        change = select_row(jnp.asarray(process.changes, x.dtype), channel)
 
     def log_density(theta: Params) -> Array:
         a = process.rates(theta, x, t, context)
         size = _log_size(process, theta, change, x, t, context, channel)
-        return jnp.log(take(a, channel)) - jnp.sum(a) * wait + size
+        return jnp.log(select_row(a, channel)) - jnp.sum(a) * wait + size
 
     of_event = jax.grad(log_density)(theta)
     of_rest = jax.grad(lambda th: -jnp.sum(process.rates(th, x, t, context)) * (dt - since))(theta)
-    return Happened(
+    return NextEvent(
         jnp.where(jnp.isnan(total), jnp.nan, jnp.where(over, x, x + change)),
         jnp.where(over, dt, since + wait).astype(since.dtype),
         over,
@@ -443,19 +450,19 @@ def next_event(
     )
 
 
-def _run(
+def _simulate_events(
     process: Jumps,
     theta: Params,
     step: EventStep,
     key: Array,
     maximum: int,
-) -> _Run:
-    """One step of events alone, with the score of those events. maximum: events that are kept."""
+) -> _EventRun:
+    """Simulate the events of one step with their score. maximum: number of events that are kept."""
     x = step.x
     dt = jnp.asarray(step.dt, x.dtype)  # the end of the step is a time that `time` can have
     step = step._replace(dt=dt)
 
-    def one(run: _Run) -> _Run:
+    def one(run: _EventRun) -> _EventRun:
         k_wait, k_channel, k_size = jax.random.split(jax.random.fold_in(key, run.count), 3)
         draws = EventDraws(
             jax.random.exponential(k_wait, dtype=x.dtype),
@@ -471,17 +478,19 @@ def _run(
                 lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, event
             )
         score = jax.tree.map(jnp.add, run.score, new.score)
-        return _Run(new.x, jnp.where(new.over, run.count, run.count + 1), new.after, score, kept)
+        return _EventRun(
+            new.x, jnp.where(new.over, run.count, run.count + 1), new.after, score, kept
+        )
 
-    none = Events(
+    nothing = Events(
         jnp.zeros(maximum, x.dtype),
         jnp.full(maximum, -1),
         jnp.zeros((maximum, x.size), x.dtype),
     )
-    begin = _Run(
-        x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), none
+    begin = _EventRun(
+        x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), nothing
     )
-    run = jax.lax.while_loop(lambda run: (run.time < dt) & (run.count < MOST_EVENTS), one, begin)
+    run = jax.lax.while_loop(lambda run: (run.time < dt) & (run.count < MAX_EVENTS), one, begin)
     return run._replace(x=jnp.where(run.time < dt, jnp.nan, run.x))
 
 
@@ -499,8 +508,8 @@ def _log_size(
     return process.changes.log_density(theta, change, x, t, context, channel)
 
 
-def _key(stream: PyTree, n: Array) -> Array:
-    """Of the events of step n; the kick of that step has `fold_in(stream, n)` to itself."""
+def _event_key(stream: PyTree, n: Array) -> Array:
+    """Key of the events of step n; the kick of that step uses `fold_in(stream, n)`."""
     if not isinstance(stream, jax.Array):
         raise ValueError(
             "`Jumps` are simulated with JAX's own generator: leave `wiener` of the simulator off."

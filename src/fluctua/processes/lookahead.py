@@ -1,22 +1,22 @@
 """The twin of a continuing task: its noise-free path from measured states, over a window.
 
-For any guess Vₙ at the rewards that follow step n, a function of Xₙ₊₁ that is settled before the
+For any prediction Vₙ of the rewards that follow step n, a function of Xₙ₊₁ that is fixed before the
 kick, the reward
 
     g̃ₙ = gₙ + E[Vₙ(Xₙ₊₁)|Xₙ] − Vₙ₋₁(Xₙ)
 
-has the long-run average of g, whatever θ is, because the differences of V add up to two ends. Its
-gradient is the same sum with g̃ in the place of g,
+has the long-run average of g for every θ, because the differences of V telescope. Its gradient is
+the same sum with g̃ in place of g,
 
     ∇J = E[∂θ gₙ + ∂θ E[Vₙ(Xₙ₊₁)|Xₙ]] + Σ_{k≥1} E[(g̃ₙ₊ₖ − J) Uₙ],
 
-where ∂θ leaves V as it is. A guess that is right leaves nothing of g̃ to vary: the first part is
-the whole gradient, the second has no variance, and a window cuts nothing off. A wrong one costs
-variance, and no bias where the window is long.
+where ∂θ does not act on V. With an exact V the reward g̃ is constant: the first part is the whole
+gradient, the second has no variance, and a window cuts nothing off. A wrong V costs variance, and
+no bias where the window is long.
 
 V is the expansion of the twin's return about its noise-free path, as in `fluctua.core.twin`. The
-path begins anew at a measured state every `stride` steps and goes a window beyond the next
-beginning, so that it follows what is measured and its adjoint has the whole window ahead.
+path restarts at a measured state every `stride` steps and continues for a window beyond the next
+restart, so that it follows the measurement and its adjoint has the whole window ahead.
 """
 
 from __future__ import annotations
@@ -39,25 +39,31 @@ from fluctua.core.trajectories import Times
 from fluctua.core.twin import correction
 from fluctua.core.twin.correction import Guess, Numbers, TwinModel
 
-BEGINNINGS = 20
-"""Times that the path begins anew within a window."""
+RESTARTS = 20
+"""Number of restarts of the path within a window."""
 
 
 class Lookahead(NamedTuple):
-    """A checked twin. dt: the interval of the record."""
+    """A checked twin of a continuing task.
+
+    twin: process, objective and order of the expansion.
+    numbers: θ of the score and of the twin.
+    dt: interval of the record.
+    context: of the traces.
+    """
 
     twin: TwinModel
     numbers: Numbers
     dt: Array
     context: PyTree
 
-    def over(self, window: int, mean: float) -> Path:
-        """Its path over a window of so many steps. mean: a level of the reward, taken off."""
-        return Path(self, max(1, window // BEGINNINGS), window, mean)
+    def make_path(self, window: int, mean: float) -> Path:
+        """The twin's path over a window, in steps. mean: level subtracted from the reward."""
+        return Path(self, max(1, window // RESTARTS), window, mean)
 
 
 class Path:
-    """The twin's path along a record, block after block."""
+    """The twin's path along a record, advanced block after block."""
 
     def __init__(self, ahead: Lookahead, stride: int, window: int, mean: float):
         self.ahead = ahead
@@ -67,9 +73,7 @@ class Path:
         self.last: np.ndarray | None = None  # Vₙ₋₁(Xₙ) at the end of the block before (E,)
 
     def block(self, times: Times, x: Array) -> tuple[np.ndarray, np.ndarray]:
-        """g̃ₙ less the mean (E, b), and ∂θ{gₙ + E[Vₙ(Xₙ₊₁)|Xₙ]} (E, b, P), of states x (E,
-        b+1, M).
-        """
+        """g̃ₙ − mean (E, b) and ∂θ{gₙ + E[Vₙ(Xₙ₊₁)|Xₙ]} (E, b, P) of states x (E, b+1, M)."""
         a = self.ahead
         block = _follow_block(a, Stretch(self.stride, self.window), times.t, x, self.mean)
         inside, begin, end, direct = (np.array(part, np.float64) for part in block)
@@ -91,7 +95,7 @@ class Path:
         return inside.reshape(traces, steps) / dt, direct.reshape(traces, steps, -1) / dt
 
 
-def lookahead(
+def make_lookahead(
     choice: baselines.Twin,
     process: AnyProcess,
     rewards: Rewards,
@@ -99,7 +103,7 @@ def lookahead(
     theta: Params,
     recording: Recording,
 ) -> Lookahead:
-    """The twin, if it fits the process and the record."""
+    """Check that the twin fits the process and the record, and prepare it."""
     twin = correction.check_twin(choice, score, process)
     if twin.baseline.name != "mean":  # type: ignore[union-attr]
         raise ValueError(
@@ -108,30 +112,35 @@ def lookahead(
             "is for trajectories. Leave it off."
         )
     assert twin.process is not None  # `check_twin` fills it in
-    free = baselines.none().of
+    free = baselines.none().function
     model = TwinModel(
         EstimatorModel(process, rewards, score, None, free, free), twin.process, twin.order
     )
     numbers = Numbers(theta, correction.twin_parameters(twin, theta))
     correction.check_fit(
-        model, numbers, recording.first, recording.t, recording.context, recording.count
+        model, numbers, recording.first_states, recording.t, recording.context, recording.count
     )
     return Lookahead(model, numbers, recording.times.dt[0], recording.context)
 
 
 class Stretch(NamedTuple):
-    """Steps between two beginnings of the path, and steps that it goes beyond the second."""
+    """One stretch of the path.
+
+    stride: steps between two restarts.
+    window: steps beyond the second restart.
+    """
 
     stride: int
     window: int
 
 
-class Followed(NamedTuple):
-    """What the twin predicts along S stretches of E traces; V in units of reward times time.
+class StretchPrediction(NamedTuple):
+    """Predictions of the twin along S stretches of E traces; V in units of reward times time.
 
-    inside: δₙ less the mean (E, S, stride), as if the path went on. begin: E[V₀(X₁)|X₀] + g₀Δt less
-    the mean, of the first step (E, S). end: V(X) at the end of the path (E, S). direct: the direct
-    term (E, S, stride, P).
+    inside: δₙ less the mean (E, S, stride), as if the path continued.
+    begin: E[V₀(X₁)|X₀] + g₀Δt less the mean, of the first step (E, S).
+    end: V(X) at the end of the path (E, S).
+    direct: the direct term (E, S, stride, P).
     """
 
     inside: Array
@@ -141,20 +150,26 @@ class Followed(NamedTuple):
 
 
 class GuessAhead(NamedTuple):
-    """A guess at the rewards that follow. value: on the path itself."""
+    """A prediction of the rewards that follow.
+
+    guess: its expansion about the path.
+    value: on the path itself.
+    """
 
     guess: Guess
     value: Array
 
 
-def _follow_block(ahead: Lookahead, stretch: Stretch, t: Array, x: Array, mean: float) -> Followed:
-    """Follow S stretches of x (E, S·stride+1, M), each from where the path begins anew."""
+def _follow_block(
+    ahead: Lookahead, stretch: Stretch, t: Array, x: Array, mean: float
+) -> StretchPrediction:
+    """Predictions along S stretches of x (E, S·stride+1, M), each from a restart of the path."""
     numbers = BlockNumbers(ahead.numbers, t, ahead.dt, x, ahead.context, mean)
     return _follow_stretches(ahead.twin, stretch, numbers)
 
 
 class BlockNumbers(NamedTuple):
-    """The arrays of one block. mean: a level of the reward, taken off."""
+    """The arrays of one block. mean: level subtracted from the reward."""
 
     twin: Numbers
     t: Array
@@ -165,14 +180,14 @@ class BlockNumbers(NamedTuple):
 
 
 @partial(jit, static_argnums=(0, 1))
-def _follow_stretches(twin: TwinModel, stretch: Stretch, block: BlockNumbers) -> Followed:
+def _follow_stretches(twin: TwinModel, stretch: Stretch, block: BlockNumbers) -> StretchPrediction:
     stride, window = stretch
     numbers, t, dt, x, context, mean = block
     count = (x.shape[1] - 1) // stride
     stretches = x[:, stride * np.arange(count)[:, None] + np.arange(stride + 1)]
     index = np.arange(stride + window)
 
-    def follow(x: Array, start: Array, context: PyTree) -> Followed:
+    def follow(x: Array, start: Array, context: PyTree) -> StretchPrediction:
         times = start + dt * index
 
         def move(at: Array, t: Array) -> tuple[Array, Array]:
@@ -212,7 +227,7 @@ def _follow_stretches(twin: TwinModel, stretch: Stretch, block: BlockNumbers) ->
 
         steps = (x[:-1], path[:stride], times[:stride])
         _, (inside, expected, direct) = jax.lax.scan(predict, carry, steps, reverse=True)
-        return Followed(inside, expected[0], end, direct)
+        return StretchPrediction(inside, expected[0], end, direct)
 
     starts = t[:-1:stride][:count]
     along = jax.vmap(follow, in_axes=(0, 0, None))

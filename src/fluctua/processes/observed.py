@@ -1,6 +1,6 @@
-"""Processes of which only part is seen, through noise: y = Cx + ε, ε ~ N(0, R), on every sample.
+"""Processes that are observed in part and through noise: y = Cx + ε, ε ~ N(0, R), at every sample.
 
-What is measured is not Markov, but the theorem asks only for the score of what is measured,
+The measured record is not Markov, but the theorem needs only the score of what is measured,
 
     Uₙ = ∂θ ln p(yₙ₊₁ | y₀ … yₙ) = ∂θ ln N(yₙ₊₁; ŷ, S),     U₋₁ = ∂θ ln p(y₀),
 
@@ -17,8 +17,8 @@ f and F of each trajectory averaged over N(m, P) to second order,
 
     f̄(m) = f + ½ Σ_kl P_kl ∂_k∂_l f,     F̄ = ∂f̄/∂m,
 
-which for drifts of third degree leaves the skewness of the hidden state alone as an error.
-`core.likelihood` looks for it in the innovations y − ŷ, whose covariance must be S; on a simulator
+which for drifts of third degree leaves the skewness of the hidden state as the only error.
+`core.likelihood` tests for it in the innovations y − ŷ, whose covariance must be S; on a simulator
 `fluctua.reference.finite_differences` measures it.
 """
 
@@ -41,20 +41,18 @@ from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import refuse_step
-from fluctua.core.simulate import one_step
+from fluctua.core.simulate import advance_diffusion
 from fluctua.core.text import names
 
 READOUT = 2**30
-"""The step whose draw is the readout of the first sample: steps of the process itself never come so
-far.
-"""
+"""Index of the draw of the first readout; above any step of the process."""
 
 
 class Normal(NamedTuple):
-    """X₀ ~ N(mean, covariance): what is known of the hidden state when the record begins.
+    """X₀ ~ N(mean, covariance): prior knowledge of the hidden state at the first sample.
 
-    mean: (M,). covariance: (M, M), (M,) if diagonal, or a number. Either may be a function (theta,
-    context).
+    mean: (M,), or a function (theta, context) of it.
+    covariance: (M, M), (M,) if diagonal, or a number; or a function (theta, context) of it.
     """
 
     mean: Any
@@ -63,17 +61,19 @@ class Normal(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """A process seen through y = Cx + ε. Takes the place of a `Process`; its trajectories and
-    rewards are of y.
+    """A process observed through y = Cx + ε; its trajectories and rewards are functions of y.
+
+    Use it in place of a `Process` where not every component is measured, or not exactly.
 
     process: of the hidden state x (M,).
     observe: C (D, M); np.eye(M)[[0, 2]] for components 0 and 2.
     noise: R, the covariance of ε, (D, D), (D,) if diagonal, or a number; or a function (theta,
-    context) of that. 0 or None where the readout is exact.
+        context) of that. 0 or None where the readout is exact.
     start: X₀, a known state (M,) or a `Normal`.
     transition: the law of one step, `euler`, or `local_linear` for records sampled too slowly for
-    Euler steps.
-    shared: whether one covariance serves all trajectories. The library finds out; leave it off.
+        Euler steps.
+    shared: whether one covariance serves all trajectories; determined by the library, do not set
+        it.
 
     >>> trap = Process(lambda k, x: -k * x, lambda k, x: jnp.ones_like(x))
     >>> Observed(trap, observe=[[1.0, 0.0]], noise=0.01, start=jnp.zeros(2))
@@ -92,7 +92,7 @@ class Observed:
     def __post_init__(self) -> None:
         process = check.process(self.process)
         if not isinstance(process, processes.Process):
-            raise TypeError(f"`Observed` is of a `Process`; got {type(process).__name__}.")
+            raise TypeError(f"`Observed` needs a `Process`; got {type(process).__name__}.")
         refuse_step(
             process,
             "an `Observed`",
@@ -110,28 +110,26 @@ class Observed:
                 "`start` of an `Observed` is a state (M,) or a Normal(mean, covariance), which may "
                 "depend on θ."
             )
-        for name, value in (
-            ("observe", c),
-            ("noise", 0.0 if self.noise is None else self.noise),
-            ("process", process),
-        ):
-            object.__setattr__(self, name, value if name == "process" else _hashable(value))
+        noise = 0.0 if self.noise is None else self.noise
+        object.__setattr__(self, "process", process)
+        object.__setattr__(self, "observe", _hashable(c))
+        object.__setattr__(self, "noise", _hashable(noise))
         object.__setattr__(self, "start", Normal(*map(_hashable, start)))
         if not callable(self.noise):
             _check_covariance("noise", self.noise, len(c))
 
     # -------------------------------------------------------------------------------- its simulator
 
-    def first(
+    def draw_start(
         self, key: Array, theta: Params, context: PyTree, stream: PyTree, draw: Callable
     ) -> Array:
-        """(y, x) at the start: what is seen comes first."""
+        """(y, x) at the start."""
         if self.process.noise is None:
             raise ValueError("the hidden `Process` has no `noise`, so it cannot be simulated.")
         mean, _ = self._prior(theta, context)
-        spread = _root(_value(self.start.covariance, theta, context), mean.size)
+        spread = _square_root(_evaluate(self.start.covariance, theta, context), mean.size)
         x = mean + spread @ jax.random.normal(key, mean.shape, mean.dtype)
-        return self._read(theta, x, context, stream, draw, 0)
+        return self._add_readout(theta, x, context, stream, draw, 0)
 
     def advance(
         self,
@@ -148,19 +146,19 @@ class Observed:
 
         The hidden path is that of the process by itself with the same noise.
         """
-        hidden = one_step(
+        hidden = advance_diffusion(
             self.process, theta, x[len(self.observe) :], context, stream, draw, n, t, dt
         )
-        return self._read(theta, hidden, context, stream, draw, n + 1), None
+        return self._add_readout(theta, hidden, context, stream, draw, n + 1), None
 
-    def seen(self, state: Array) -> Array:
-        """Y of (y, x)."""
+    def select_observed(self, state: Array) -> Array:
+        """The observed part y of (y, x)."""
         return state[..., : len(self.observe)]
 
     def events(self, *arguments: Any) -> None:
-        """A record holds nothing besides y."""
+        """None: a record holds nothing besides y."""
 
-    def _read(
+    def _add_readout(
         self,
         theta: Params,
         x: Array,
@@ -171,95 +169,90 @@ class Observed:
     ) -> Array:
         channels = len(self.observe)
         z = draw(stream, READOUT + n, channels).astype(x.dtype)
-        y = (
-            jnp.asarray(self.observe, x.dtype) @ x
-            + _root(_value(self.noise, theta, context), channels) @ z
-        )
+        root = _square_root(_evaluate(self.noise, theta, context), channels)
+        y = jnp.asarray(self.observe, x.dtype) @ x + root @ z
         return jnp.concatenate([y.astype(x.dtype), x])
 
     # ------------------------------------------------------------------------------------ its score
 
-    def begin(
+    def score_start(
         self, theta: Params, x: Array, t: Array, context: PyTree
     ) -> tuple[Params, processes.Memory]:
         """∂θ ln p(y₀), and mean and covariance of X₀ given y₀ with their tangents."""
 
         def first(theta: Params) -> FilteredState:
             mean, covariance = self._prior(theta, context)
-            return self._first_sample(
+            return self._add_first_sample(
                 theta, mean.astype(x.dtype), covariance.astype(x.dtype), x, context
             )[0]
 
         flat, unravel = ravel_pytree(theta)
-        now, slopes = _push(
+        now, slopes = _differentiate_along(
             lambda v: first(unravel(v)), (flat,), (jnp.eye(flat.size, dtype=flat.dtype),)
         )
         score = slopes.log_density.astype(flat.dtype)
-        if callable(
-            self.start.mean
-        ):  # not a number where θ moves what is known, which `check` refuses by name
+        # not a number where θ moves what is known, which `check` refuses by name
+        if callable(self.start.mean):
             score = jnp.where(jnp.any(_find_moved(self, theta, context)), jnp.nan, score)
-        return unravel(score), self._remember(now, slopes)
+        return unravel(score), self._pack_memory(now, slopes)
 
     def update(
         self, theta: Params, step: processes.Step, memory: processes.Memory
     ) -> tuple[Params, processes.Memory]:
-        """∂θ ln p(y'|y and all before), and mean and covariance of the hidden state after it."""
-        (mean, mean_slope) = memory.own[:2]
-        (covariance, covariance_slope) = memory.shared or memory.own[2:]
+        """∂θ ln p(y' | y and all before it), and the filtered hidden state after it."""
+        mean, mean_slope = memory.own[:2]
+        covariance, covariance_slope = memory.shared or memory.own[2:]
         flat, unravel = ravel_pytree(theta)
 
         def one(v, mean, covariance):
-            return self._sample(unravel(v), mean, covariance, step)[0]
+            return self._add_sample(unravel(v), mean, covariance, step)[0]
 
         directions = (jnp.eye(flat.size, dtype=flat.dtype), mean_slope, covariance_slope)
-        now, slopes = _push(one, (flat, mean, covariance), directions)
-        return unravel(slopes.log_density.astype(flat.dtype)), self._remember(now, slopes)
+        now, slopes = _differentiate_along(one, (flat, mean, covariance), directions)
+        return unravel(slopes.log_density.astype(flat.dtype)), self._pack_memory(now, slopes)
 
     def score(self, theta: Params, step: processes.Step) -> Params:
-        """Not of one step alone."""
+        """Raise: the score of one step depends on all samples before it."""
         raise ValueError(
             "the score of an `Observed` depends on all samples before the step: `gradient` and "
             "`ppgt` carry them along."
         )
 
-    def _remember(self, now: FilteredState, slopes: FilteredState) -> processes.Memory:
+    def _pack_memory(self, now: FilteredState, slopes: FilteredState) -> processes.Memory:
         mean = (now.mean, slopes.mean)
         covariance = (now.covariance, slopes.covariance)
-        return (
-            processes.Memory(covariance, mean)
-            if self.shared
-            else processes.Memory(None, mean + covariance)
-        )
+        if self.shared:
+            return processes.Memory(covariance, mean)
+        return processes.Memory(None, mean + covariance)
 
     # ----------------------------------------------------------------------------------- the filter
 
     def _prior(self, theta: Params, context: PyTree) -> scores.Gaussian:
-        mean, covariance = (jnp.asarray(_value(v, theta, context)) for v in self.start)
+        mean, covariance = (jnp.asarray(_evaluate(v, theta, context)) for v in self.start)
         size = len(self.observe[0])
         if mean.shape != (size,):
             raise ValueError(
                 f"`observe` has {size} columns, one for each component of the state; the start has "
                 f"shape {mean.shape}."
             )
-        return scores.Gaussian(mean, _matrix(covariance, mean.size).astype(mean.dtype))
+        return scores.Gaussian(mean, _as_matrix(covariance, mean.size).astype(mean.dtype))
 
-    def _first_sample(
+    def _add_first_sample(
         self, theta: Params, mean: Array, covariance: Array, y: Array, context: PyTree
     ) -> tuple[FilteredState, Array]:
         """X₀ given y₀.
 
-        Channels that are known before they are read (a known state, an exact readout) say
-        nothing.
+        Channels that are known before the readout (a known state, an exact readout) carry no
+        information.
         """
         c = jnp.asarray(self.observe, y.dtype)
-        r = _matrix(_value(self.noise, theta, context), y.size).astype(y.dtype)
+        r = _as_matrix(_evaluate(self.noise, theta, context), y.size).astype(y.dtype)
         there = jnp.diagonal(c @ covariance @ c.T + r) > 0
         r = jnp.where(there[:, None] & there, r, jnp.diag(~there).astype(y.dtype))
         c = jnp.where(there[:, None], c, 0)
-        return _correct(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
+        return _correct_prediction(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
 
-    def _sample(
+    def _add_sample(
         self, theta: Params, mean: Array, covariance: Array, step: processes.Step
     ) -> tuple[FilteredState, Array]:
         """The hidden state given one more sample, step.x_next."""
@@ -281,7 +274,7 @@ class Observed:
         else:
 
             def f(x):
-                return _average(lambda x: law(x).mean, x, covariance)
+                return _average_drift(lambda x: law(x).mean, x, covariance)
 
             slope = jax.jacfwd(f)(mean)
             noise = law(mean).covariance
@@ -290,23 +283,19 @@ class Observed:
         y = step.x_next
         dtype = mean.dtype
         c = jnp.asarray(self.observe, dtype)
-        r = _matrix(_value(self.noise, theta, step.context), y.size).astype(dtype)
-        return _correct(ahead, predicted, y - c @ ahead, c, r)
+        r = _as_matrix(_evaluate(self.noise, theta, step.context), y.size).astype(dtype)
+        return _correct_prediction(ahead, predicted, y - c @ ahead, c, r)
 
     def residuals(self, theta: Params, times: records.Times, x: Array, context: PyTree) -> Array:
-        """eᵢ (S⁻¹e)ᵢ of the innovations e of every sample, whose mean is 1 where the model
-        is right. (E, T, D)
-        """
-        return _path(self, theta, times, x, context)[1][:, 1:]
+        """eᵢ(S⁻¹e)ᵢ of the innovations e, whose mean is 1 for a correct model. Shape (E, T, D)."""
+        return _filter_trajectories(self, theta, times, x, context)[1][:, 1:]
 
     # ----------------------------------------------------------------------------------- the checks
 
     def check(
         self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state"
     ) -> Observed:
-        """Shapes fit together, R is a covariance, every channel has noise in it; and
-        whether the process is linear.
-        """
+        """Check shapes, covariances and the noise of every channel, and fill in `shared`."""
         channels, size = np.shape(self.observe)
         mean = self._prior(theta, context).mean
         if jnp.shape(x) != (channels,):
@@ -314,15 +303,15 @@ class Observed:
                 f"trajectories of this `Observed` hold its {channels} channels, y = Cx, not the "
                 f"state; got {jnp.shape(x)[0]} components."
             )
-        _check_covariance("noise", np.asarray(_value(self.noise, theta, context)), channels)
+        _check_covariance("noise", np.asarray(_evaluate(self.noise, theta, context)), channels)
         _check_covariance(
             "covariance of the start",
-            np.asarray(_value(self.start.covariance, theta, context)),
+            np.asarray(_evaluate(self.start.covariance, theta, context)),
             size,
         )
         here = jnp.asarray(mean, arrays.working_dtype(theta, x))
         check.shapes(self.process, theta, here, t, context)
-        seen, moves = (np.asarray(v) for v in _facts(self, theta, here, t, context))
+        seen, moves = (np.asarray(v) for v in _find_channels(self, theta, here, t, context))
         if not seen.all():
             raise ValueError(
                 f"channel {np.flatnonzero(~seen)[0]} is known before it is measured {where}: "
@@ -336,35 +325,41 @@ class Observed:
                 f"{where}: there is no score for that parameter. Give the start a covariance, or "
                 "the readout noise."
             )
-        linear = _is_linear(self.process, *map(check.form, (theta, here, t, context)))
+        linear = _is_linear(self.process, *map(check.tree_signature, (theta, here, t, context)))
         return dataclasses.replace(
             self, shared=linear and _shares_covariance(self, theta, here, t, context)
         )
 
 
 def log_likelihood(process: Observed, theta: Params, trajectories: records.Trajectories) -> Array:
-    """ln p(y₀ … y_T; θ) of every trajectory, by the filter; differentiable in θ. (E,)"""
+    """ln p(y₀ … y_T; θ) of every trajectory, by the filter; differentiable in θ. Shape (E,)."""
     y = jnp.asarray(trajectories.x)
-    return _path(process, theta, check.grid(trajectories.t), y, trajectories.context)[0]
+    return _filter_trajectories(
+        process, theta, check.grid(trajectories.t), y, trajectories.context
+    )[0]
 
 
 class FilteredState(NamedTuple):
-    """Mean and covariance of the hidden state given all samples, and ln p of the last of them."""
+    """The hidden state given all samples so far.
+
+    log_density: ln p of the last sample.
+    mean: (M,).
+    covariance: (M, M).
+    """
 
     log_density: Array
     mean: Array
     covariance: Array
 
 
-def _correct(
+def _correct_prediction(
     mean: Array, covariance: Array, innovation: Array, c: Array, r: Array
 ) -> tuple[FilteredState, Array]:
-    """A prediction corrected by its innovation e; and eᵢ(S⁻¹e)ᵢ, whose mean is 1."""
+    """Correct a prediction by its innovation e; also eᵢ(S⁻¹e)ᵢ, whose mean is 1."""
     s = c @ covariance @ c.T + r
     factor = jnp.linalg.cholesky((s + s.T) / 2)
-    inverse = solve_triangular(
-        factor, jnp.eye(innovation.size, dtype=s.dtype), lower=True
-    )  # once for all trajectories
+    # once for all trajectories
+    inverse = solve_triangular(factor, jnp.eye(innovation.size, dtype=s.dtype), lower=True)
     gain = covariance @ c.T @ inverse.T @ inverse
     rest = jnp.eye(mean.size, dtype=mean.dtype) - gain @ c
     white = inverse @ innovation
@@ -376,9 +371,10 @@ def _correct(
     return after, innovation * (inverse.T @ white)
 
 
-def _average(f: Callable[[Array], Array], x: Array, covariance: Array) -> Array:
-    """E[f(X)] of X ~ N(x, P) to second order, f + ½ Σ_kl P_kl ∂_k∂_l f: exact for f of third
-    degree.
+def _average_drift(f: Callable[[Array], Array], x: Array, covariance: Array) -> Array:
+    """E[f(X)] of X ~ N(x, P) to second order, f + ½ Σ_kl P_kl ∂_k∂_l f.
+
+    Exact for f of third degree.
     """
 
     def along(e, p):
@@ -387,13 +383,15 @@ def _average(f: Callable[[Array], Array], x: Array, covariance: Array) -> Array:
     return f(x) + jnp.sum(jax.vmap(along)(jnp.eye(x.size, dtype=x.dtype), covariance), axis=0) / 2
 
 
-def _push(f: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) -> tuple[Any, Any]:
-    """F and its derivatives along each of P directions, leaves (P, ...)."""
+def _differentiate_along(
+    f: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """f and its derivatives along each of P directions, leaves (P, ...)."""
     return jax.vmap(lambda *v: jax.jvp(f, at, v), out_axes=(None, 0))(*along)
 
 
 @functools.partial(arrays.jit, static_argnums=0)
-def _path(
+def _filter_trajectories(
     process: Observed, theta: Params, times: records.Times, x: Array, context: PyTree
 ) -> tuple[Array, Array]:
     """ln p of every trajectory (E,), and eᵢ(S⁻¹e)ᵢ of every sample (E, T+1, D)."""
@@ -401,11 +399,11 @@ def _path(
     def one(y: Array, context: PyTree) -> tuple[Array, Array]:
         prior = process._prior(theta, context)
         known = prior.mean.astype(y.dtype), prior.covariance.astype(y.dtype)
-        now, first = process._first_sample(theta, *known, y[0], context)
+        now, first = process._add_first_sample(theta, *known, y[0], context)
 
         def body(now: FilteredState, sample: Any) -> tuple[FilteredState, Array]:
             y, t, dt = sample
-            after, ratio = process._sample(
+            after, ratio = process._add_sample(
                 theta, now.mean, now.covariance, processes.Step(y, y, t, dt, context)
             )
             return after._replace(log_density=now.log_density + after.log_density), ratio
@@ -417,13 +415,13 @@ def _path(
 
 
 @functools.partial(arrays.jit, static_argnums=0)
-def _facts(
+def _find_channels(
     process: Observed, theta: Params, x: Array, t: Array, context: PyTree
 ) -> tuple[Array, Array]:
-    """Channels with noise in them (D,), and those known at the start that move with θ (D, P)."""
+    """Channels with noise (D,), and those known at the start that depend on θ (D, P)."""
     c = jnp.asarray(process.observe, x.dtype)
     _, prior = process._prior(theta, context)
-    r = _matrix(_value(process.noise, theta, context), len(process.observe))
+    r = _as_matrix(_evaluate(process.noise, theta, context), len(process.observe))
     slope = jax.jacfwd(lambda x: process.process.drift(theta, x, t, context))(x)
     spread = (
         prior + slope @ prior @ slope.T + diffusion_matrix(process.process, theta, x, t, context)
@@ -432,11 +430,11 @@ def _facts(
 
 
 def _find_moved(process: Observed, theta: Params, context: PyTree) -> Array:
-    """Channels that are exactly known at the start and move with a parameter. (D, P)"""
+    """Channels that are exactly known at the start and depend on a parameter. Shape (D, P)."""
     flat, unravel = ravel_pytree(theta)
     c = jnp.asarray(process.observe, flat.dtype)
     _, prior = process._prior(theta, context)
-    r = _matrix(_value(process.noise, theta, context), len(process.observe))
+    r = _as_matrix(_evaluate(process.noise, theta, context), len(process.observe))
     moves = jax.jacfwd(lambda v: c @ process._prior(unravel(v), context).mean)(flat) != 0
     known = ~(jnp.diagonal(c @ prior @ c.T + r) > 0)
     return moves & known[:, None]
@@ -444,33 +442,30 @@ def _find_moved(process: Observed, theta: Params, context: PyTree) -> Array:
 
 @functools.lru_cache(maxsize=256)
 def _is_linear(process: processes.Process, *forms: Any) -> bool:
-    """Whether the drift is linear in x and the noise free of it, at all times and θ, as their
-    operations show.
+    """Whether the drift is linear in x and the noise independent of it, for all times and θ.
 
-    forms: of theta, x, t and context.
+    Decided from the traced operations. forms: shapes of theta, x, t and context.
     """
-    arguments = [check.like(form) for form in forms]
+    arguments = [check.abstract_tree(form) for form in forms]
     noise = functools.partial(diffusion_matrix, process)
-    return not dependence.varies_in_slope(
-        process.drift, *arguments, on=1
-    ) and not dependence.depends(noise, *arguments, on=1)
+    if dependence.varies_in_slope(process.drift, *arguments, on=1):
+        return False
+    return not dependence.depends(noise, *arguments, on=1)
 
 
 def _shares_covariance(
     process: Observed, theta: Params, x: Array, t: Array, context: PyTree
 ) -> bool:
-    """Whether the covariances are the same whatever the context, as far as their operations
-    show.
-    """
+    """Whether the covariances do not depend on the context, as far as tracing shows."""
     shared = dataclasses.replace(process, shared=True)
 
     def covariances(context: PyTree) -> tuple[Array, Array]:
         mean, prior = shared._prior(theta, context)
         y = jnp.zeros(len(shared.observe), x.dtype)
-        now, _ = shared._first_sample(
+        now, _ = shared._add_first_sample(
             theta, mean.astype(x.dtype), prior.astype(x.dtype), y, context
         )
-        after, _ = shared._sample(
+        after, _ = shared._add_sample(
             theta, now.mean, now.covariance, processes.Step(y, y, t, jnp.ones_like(t), context)
         )
         return now.covariance, after.covariance
@@ -489,30 +484,28 @@ def _shares_covariance(
 
 
 def _hashable(value: Any) -> Any:
-    """A function of (theta, context), or numbers as nested tuples, so that compilations are
-    shared.
-    """
+    """A function of (theta, context), or numbers as nested tuples that share compilations."""
     if callable(value):
-        return check.leading(value, 2)
-    return _nest(np.asarray(value, float).tolist())
+        return check.drop_extra_arguments(value, 2)
+    return _as_tuples(np.asarray(value, float).tolist())
 
 
-def _nest(value: Any) -> Any:
-    return tuple(map(_nest, value)) if isinstance(value, list) else value
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def _value(value: Any, theta: Params, context: PyTree) -> Any:
+def _evaluate(value: Any, theta: Params, context: PyTree) -> Any:
     return value(theta, context) if callable(value) else jnp.asarray(value, float)
 
 
-def _matrix(value: Any, size: int) -> Array:
-    """A covariance in full from a number, its diagonal or itself."""
+def _as_matrix(value: Any, size: int) -> Array:
+    """The full covariance matrix of a number, a diagonal or a matrix."""
     v = jnp.asarray(value)
     return v if v.ndim == 2 else jnp.diag(jnp.broadcast_to(v, (size,)))
 
 
-def _root(value: Any, size: int) -> Array:
-    """A with A Aᵀ = the covariance, also where it is singular."""
+def _square_root(value: Any, size: int) -> Array:
+    """A with A Aᵀ = covariance, also where it is singular."""
     v = jnp.asarray(value)
     if v.ndim < 2:
         return jnp.diag(jnp.sqrt(jnp.broadcast_to(v, (size,))))
@@ -528,11 +521,9 @@ def _check_covariance(name: str, value: Any, size: int) -> None:
         raise ValueError(
             f"`{name}` must be a number, ({size},) or ({size}, {size}); got shape {v.shape}."
         )
-    least = (
-        float(np.linalg.eigvalsh((v + v.T) / 2)[0] if v.ndim == 2 else v.min())
-        if np.isfinite(v).all()
-        else np.nan
-    )
+    least = np.nan
+    if np.isfinite(v).all():
+        least = float(np.linalg.eigvalsh((v + v.T) / 2)[0] if v.ndim == 2 else v.min())
     # rounding moves each entry by eps/2 of itself, and so an eigenvalue by eps/2 ‖V‖ at most (Weyl)
     rounding = np.finfo(entries.dtype if entries.dtype.kind == "f" else float).eps
     slack = max(1e-12, size * rounding) * np.abs(v).max(initial=0) if v.ndim == 2 else 0.0

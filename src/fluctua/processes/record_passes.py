@@ -1,4 +1,4 @@
-"""Passes over a long record: rewards, kicks and their products, block by block."""
+"""Passes over a long record: rewards, scores and their products, block by block."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.processes.lookahead import Lookahead
 
 STATES = 2**24
-"""Numbers that the memory of the states is taken from, at the most."""
+"""Maximum number of values from which the memory of the states is estimated."""
 BLOCK = 4096
 """Steps whose scores are computed together."""
 PARTS = 20
-"""Parts of either half of a record whose means are compared, at the most."""
+"""Maximum number of parts of either half of a record whose means are compared."""
 
 
 class Source(NamedTuple):
-    """What is read, and with what."""
+    """A record and the functions that are evaluated along it."""
 
     process: processes.AnyProcess
     rewards: objectives.Rewards
@@ -35,11 +35,12 @@ class Source(NamedTuple):
     ahead: Lookahead | None
 
 
-class Read(NamedTuple):
-    """What a first pass over a record finds. rewards: gₙ (E, T).
+class FirstPass(NamedTuple):
+    """Results of the first pass over a record.
 
-    parts: sums of (1, g, x, x²) over 2·PARTS parts of each trace (E, parts, 2M+2). states: some of
-    them, evenly spaced.
+    rewards: gₙ (E, T).
+    parts: sums of (1, g, x, x²) over 2·PARTS parts of each trace (E, parts, 2M+2).
+    states: evenly spaced states.
     """
 
     rewards: np.ndarray
@@ -48,22 +49,22 @@ class Read(NamedTuple):
 
 
 class SpacedStates(NamedTuple):
-    """x (E, N, M) every `stride` steps."""
+    """States x (E, N, M) every `stride` steps."""
 
     x: np.ndarray
     stride: int
 
 
-def read_rewards(source: Source) -> Read:
-    """The first pass: rewards of all steps, sums over parts of the record, some states."""
+def read_rewards(source: Source) -> FirstPass:
+    """First pass over a record: all rewards, sums over parts of the record, spaced states."""
     recording = source.recording
     steps = len(source.recording.t) - 1
     rewards = []
-    parts = np.zeros((recording.count, 2 * PARTS, 2 * recording.first.shape[1] + 2))
-    stride = max(1, -(-steps * recording.first.size // STATES))
-    some = []
+    parts = np.zeros((recording.count, 2 * PARTS, 2 * recording.first_states.shape[1] + 2))
+    stride = max(1, -(-steps * recording.first_states.size // STATES))
+    sampled = []
     for n in range(0, steps, BLOCK):
-        times, x = recording.block(n, min(n + BLOCK, steps))
+        times, x = recording.read_block(n, min(n + BLOCK, steps))
         g = np.asarray(
             _evaluate_rewards(source.rewards, source.theta, times, x, recording.context), np.float64
         )
@@ -71,16 +72,18 @@ def read_rewards(source: Source) -> Read:
             g = g + _arrival_rewards(source, n, n + g.shape[1])[0]
         states = np.asarray(x[:, :-1], np.float64)
         rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
-        _add(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
+        _add_by_index(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
         rewards.append(g)
-        some.append(states[:, -n % stride :: stride])
-    return Read(
-        np.concatenate(rewards, axis=1), parts, SpacedStates(np.concatenate(some, axis=1), stride)
+        sampled.append(states[:, -n % stride :: stride])
+    return FirstPass(
+        np.concatenate(rewards, axis=1),
+        parts,
+        SpacedStates(np.concatenate(sampled, axis=1), stride),
     )
 
 
-def _add(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:
-    """Add rows (E, b, …) to sums (E, B, …) by number; numbers outside 0 … B−1 belong to none."""
+def _add_by_index(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:
+    """Add rows (E, b, …) to sums (E, B, …) by index (b,); indices outside 0 … B−1 are skipped."""
     for k in np.unique(index[(index >= 0) & (index < sums.shape[1])]):
         sums[:, k] += rows[:, index == k].sum(axis=1)
 
@@ -88,21 +91,20 @@ def _add(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:
 def average_products(
     source: Source, g: np.ndarray, lags: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means over stretches of (gₙ − ḡ)(Uₙ₋₁ + … + Uₙ₋w) + ∂θ g and of (gₙ − ḡ)(Uₙ₋w₋₁ + … + Uₙ₋₂w).
+    """Mean products of rewards and scores per batch, within the window and within the next one.
 
-    (B, P) each
+    (gₙ − ḡ)(Uₙ₋₁ + … + Uₙ₋w) + ∂θ g and (gₙ − ḡ)(Uₙ₋w₋₁ + … + Uₙ₋₂w). Shape (B, P) each.
     """
     traces, steps = g.shape
     mean = g.mean()
     unbiased = 1 / (1 - lags / g.size)
     size = ravel_pytree(source.theta)[0].size
     sums = [np.zeros((traces, (steps - first) // length, size)) for first in (lags, 2 * lags)]
-    kicks = [
-        [np.zeros_like(part) for part in sums] for _ in range(2)
-    ]  # Σz, where a look ahead begins and elsewhere
+    # Σz, where a look ahead begins and elsewhere
+    kicks = [[np.zeros_like(part) for part in sums] for _ in range(2)]
     levels = np.zeros((2, 2))  # count and sum of g̃ − ḡ in either place
     before = np.zeros((traces, 2 * lags + 1, size))  # Σ_{k<m} U_k up to a constant, m = n − 2w … n
-    for n, begins, level, explicit, u in _traces(source, g, mean, lags):
+    for n, begins, level, explicit, u in _iterate_blocks(source, g, mean, lags):
         b = u.shape[1]
         level = unbiased * level
         total = np.concatenate([before, before[:, -1:] + np.cumsum(u, axis=1)], axis=1)
@@ -113,13 +115,12 @@ def average_products(
         for k in range(2):
             trace = ends[k] - ends[k + 1]
             index = (n + np.arange(b) - (k + 1) * lags) // length
-            _add(sums[k], level[..., None] * trace + (explicit if k == 0 else 0.0), index)
+            _add_by_index(sums[k], level[..., None] * trace + (explicit if k == 0 else 0.0), index)
             if source.ahead is not None:
                 for which, at in enumerate((~begins, begins)):
-                    _add(kicks[which][k], trace[:, at], index[at])
-    if (
-        source.ahead is not None
-    ):  # the level that a twin gets wrong in the same way everywhere is no reward of a kick
+                    _add_by_index(kicks[which][k], trace[:, at], index[at])
+    # the level that a twin gets wrong in the same way everywhere is no reward of a kick
+    if source.ahead is not None:
         for which in range(2):
             offset = levels[which, 1] / max(levels[which, 0] * traces, 1)
             sums = [part - offset * z for part, z in zip(sums, kicks[which], strict=True)]
@@ -131,24 +132,22 @@ def average_products(
     return near, far
 
 
-def _traces(
+def _iterate_blocks(
     source: Source, g: np.ndarray, mean: float, lags: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """First step of a block, where a look ahead begins (b,), gₙ − ḡ (E, b), ∂θ gₙ and Uₙ (E, b,
-    P), block by block.
-    """
+    """Iterate over a record: first step n, restarts (b,), gₙ − ḡ (E, b), ∂θ gₙ and Uₙ (E, b, P)."""
     recording = source.recording
     ahead = source.ahead
     steps = g.shape[1]
     block = max(BLOCK, 2 * lags)
-    path = None if ahead is None else ahead.over(lags, mean)
+    path = None if ahead is None else ahead.make_path(lags, mean)
     if path is not None:
         block = max(1, block // path.stride) * path.stride
         steps = steps // path.stride * path.stride
     for n in range(0, steps, block):
         stop = min(n + block, steps)
-        times, x = recording.block(n, stop)
-        events = recording.events(n, stop)
+        times, x = recording.read_block(n, stop)
+        events = recording.read_events(n, stop)
         law = _Law(source.process, source.rewards, source.score)
         read = _Block(times, x, recording.context, events)
         u, explicit = _evaluate_block(law, source.theta, read)
@@ -175,16 +174,16 @@ def _evaluate_rewards(
 def _arrival_rewards(source: Source, n: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """r(X_{k−1}, X_k)/Δt (E, b) and its ∂θ (E, b, P), k = n … stop−1."""
     recording = source.recording
-    times, x = recording.block(max(n - 1, 0), max(stop - 1, 1))
+    times, x = recording.read_block(max(n - 1, 0), max(stop - 1, 1))
     rows = _evaluate_step_rewards(source.rewards, source.theta, times, x, recording.context)
-    paid, slopes = (np.asarray(v, np.float64) for v in rows)
+    reward, slopes = (np.asarray(v, np.float64) for v in rows)
     if (
         n == 0
         # the step that led to X₀ is not in the record; it meets no score, and the next one stands
         # for it
     ):
-        paid, slopes = (np.concatenate([v[:, :1], v], axis=1)[:, :stop] for v in (paid, slopes))
-    return paid, slopes
+        reward, slopes = (np.concatenate([v[:, :1], v], axis=1)[:, :stop] for v in (reward, slopes))
+    return reward, slopes
 
 
 @partial(jit, static_argnums=0)
@@ -192,10 +191,10 @@ def _evaluate_step_rewards(
     rewards: objectives.Rewards, theta: Params, times: Any, x: Array, context: PyTree
 ) -> tuple[Array, Array]:
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
-        assert rewards.per_step is not None
-        paid = rewards.per_step
+        reward = rewards.per_step
+        assert reward is not None
         r, slope = jax.value_and_grad(
-            lambda th: (paid(th, x, x_next, t, dt, context) / dt).astype(x.dtype)
+            lambda th: (reward(th, x, x_next, t, dt, context) / dt).astype(x.dtype)
         )(theta)
         return r, ravel_pytree(slope)[0]
 

@@ -43,30 +43,29 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.likelihood import guard
 from fluctua.core.trajectories import Trajectories
 from fluctua.processes import record_passes
-from fluctua.processes.lookahead import lookahead
+from fluctua.processes.lookahead import make_lookahead
 
 PLATEAU = 5.0
-"""The window that "auto" begins with, in memory times of the reward (twice what errors need)."""
+"""The first window of "auto", in memory times of the reward (twice what errors need)."""
 NEGLIGIBLE = 0.25
 """Bias that "auto" accepts, in standard errors: 95 % intervals then cover 94.3 %."""
 DOUBT = 0.01
 """Probability that "auto" doubles a window that is long enough."""
-MINIMUM = 10
-"""Batches that an error is taken from, at the least; each is longer than the window and the
-correlations.
-"""
+MIN_BATCHES = 10
+"""Minimum number of batches for an error; each is longer than the window and the correlations."""
 UNEVEN = 0.01
-"""Relative differences of intervals that pass: times that were rounded have them."""
+"""Accepted relative differences of the sampling intervals, from rounded times."""
 ALARM = 1e-4
-"""Probability that a steady record is said to change."""
+"""Probability that a steady record is reported as changing."""
 
 
 class Change(NamedTuple):
-    """How far the halves of a record differ. what: the quantity that does most. difference: second
-    half − first.
+    """Largest difference between the halves of a record.
 
-    z: in standard errors, from the scatter of parts of each half. limit: what chance exceeds with
-    `ALARM`.
+    what: the quantity that differs most.
+    difference: second half − first half.
+    z: in standard errors, from the scatter of parts of each half.
+    limit: value of z that chance exceeds with probability `ALARM`.
     """
 
     what: str
@@ -76,7 +75,7 @@ class Change(NamedTuple):
 
     @property
     def seen(self) -> bool:
-        """Whether it is more than chance."""
+        """Whether the difference is more than chance."""
         return self.z > self.limit
 
     def __repr__(self) -> str:
@@ -86,31 +85,32 @@ class Change(NamedTuple):
         )
 
 
-CUT = (
-    "\n"
-    "  → the slowest state remembers {:.4g}: […] have what the window may leave out; record for "
-    "longer"
+CUT_NOTE = (
+    "\n  → the slowest state remembers {:.4g}: […] include what the window may leave out; record "
+    "for longer"
 )
-"""What is printed of a window that is shorter than it should be."""
+"""Printed where the window is shorter than it should be."""
 
 
 class Stationary(NamedTuple):
-    """The gradient of a long-run average and what it rests on.
+    """The gradient of a long-run average, with its window and diagnostics.
 
-    estimate: `stderr` by batch means; `count` is the number of batches, `interval` is corrected for
-    their skewness, which is large: two standard errors of a short record cover 78 to 91 %. window:
-    in units of time.
-    autocorrelation_time: of the reward, integrated, in units of time. missing: what the window that
-    follows would add to the gradient, as θ; missing_stderr: its error. A plateau is where the one
-    is within a few of the other.
-    duration: of the record, all traces together. batches: the gradients of single batches (B, P),
-    trace by trace.
-    length: of a batch, in units of time. change: between the halves of the record; None where it is
-    too short to tell.
-    memory: of the slowest state or of the reward, 1 + 2Σ|ρ| in units of time: twice the time
-    constant of a decay.
-    cut: whether "auto" asked for a longer window than the record has room for; `interval` then has
-    `bias_bound` added.
+    Times are in units of time. Batch means are skewed: two standard errors of a short record cover
+    78 to 91 %, so `estimate.interval` is corrected for skewness.
+
+    estimate: `stderr` by batch means; `count` is the number of batches.
+    window: time over which a kick is remembered.
+    autocorrelation_time: of the reward, integrated.
+    missing: what the next window would add to the gradient, like θ. A window is long enough where
+        this is within a few of its errors.
+    missing_stderr: error of `missing`.
+    duration: of the record, all traces together.
+    batches: the gradients of single batches (B, P), trace by trace.
+    length: of a batch.
+    change: between the halves of the record; None where it is too short to tell.
+    memory: of the slowest state or of the reward, 1 + 2Σ|ρ|: twice the time constant of a decay.
+    cut: whether "auto" needs a longer window than the record has room for; `interval` then has
+        `bias_bound` added.
     """
 
     estimate: estimates.Estimate
@@ -127,17 +127,16 @@ class Stationary(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """Independent samples of the reward that the record is worth."""
+        """Number of independent samples of the reward in the record."""
         return self.duration / self.autocorrelation_time
 
     @property
     def bias_bound(self) -> Params:
-        """What the window may have left out, with 95 %: (|missing| + 2 missing_stderr) / (1 − r),
-        as θ.
+        """95 % bound on what the window leaves out: (|missing| + 2 missing_stderr) / (1 − r), like θ.
 
-        Every window that follows adds r times what the one before it did, r being how much smaller
-        `missing` is than the gradient, all components together and without their noise; e^{−w/τ} at
-        the least, with τ of the slowest state.
+        Every further window adds r times the contribution of the one before. r is the ratio of
+        `missing` to the gradient, over all components and without their noise, and at least
+        e^{−w/τ}, with τ of the slowest state.
         """
 
         def flat(tree):
@@ -156,20 +155,16 @@ class Stationary(NamedTuple):
         missing, error = (ravel_pytree(tree)[0] for tree in (self.missing, self.missing_stderr))
         worst = int(np.nanargmax(np.abs(missing) / np.where(error > 0, error, np.inf)))
         added = texts.with_error(float(missing[worst]), float(error[worst]))
-        return (
-            texts.describe_estimate(self.estimate).replace("trajectories)", "batches)", 1)
-            + f"\n  window {self.window:.4g}, autocorrelation time "
-            f"{self.autocorrelation_time:.4g}, "
-            + f"{self.effective:,.0f} independent samples; "
-            + f"the next window would add {added} "
-            "at most"
-            + (CUT.format(self.memory) if self.cut else "")
-            + (
-                f"\n  → not steady: {self.change!r}"
-                if self.change is not None and self.change.seen
-                else ""
-            )
+        text = texts.describe_estimate(self.estimate).replace("trajectories)", "batches)", 1)
+        text += (
+            f"\n  window {self.window:.4g}, autocorrelation time {self.autocorrelation_time:.4g}, "
+            f"{self.effective:,.0f} independent samples; the next window would add {added} at most"
         )
+        if self.cut:
+            text += CUT_NOTE.format(self.memory)
+        if self.change is not None and self.change.seen:
+            text += f"\n  → not steady: {self.change!r}"
+        return text
 
 
 def stationary(
@@ -182,7 +177,7 @@ def stationary(
     score: processes.Score = scores.full_score,
     baseline: baselines.Twin | str | None = None,
 ) -> Stationary:
-    """∇θ of the long-run average of a reward, from one trace or a few.
+    """Estimate ∇θ of the long-run average of a reward, from one trace or a few.
 
     Args:
         process: drift and noise that the score uses, or another kind of process.
@@ -191,17 +186,16 @@ def stationary(
         theta: the parameters at which the record was taken.
         record: `Trajectories` in the steady state, x (E, T+1, M), on a uniform grid; E may be 1. An
             array that loads when sliced is read a block of steps at a time.
-        window: time over which a kick is remembered. "auto" begins with what the memory of the
-            reward and of the slowest state ask for, and doubles it until the window that follows
-            adds nothing beyond chance. Where the record is too short for that, `interval` is wider
-            by `bias_bound`. A window that is given is taken as it is.
+        window: time over which a kick is remembered. "auto" starts from the memory of the reward
+            and of the slowest state, and doubles the window until the next one adds nothing beyond
+            chance. Where the record is too short for that, `interval` is wider by `bias_bound`. A
+            number is used as given.
         score: ∂θ ln p(x'|x) of one step.
-        baseline: "time" if not given, the mean reward; "twin" or a `Twin`, whose noise-free path
-            from the measured states explains most of the rewards of a window.
+        baseline: "time" by default, the mean reward; "twin" or a `Twin`, whose noise-free path from
+            the measured states explains most of the rewards of a window.
 
     Returns: a `Stationary`, with the gradient, its error by batch means, and what the window leaves
     out.
-
     """
     process = check.process(process)
     theta = check.parameters(theta)
@@ -214,43 +208,41 @@ def stationary(
             )
     recording = recorded.Recording(record, theta)
     steps = len(recording.t) - 1
-    dt = _interval(recording)
-    process = check_model(process, rewards, theta, recording.first, recording.t, recording.context)
+    dt = _check_interval(recording)
+    process = check_model(
+        process, rewards, theta, recording.first_states, recording.t, recording.context
+    )
     plan = baselines.resolve_baseline(
         baseline, caller="a long-run average", serves=("time", "twin")
     )
     used = scores.select_score(process, score)
+    ahead = None
     if isinstance(plan, baselines.Twin):
         check.require_state_rewards(rewards, "the twin of a long-run average")
-    ahead = (
-        lookahead(plan, process, rewards, used, theta, recording)
-        if isinstance(plan, baselines.Twin)
-        else None
-    )
+        ahead = make_lookahead(plan, process, rewards, used, theta, recording)
     recorded.check_rounding(process, theta, recording)
-    _guard(process, score, theta, record)
+    _warn_about_residuals(process, score, theta, record)
 
     source = record_passes.Source(process, rewards, used, theta, recording, ahead)
     g, parts, states = record_passes.read_rewards(source)
     own = autocorrelation_time(g)
     memory = memory_time(g)
     slowest = max(memory, _longest_memory(states))
-    room = _Room(len(g), steps, max(10 * own, 5 * memory))
-    lags = wanted = _window(window, memory, dt, steps, parts)
+    room = _RecordSize(len(g), steps, max(10 * own, 5 * memory))
+    lags = wanted = _choose_window(window, memory, dt, steps, parts)
     if window == "auto":
         of_states = _find_window(slowest, g.size)
-        wanted = max(
-            lags, of_states if ahead is None else of_states // 2
-        )  # a twin's path goes another window beyond
-        lags = room.longest(lags, wanted)
+        # a twin's path goes another window beyond
+        wanted = max(lags, of_states if ahead is None else of_states // 2)
+        lags = room.fit_window(lags, wanted)
     while True:
-        length = room.length(lags)
-        _long_enough(room, lags, memory, dt, parts)
+        length = room.batch_length(lags)
+        _require_batches(room, lags, memory, dt, parts)
         near, far = record_passes.average_products(source, g, lags, length)
-        if window != "auto" or not _stands_out(far):
+        if window != "auto" or not _exceeds_chance(far):
             break
         wanted = 2 * lags
-        if room.longest(lags, wanted) == lags:
+        if room.fit_window(lags, wanted) == lags:
             break
         lags = wanted
     blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
@@ -261,7 +253,7 @@ def stationary(
             f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2
         )
     missing = _shape_like(theta, far.mean(axis=0))
-    missing_error = _shape_like(theta, _error(far))
+    missing_error = _shape_like(theta, _batch_error(far))
     return include_bias(
         Stationary(
             estimate,
@@ -280,9 +272,7 @@ def stationary(
 
 
 def include_bias(answer: Stationary) -> Stationary:
-    """With `bias_bound` added to both sides of the interval, where the window is cut; as it is
-    elsewhere.
-    """
+    """Add `bias_bound` to both sides of the interval where the window is cut."""
     if not answer.cut:
         return answer
     assert answer.estimate.interval is not None
@@ -292,79 +282,72 @@ def include_bias(answer: Stationary) -> Stationary:
     return answer._replace(estimate=answer.estimate._replace(interval=wider))
 
 
-class _Room(NamedTuple):
-    """What a record of so many traces and steps has room for. shortest: length of a batch, at
-    the least, in steps.
+class _RecordSize(NamedTuple):
+    """Size of a record.
+
+    traces, steps: number of traces, and of steps per trace.
+    shortest: minimum length of a batch, in steps.
     """
 
     traces: int
     steps: int
     shortest: float
 
-    def length(self, lags: int) -> int:
-        """Steps of a batch: the correlations across its ends are a tenth of it."""
+    def batch_length(self, lags: int) -> int:
+        """Steps per batch, ten times the correlations across its ends."""
         return max(2 * lags, int(np.ceil(self.shortest)))
 
-    def batches(self, lags: int) -> int:
-        """Batches that a window of so many steps leaves."""
-        return max((self.steps - 2 * lags) // self.length(lags), 0) * self.traces
+    def count_batches(self, lags: int) -> int:
+        """Number of batches that a window of so many steps leaves."""
+        return max((self.steps - 2 * lags) // self.batch_length(lags), 0) * self.traces
 
-    def longest(self, lags: int, wanted: int) -> int:
-        """The window that is wanted, or halves of it until there are batches enough; not
-        below `lags`.
-        """
-        while wanted > lags and self.batches(wanted) < MINIMUM:
+    def fit_window(self, lags: int, wanted: int) -> int:
+        """The wanted window, halved until there are enough batches; at least `lags`."""
+        while wanted > lags and self.count_batches(wanted) < MIN_BATCHES:
             wanted = max(lags, wanted // 2)
         return wanted
 
 
 def _find_window(memory: float, steps: int) -> int:
-    """Steps after which a state with that memory holds a negligible part of what a kick does.
+    """Steps after which a state with that memory retains a negligible part of a kick.
 
     Its time constant is τ = memory/2, N steps hold N/2τ independent samples, and a gradient is
-    hardly known to more than √(2τ/N) of itself: e^{−w/τ} is to be a quarter of that. Neither
-    gradient nor error is looked at, since windows that end where the gradient happens to be small
-    would bias it.
+    hardly known to more than √(2τ/N) of itself: e^{−w/τ} is set to a quarter of that. Neither
+    gradient nor error enters, since windows that end where the gradient happens to be small would
+    bias it.
     """
     decay = memory / 2
     return int(np.ceil(decay * max(np.log(np.sqrt(steps / memory) / NEGLIGIBLE), 1)))
 
 
 def average_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> estimates.Estimate:
-    """The estimate that gradients (B, P) and mean rewards (B',) of batches make, with intervals
-    for skewed ones.
-    """
+    """The estimate from gradients (B, P) and mean rewards (B',) of batches; intervals may be skewed."""
     gradient = estimates.reduce_samples(
-        estimates.Samples(_rows(theta, batches), jnp.asarray(batches[:, 0]))
+        estimates.Samples(_unflatten_rows(theta, batches), jnp.asarray(batches[:, 0]))
     )
     value = estimates.reduce_samples(estimates.Samples(jnp.asarray(values), jnp.asarray(values)))
     return estimates.Estimate(
         _shape_like(theta, batches.mean(axis=0)),
-        _shape_like(theta, _error(batches)),
+        _shape_like(theta, _batch_error(batches)),
         _shape_like(theta, (batches**2).mean(axis=0)),
         value.value,
-        jnp.asarray(_error(values)),
+        jnp.asarray(_batch_error(values)),
         len(batches),
         gradient.interval,
         value.value_interval,
     )
 
 
-def _rows(theta: Params, v: np.ndarray) -> Params:
-    """`unflatten` with NumPy: it is compiled for every number of rows, and that of batches is
-    another each time.
-    """
+def _unflatten_rows(theta: Params, v: np.ndarray) -> Params:
+    """`unflatten` in NumPy, since JAX would compile it anew for every number of batches."""
     leaves, tree = jax.tree.flatten(theta)
-    each = np.split(
-        v.astype(jnp.result_type(*leaves)), np.cumsum([leaf.size for leaf in leaves])[:-1], axis=1
-    )
-    return jax.tree.unflatten(
-        tree,
-        [
-            jnp.asarray(part.reshape(-1, *leaf.shape), leaf.dtype)
-            for part, leaf in zip(each, leaves, strict=True)
-        ],
-    )
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    columns = np.split(v.astype(jnp.result_type(*leaves)), ends, axis=1)
+    shaped = [
+        jnp.asarray(part.reshape(-1, *leaf.shape), leaf.dtype)
+        for part, leaf in zip(columns, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, shaped)
 
 
 def _shape_like(theta: Params, v: np.ndarray) -> Params:
@@ -373,15 +356,14 @@ def _shape_like(theta: Params, v: np.ndarray) -> Params:
 
 
 def autocorrelation_time(g: np.ndarray) -> float:
-    """1 + 2Σ_k ρ(k), in steps, of series g (E, T): summed to five times its own value (Sokal's
-    window).
-    """
+    """1 + 2Σ_k ρ(k) of series g (E, T), in steps, summed to five times its own value (Sokal)."""
     return _sum_correlations(_correlations(g))
 
 
 def memory_time(g: np.ndarray) -> float:
-    """1 + 2Σ_k |ρ(k)|, in steps: how long an oscillating series g (E, T) is correlated, which
-    Σρ does not tell.
+    """1 + 2Σ_k |ρ(k)| of series g (E, T), in steps: the correlation time of an oscillation.
+
+    Σρ nearly cancels where a series oscillates.
     """
     return _sum_correlations(np.abs(_correlations(g)))
 
@@ -405,29 +387,33 @@ def _sum_correlations(rho: np.ndarray) -> float:
     return float(total[np.argmax(done)] if done.any() else total[-1])
 
 
-def _interval(recording: recorded.Recording) -> float:
-    each = np.asarray(recording.times.dt, np.float64)
-    if np.ptp(each) > UNEVEN * each.mean():
+def _check_interval(recording: recorded.Recording) -> float:
+    intervals = np.asarray(recording.times.dt, np.float64)
+    if np.ptp(intervals) > UNEVEN * intervals.mean():
         raise ValueError(
             "a continuing record needs a uniform time grid, because its correlations are taken by "
-            f"lag; its intervals are {each.min():g} to {each.max():g}."
+            f"lag; its intervals are {intervals.min():g} to {intervals.max():g}."
         )
-    return float(each.mean())
+    return float(intervals.mean())
 
 
-def _guard(
+def _warn_about_residuals(
     process: processes.AnyProcess, score: processes.Score, theta: Params, record: Trajectories
 ) -> None:
-    """Whether the residuals of the beginning are the noise of the process."""
+    """Warn if the residuals at the beginning of the record are not the noise of the process."""
     law = guard.LAWS.get(score)
     if law is None or not isinstance(process, processes.Process):
         return
-    few = max(2, min(len(record.t), guard.TRANSITIONS // len(record.x) + 1))
-    some = Trajectories(np.asarray(record.t)[:few], np.asarray(record.x[:, :few]), record.context)
-    guard.warn_about_residuals(process, theta, some, transition=law, stacklevel=3)
+    samples = max(2, min(len(record.t), guard.TRANSITIONS // len(record.x) + 1))
+    beginning = Trajectories(
+        np.asarray(record.t)[:samples], np.asarray(record.x[:, :samples]), record.context
+    )
+    guard.warn_about_residuals(process, theta, beginning, transition=law, stacklevel=3)
 
 
-def _window(window: float | str, memory: float, dt: float, steps: int, parts: np.ndarray) -> int:
+def _choose_window(
+    window: float | str, memory: float, dt: float, steps: int, parts: np.ndarray
+) -> int:
     if isinstance(window, str):
         if window != "auto":
             raise ValueError(f'`window` is a time or "auto"; got {window!r}.')
@@ -440,72 +426,64 @@ def _window(window: float | str, memory: float, dt: float, steps: int, parts: np
         raise ValueError(
             f"the record, {steps * dt:.4g} units of time, must be longer than two windows of "
             f"{lags * dt:.4g} (the reward's autocorrelation time is {memory * dt:.3g}). Record for "
-            f"longer.{_drifts(parts)}"
+            f"longer.{_describe_drift(parts)}"
         )
     return lags
 
 
-def _long_enough(room: _Room, lags: int, memory: float, dt: float, parts: np.ndarray) -> None:
-    batches = room.batches(lags)
-    length = room.length(lags)
+def _require_batches(
+    room: _RecordSize, lags: int, memory: float, dt: float, parts: np.ndarray
+) -> None:
+    batches = room.count_batches(lags)
+    length = room.batch_length(lags)
     traces = room.traces
     steps = room.steps
-    if batches < MINIMUM:
+    if batches < MIN_BATCHES:
         raise ValueError(
             f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {batches} "
             f"stretches of {length * dt:.4g}, which is what a window of {lags * dt:.4g} and an "
-            f"autocorrelation time of {memory * dt:.3g} need; {MINIMUM} make an error bar. Record "
-            f"for longer, or give a shorter `window`.{_drifts(parts)}"
+            f"autocorrelation time of {memory * dt:.3g} need; an error bar needs {MIN_BATCHES}. "
+            f"Record for longer, or give a shorter `window`.{_describe_drift(parts)}"
         )
 
 
-def _drifts(parts: np.ndarray) -> str:
-    """What to add where a record is too short for its correlations, because a drift looks like
-    a long one.
-    """
+def _describe_drift(parts: np.ndarray) -> str:
+    """A sentence for records that are too short: a drift looks like a long correlation."""
     change = _compare_halves(parts, 0.0)
-    return (
-        f" Or it is not in a steady state: {change!r}."
-        if change is not None and change.seen
-        else ""
-    )
+    if change is None or not change.seen:
+        return ""
+    return f" Or it is not in a steady state: {change!r}."
 
 
-def _error(means: np.ndarray) -> np.ndarray:
-    """One standard error of the mean of a few batches, as wide as Student has it. (B, …) -> (…)"""
+def _batch_error(means: np.ndarray) -> np.ndarray:
+    """Standard error of the mean of a few batches, widened by Student's t. (B, …) -> (…)"""
     return estimates.sample_error(means, scipy.stats.t.ppf(0.8413447, len(means) - 1))
 
 
-def _stands_out(far: np.ndarray) -> bool:
-    """Whether the window that follows adds more than chance to some component of the gradient.
-    far: (B, P)
-    """
-    error = estimates.sample_error(far)
-    return bool(
-        np.any(
-            np.abs(far.mean(axis=0))
-            > scipy.stats.t.isf(DOUBT / (2 * far.shape[1]), len(far) - 1) * error
-        )
-    )
+def _exceeds_chance(far: np.ndarray) -> bool:
+    """Whether the next window adds more than chance to a component of the gradient. far: (B, P)."""
+    limit = scipy.stats.t.isf(DOUBT / (2 * far.shape[1]), len(far) - 1)
+    return bool(np.any(np.abs(far.mean(axis=0)) > limit * estimates.sample_error(far)))
 
 
 def _longest_memory(states: record_passes.SpacedStates) -> float:
-    """The longest memory of a component of the states, or of its square, in steps.
+    """Longest memory of a component of the states, or of its square, in steps.
 
-    That of a component which does not move is 0.
+    The memory of a constant component is 0.
     """
     series = np.moveaxis(states.x, 2, 0)
     series = np.concatenate([series, series**2])  # an amplitude may be slow where its phase is fast
-    series = series - series.mean(
-        axis=2, keepdims=True
-    )  # traces with other contexts have other means
-    moving = [one for one in series if np.ptp(one) > 0]
-    return states.stride * max((memory_time(one) for one in moving), default=0.0)
+    # traces with other contexts have other means
+    series = series - series.mean(axis=2, keepdims=True)
+    times = [memory_time(component) for component in series if np.ptp(component) > 0]
+    return states.stride * max(times, default=0.0)
 
 
 def _compare_halves(parts: np.ndarray, memory: float) -> Change | None:
-    """Means of the first and of the second half. parts: sums (E, 2·PARTS, 2M+2). memory: in
-    units of a part.
+    """Compare the means of the first and of the second half of a record.
+
+    parts: sums (E, 2·PARTS, 2M+2).
+    memory: in units of a part.
     """
     width = 1
     while width < min(10 * memory, record_passes.PARTS):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.core.arrays import Array, PyTree
-from fluctua.core.check import leading
+from fluctua.core.check import drop_extra_arguments
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked, condition, process
 from fluctua.tcmt.experiment import (
@@ -62,7 +62,7 @@ def assemble(
     intensity: Callable[..., PyTree] = condition(network)
     if count > 1:
         drift = Tied(drift, count)
-        reward = Tied(leading(reward, 4), count)
+        reward = Tied(drop_extra_arguments(reward, 4), count)
         intensity = TiedCondition(intensity, count)
         assert noise is not None
         if isinstance(noise, NoiseProduct):

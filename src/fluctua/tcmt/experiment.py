@@ -70,7 +70,7 @@ class Experiment(NamedTuple):
     def simulator(self, wiener: Wiener = philox) -> Simulator:
         """The JAX substrate.
 
-        The default noise is that of the kernels; `draws.silent` runs without.
+        The default noise is that of the kernels; `draws.no_noise` runs without.
         """
         return simulator(self.process, self.start, self.t, context=self.context, wiener=wiener)
 

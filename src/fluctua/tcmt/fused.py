@@ -17,7 +17,7 @@ from fluctua.core import estimate as estimates
 from fluctua.core.arrays import Array, Params
 from fluctua.core.streamed import estimate_seeds
 from fluctua.core.twin.correction import TwinSamples
-from fluctua.learn.fisher_information import blocks_for
+from fluctua.learn.fisher_information import count_blocks
 from fluctua.tcmt import conversion
 from fluctua.tcmt.kernel import options as kernel_options
 from fluctua.tcmt.kernel import run as kernel_run
@@ -132,7 +132,7 @@ class Fused(MeasuredNetwork):
         """
         theta = check.parameters(theta, numbers=False)
         steps = len(self.task.t) - 1
-        many = blocks_for(count, ravel_pytree(theta)[0].size, steps, blocks)
+        many = count_blocks(count, ravel_pytree(theta)[0].size, steps, blocks)
         block = np.arange(steps) * many // steps
 
         def gradients(there: np.ndarray) -> np.ndarray:
@@ -162,9 +162,9 @@ class Fused(MeasuredNetwork):
         """
         twin = self.baseline if isinstance(self.baseline, kernel_twin.KernelTwin) else None
         check.count(
-            count, fewest=1 if first is not None or (twin and options.get("samples")) else 2
+            count, minimum=1 if first is not None or (twin and options.get("samples")) else 2
         )
-        values = check.values(theta)
+        values = check.host_parameters(theta)
         self.watch(self.task, values)
         spec = self._spec(values)
         seed, pilot_seed = estimate_seeds(key)
@@ -180,7 +180,7 @@ class Fused(MeasuredNetwork):
         """λ̄ (T+1,) from the pilot of a time-only baseline; None where no pilot is run."""
         if not self.pilot:
             return None
-        values = check.values(check.parameters(theta, numbers=False))
+        values = check.host_parameters(check.parameters(theta, numbers=False))
         self.watch(self.task, values)
         table = self._baseline(self._spec(values), estimate_seeds(key)[1])
         assert isinstance(table, np.ndarray)
@@ -199,7 +199,7 @@ class Fused(MeasuredNetwork):
         model = None
         if twin.theta is not None:
             of_twin = check.parameters(twin.theta(theta), numbers=False)
-            model = self._spec(check.values(of_twin))
+            model = self._spec(check.host_parameters(of_twin))
         return kernel_twin.run_twin(
             spec,
             seed,

@@ -10,7 +10,7 @@ import numpy as np
 
 from fluctua.core import baselines
 from fluctua.core.baselines import resolve_baseline
-from fluctua.core.check import leading
+from fluctua.core.check import drop_extra_arguments
 from fluctua.tcmt import coupled_modes
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import Carried, Fused
@@ -106,8 +106,8 @@ def _served(
     )
     if isinstance(plan, baselines.Twin):
         return _kernel_twin(task, plan), 0, False
-    if isinstance(plan.of, baselines.Bins):
-        if plan.of.condition != leading(task.condition, 4):
+    if isinstance(plan.function, baselines.Bins):
+        if plan.function.condition != drop_extra_arguments(task.condition, 4):
             raise ValueError(
                 f"backend={device!r} bins by the intensity on each parameter's own sites: leave "
                 "out the condition, "
@@ -115,7 +115,9 @@ def _served(
             )
         return (
             Binned(
-                plan.of.bins, plan.of.every, EVERYONE if plan.of.group is None else plan.of.group
+                plan.function.bins,
+                plan.function.every,
+                EVERYONE if plan.function.group is None else plan.function.group,
             ),
             0,
             False,

@@ -112,7 +112,7 @@ def test_the_guard_takes_an_identity_for_one(key):
     exact, steps = oscillator(0.05, 100, 100), euler_steps(0.05, 100, 100, key)
     for data in (exact, steps, steps._replace(x=np.asarray(steps.x, np.float32))):
         found = examine(PROCESS, THETA, data)
-        assert (found.silent, found.v[0], found.cause) == ((0,), 1, "")
+        assert (found.noiseless, found.v[0], found.cause) == ((0,), 1, "")
     assert not examine(PROCESS, THETA, oscillator(0.5, 100, 40), transition=local_linear).cause
 
 

@@ -94,7 +94,7 @@ def resolve_method(
     score = scores.select_score(process, score)
     draws.check_score(score, moving)
     plan = baselines.resolve_baseline(baseline, caller="an estimator of any process")
-    baselines.check_unsorted(plan, "an estimator of any process")
+    baselines.refuse_kernel_options(plan, "an estimator of any process")
     initial: Baseline | Twin
     if isinstance(plan, Twin):
         twin = correction.check_twin(plan, score, process)
@@ -115,7 +115,7 @@ def resolve_method(
     assert isinstance(step, Baseline)
     assert isinstance(initial, Baseline)
     return Method(
-        terms.EstimatorModel(process, rewards, score, moving, step.of, initial.of),
+        terms.EstimatorModel(process, rewards, score, moving, step.function, initial.function),
         step,
         initial,
         twin,
@@ -168,7 +168,7 @@ def prepare_twin(
         baseline, method.initial_baseline, method.model.start, count, twin.batch, t
     )
     model = correction.TwinModel(
-        method.model._replace(baseline=baseline.of), twin.process, twin.order
+        method.model._replace(baseline=baseline.function), twin.process, twin.order
     )
     numbers = correction.Numbers(theta, correction.twin_parameters(twin, theta), baseline.values)
     return PreparedTwin(model, numbers, twin.batch)

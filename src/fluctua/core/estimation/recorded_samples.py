@@ -57,7 +57,7 @@ def sample_recorded(
         baselines.check_baseline(plan, recording.count, recording.t)
 
     def start():
-        return (recording.first, recording.context)
+        return (recording.first_states, recording.context)
 
     methods.check_baselines(method, baselines.Setting(theta, recording.t, recording.count, start))
     if not any(plan.needs_returns for plan in method.used_baselines):
@@ -84,7 +84,7 @@ def sample_recorded(
 
 def _use_halves(baseline: baselines.Baseline) -> Callable[[baselines.Inputs], Array]:
     """λ̄ of a baseline, from the other half of the trajectories in place of a pilot."""
-    return baselines.use_other_half if baseline.pilot else baseline.of
+    return baselines.use_other_half if baseline.pilot else baseline.function
 
 
 def sample_pieces(
@@ -99,9 +99,9 @@ def sample_pieces(
     cut = 0
     means = None
     if method.needs_pilot:
-        cut = baselines.half(count)
+        cut = baselines.first_half_size(count)
         means = _average_halves(method, theta, trajectories, count, block_bytes, progress)
-    for first, piece in recorded.pieces(trajectories, cut, block_bytes):
+    for first, piece in recorded.iterate_pieces(trajectories, cut, block_bytes):
         other = None if means is None else means[0 if first >= cut else 1]
         tables = method.fill_tables(other)
         recording = recorded.Recording(piece, theta, first)
@@ -130,8 +130,8 @@ def _average_halves(
         )
     sums: list[Any] = [0.0, 0.0]
     counts = [0, 0]
-    cut = baselines.half(count)
-    for first, piece in recorded.pieces(trajectories, cut, block_bytes):
+    cut = baselines.first_half_size(count)
+    for first, piece in recorded.iterate_pieces(trajectories, cut, block_bytes):
         mean = average_returns(method.model.objective, theta, piece, first)
         side = int(first >= cut)
         sums[side] = sums[side] + len(piece.x) * np.asarray(mean, np.float64)
@@ -166,7 +166,7 @@ def split_recorded(
     model, numbers, batch = methods.prepare_twin(method, theta, table, recording.count, recording.t)
 
     def start():
-        return (recording.first, recording.context)
+        return (recording.first_states, recording.context)
 
     methods.check_baselines(method, baselines.Setting(theta, recording.t, recording.count, start))
     parts = twin_sweep.recorded_parts(model, numbers, batch, recording, block_bytes)
@@ -186,10 +186,17 @@ def _warn(
     """
     process = method.model.process
     check_model(
-        process, method.model.objective, theta, recording.first, recording.t, recording.context
+        process,
+        method.model.objective,
+        theta,
+        recording.first_states,
+        recording.t,
+        recording.context,
     )
     # without events the score says so
-    counted = isinstance(process, processes.Counting) and jax.tree.leaves(recording.events(0, 1))
+    counted = isinstance(process, processes.Counting) and jax.tree.leaves(
+        recording.read_events(0, 1)
+    )
     if isinstance(process, processes.Remembering) or counted:
         guard.warn_about_residuals(process, theta, trajectories, stacklevel=4)
     law = guard.LAWS.get(method.model.score)

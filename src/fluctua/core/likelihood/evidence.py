@@ -81,7 +81,7 @@ def collect_evidence(
     times = check.grid(trajectories.t)
     context = jax.tree.map(jnp.asarray, trajectories.context)
     one = jax.tree.map(lambda leaf: leaf[0], context)
-    known = diffusion.with_silent(check.process(process), p, x[0, 0], times.t[0], one)
+    known = diffusion.find_noiseless(check.process(process), p, x[0, 0], times.t[0], one)
     assert isinstance(known, Process)
     kind = unknowns.describe_kind((theta, x[0, 0], times.t[0], times.dt[0], one))
     noisy, linear = unknowns.examine_roles(known, at, point.size, kind)
@@ -110,7 +110,7 @@ def collect_evidence(
     information = _sum_information(law, every, theta, point, path, variance)
     if not check.all_finite(s):
         for j in range(min(len(x), recorded.MOST_SEARCHED)):
-            diffusion.check_along(known, p, recorded.only(trajectories, j), j)
+            diffusion.check_along(known, p, recorded.select_trajectory(trajectories, j), j)
     linear = linear and not noisy and score is not scores.local_linear_score
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
 

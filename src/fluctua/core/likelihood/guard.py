@@ -159,7 +159,7 @@ def examine_batch(
         )
         made = sampling.divide_noise(made, scale)
         v, stderr = sampling.reduce_squares(sample, made, sample.x, sample.t)
-        residuals = Residuals(v, stderr, len(made.v), silent=sample.silent)
+        residuals = Residuals(v, stderr, len(made.v), noiseless=sample.noiseless)
         table = sampling.collect_sums(sample, made, mean=bool(np.isfinite(limits.mean)))
         sums = alternatives.add(earlier, table) if earlier else table
         findings = _find(sample, made, table, sums, limits, scale)

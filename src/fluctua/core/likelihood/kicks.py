@@ -40,7 +40,7 @@ class Standardised(NamedTuple):
 def standardise(
     process: Process,
     transition: Transition | None,
-    silent: tuple[int, ...],
+    noiseless: tuple[int, ...],
     theta: Params,
     now: Array,
     following: Array,
@@ -54,7 +54,7 @@ def standardise(
 
     now, following: both ends of each (E, S, M); t, dt: their times (S,).
 
-    silent: components without noise, which are left to `leave_out`: v is 1, z is 0, and the law of
+    noiseless: components without noise, which are left to `leave_out`: v is 1, z is 0, and the law of
     the others is that without them.
     """
 
@@ -73,8 +73,8 @@ def standardise(
         whole = covariance + 2 * jnp.diag(readout)
         if transition is euler and has_fewer_noises(process, theta, x, t, context):
             return Standardised(_on_range(whole, r), jnp.zeros_like(x), jnp.zeros_like(x))
-        others = np.setdiff1d(np.arange(x.size), silent)
-        if silent:
+        others = np.setdiff1d(np.arange(x.size), noiseless)
+        if noiseless:
             slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
             whole = covariance + jnp.diag(readout) + (slope * readout) @ slope.T
         whole = whole[np.ix_(others, others)]

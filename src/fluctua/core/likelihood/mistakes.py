@@ -38,7 +38,7 @@ def explain(
     if not known.all():
         which = np.flatnonzero(~known)
         return residuals._replace(
-            cause=f"The residuals of component{'s' * (len(which) > 1)} {check.few(which)} are not "
+            cause=f"The residuals of component{'s' * (len(which) > 1)} {check.list_indices(which)} are not "
             "finite: the drift or "
             f"the noise is not, or they exceed what {sample.x.dtype} can hold (a unit)."
         )
@@ -91,7 +91,7 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
     """
     parts = residuals.wrong
     v = residuals.v
-    unmoved = [i for i in parts if i in residuals.silent]
+    unmoved = [i for i in parts if i in residuals.noiseless]
     if unmoved:
         i = unmoved[0]
         readout = (
@@ -109,7 +109,7 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
     which = (
         "every component"
         if len(parts) == len(v)
-        else f"component{'s' * (len(parts) > 1)} {check.few(parts)}"
+        else f"component{'s' * (len(parts) > 1)} {check.list_indices(parts)}"
     )
     growth = np.nan
     # twice the interval has half the steps: growth is known to about 2 stderr/|v − 1|

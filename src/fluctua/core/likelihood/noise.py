@@ -127,19 +127,19 @@ def fit_noise(
         cross = cross + np.asarray(products, np.float64)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     width = sums["rate"].shape[1]
-    silent = np.isin(np.arange(width), process.noiseless)
-    _refuse_quiet(np.where(silent, 1, sums["rate"].mean(axis=0)))
+    noiseless = np.isin(np.arange(width), process.noiseless)
+    _refuse_quiet(np.where(noiseless, 1, sums["rate"].mean(axis=0)))
     # those of noiseless components may be nothing at all, and are no unit for the rest
-    sums["e2"] = np.where(silent, 1, sums["e2"])
+    sums["e2"] = np.where(noiseless, 1, sums["e2"])
     if transition is euler and process.integrator == "euler":
         mixed = spreading.Spreading(np.eye(width), np.eye(width), np.ones(width))
     else:
         mixed = spreading.measure_spreading(process, theta, next(pieces.load_pieces(data, BATCH)))
     mask = np.ones(width, bool) if usable is None else np.asarray(usable, bool)
-    fit = _reduce(sums, cross, len(data.t) - 1, mixed, mask, silent)
+    fit = _reduce(sums, cross, len(data.t) - 1, mixed, mask, noiseless)
     if not mask.all():
         fit = _leave_hidden(fit, mask, sums["model"].mean(axis=0))
-    return _replace_rest(~silent, fit, NOTHING) if silent.any() else fit
+    return _replace_rest(~noiseless, fit, NOTHING) if noiseless.any() else fit
 
 
 class _NoiseLaw(NamedTuple):
@@ -272,7 +272,7 @@ def _reduce(
     steps: int,
     mixed: spreading.Spreading,
     usable: np.ndarray,
-    silent: np.ndarray,
+    noiseless: np.ndarray,
 ) -> NoiseFit:
     """The fit from sums of E trajectories of so many steps. cross: Σ e eᵀ (M, M)."""
     count, size = sums["rate"].shape
@@ -288,15 +288,15 @@ def _reduce(
 
     s2 = -mean(sums["next"]) / mixed.own
     s2_error = error(sums["next"] / mixed.own)
-    s2_error = np.where(silent & (s2_error == 0), np.inf, s2_error)
-    loud = usable & ~silent
+    s2_error = np.where(noiseless & (s2_error == 0), np.inf, s2_error)
+    loud = usable & ~noiseless
     seen = is_observation_seen(s2[loud], s2_error[loud])
-    # what an Euler step leaves out of a silent component makes its neighbouring residuals alike:
+    # what an Euler step leaves out of a noiseless component makes its neighbouring residuals alike:
     # only noise of the readout makes them opposed
-    seen = seen or bool(np.any((s2 > CLEAR * s2_error)[usable & silent]))
-    if silent.any():  # their Q is zero and known: the others' residuals tell of the others'
+    seen = seen or bool(np.any((s2 > CLEAR * s2_error)[usable & noiseless]))
+    if noiseless.any():  # their Q is zero and known: the others' residuals tell of the others'
         mixed = mixed._replace(
-            weights=np.where(silent | silent[:, None], np.eye(size), mixed.weights)
+            weights=np.where(noiseless | noiseless[:, None], np.eye(size), mixed.weights)
         )
     blur = -sums["next_rate"] / mixed.own if seen else np.zeros_like(sums["rate"])  # s²/Δt
     own = sums["rate"] - (blur + blur @ mixed.squares.T) / 2  # Euler: E[r²]/2Δt + E[r r']/Δt
@@ -312,7 +312,7 @@ def _reduce(
         left = np.full(size, np.sum(weight * rate) / np.sum(weight))
         spread = np.hypot(spread, np.linalg.solve(mixed.weights, (left + mixed.squares @ left) / 2))
     dependence = _measure_dependence(sums, count)
-    scale = np.sqrt(np.where(silent, 1, np.diag(cross)))
+    scale = np.sqrt(np.where(noiseless, 1, np.diag(cross)))
     return NoiseFit(
         diffusion=mean(corrected),
         diffusion_stderr=spread,

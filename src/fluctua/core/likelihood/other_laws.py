@@ -37,7 +37,7 @@ def examine_samples(
         return residuals
     return residuals._replace(
         cause=f"The innovations of channel{'s' * (len(residuals.wrong) > 1)} "
-        f"{check.few(residuals.wrong)} have not the "
+        f"{check.list_indices(residuals.wrong)} have not the "
         "variance that the filter predicts: the process, its start, what is observed, the readout "
         "noise or a unit is "
         "another one, or the drift bends too much within the uncertainty of the hidden state for "

@@ -12,7 +12,7 @@ import scipy
 
 from fluctua.core import check
 from fluctua.core.arrays import Params, working_dtype
-from fluctua.core.diffusion import with_silent
+from fluctua.core.diffusion import find_noiseless
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 
@@ -40,7 +40,7 @@ def load_pieces(data: Trajectories, size: int, stop: int | None = None) -> Itera
     for first in range(0, count if stop is None else min(stop, count), size):
         rows = slice(first, min(first + size, count))
         x = np.asarray(data.x[rows])
-        check.finite_trajectories(check.first_bad(x, first), count)
+        check.finite_trajectories(check.find_not_finite(x, first), count)
         yield Trajectories(
             data.t, x, jax.tree.map(lambda leaf, rows=rows: leaf[rows], data.context)
         )
@@ -54,7 +54,7 @@ def mark_noiseless(data: Trajectories, process: Process, theta: Params) -> Proce
     first = next(load_pieces(data, 1))
     context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], first.context)
     x = jnp.asarray(first.x[0, 0], working_dtype(theta, first.x))
-    marked = with_silent(process, theta, x, jnp.asarray(data.t)[0], context)
+    marked = find_noiseless(process, theta, x, jnp.asarray(data.t)[0], context)
     assert isinstance(marked, Process)
     return marked
 

@@ -18,7 +18,7 @@ class Residuals(NamedTuple):
     are two steps.
 
     steps: transitions looked at. cause: what is probably wrong, in words; empty where nothing is.
-    silent: components without noise of their own, whose v is 1 where they move as their drift says.
+    noiseless: components without noise of their own, whose v is 1 where they move as their drift says.
     law: what v is, for people.
     """
 
@@ -27,7 +27,7 @@ class Residuals(NamedTuple):
     steps: int
     doubled: np.ndarray | None = None
     cause: str = ""
-    silent: tuple[int, ...] = ()
+    noiseless: tuple[int, ...] = ()
     law: str = "E[r Q⁻¹r]/2Δt"
 
     @property

@@ -48,7 +48,7 @@ class Sample(NamedTuple):
     """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what
     law.
 
-    silent: components without noise of their own. last_place: rounding of their states (M,). steps:
+    noiseless: components without noise of their own. last_place: rounding of their states (M,). steps:
     numbers of the steps that are looked at (S,). run: how many of them are neighbours.
     """
 
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     t: np.ndarray
     context: PyTree
     readout: Array
-    silent: tuple[int, ...]
+    noiseless: tuple[int, ...]
     last_place: np.ndarray
     steps: np.ndarray
     run: int
@@ -67,7 +67,7 @@ class Sample(NamedTuple):
     @property
     def components(self) -> np.ndarray:
         """With noise of their own."""
-        return np.setdiff1d(np.arange(self.x.shape[2]), self.silent)
+        return np.setdiff1d(np.arange(self.x.shape[2]), self.noiseless)
 
     @property
     def blurred(self) -> bool:
@@ -87,8 +87,8 @@ def take_sample(
     to look at.
     """
     plain = transition is euler and _is_diagonal(process, theta, data)
-    silent = _silent(process, theta, data)
-    if not plain or silent:  # a few solves of M × M matrices a transition
+    noiseless = _find_noiseless(process, theta, data)
+    if not plain or noiseless:  # a few solves of M × M matrices a transition
         most = min(most, max(MINIMUM, int(2e11 / (50 * data.x.shape[2] ** 3))))
     rows = choose_rows(data, most)
     steps, run = _choose_steps(len(data.t) - 1, most // len(rows))
@@ -100,7 +100,7 @@ def take_sample(
             f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}."
         )
     last_place = np.zeros(x.shape[2])
-    if silent:
+    if noiseless:
         last_place = (
             ROUNDING * float(np.finfo(raw.dtype).eps) * np.abs(x).max(axis=(0, 1)).astype(float)
         )
@@ -116,7 +116,7 @@ def take_sample(
         t=np.asarray(data.t, np.float64),
         context=jax.tree.map(lambda leaf: put(load_rows(leaf, rows)), data.context),
         readout=put(np.full(x.shape[2:], variance, x.dtype)),
-        silent=silent,
+        noiseless=noiseless,
         last_place=last_place,
         steps=steps,
         run=run,
@@ -156,10 +156,10 @@ def standardise_states(
     """Residuals of every step in units of their noise, in double precision. (n, M) each"""
     ends = _pick_steps(sample, x, t)
     made = kicks.standardise(
-        *law[:2], sample.silent, sample.theta, *ends, sample.context, sample.readout
+        *law[:2], sample.noiseless, sample.theta, *ends, sample.context, sample.readout
     )
     v, z, drift = (np.asarray(part, np.float64) for part in made)
-    if law.mixed and not sample.silent:
+    if law.mixed and not sample.noiseless:
         middle = put(x.mean(axis=(0, 1)))
         context = jax.tree.map(lambda leaf: leaf[0], sample.context)
         step = Step(middle, middle, ends.t[0], ends.dt[0], context)
@@ -183,7 +183,7 @@ def reduce_squares(
     (M,) each
     """
     v, stderr = _mean(made.v)
-    if not sample.silent:
+    if not sample.noiseless:
         return v, stderr
     ends = _pick_steps(sample, x, t)
     transition = sample.law.transition or euler
@@ -193,9 +193,9 @@ def reduce_squares(
     square, expected = (np.asarray(part, np.float64) for part in left)
     mean, spread = _mean(square)
     allowed = np.maximum(expected.mean(axis=0) + sample.last_place**2, np.finfo(float).tiny)
-    is_silent = np.isin(np.arange(len(v)), sample.silent)
+    is_noiseless = np.isin(np.arange(len(v)), sample.noiseless)
     quiet = np.where(mean <= SLACK * allowed, 1, mean / allowed)
-    return np.where(is_silent, quiet, v), np.where(is_silent, spread / allowed, stderr)
+    return np.where(is_noiseless, quiet, v), np.where(is_noiseless, spread / allowed, stderr)
 
 
 def divide_noise(made: kicks.Standardised, variance: np.ndarray) -> kicks.Standardised:
@@ -250,7 +250,7 @@ def choose_finer_law(sample: Sample) -> Law | None:
         return Law(process, local_linear)
     return (
         None
-        if sample.silent
+        if sample.noiseless
         else Law(process._replace(integrator="rk4"), transition, transition is None)
     )
 
@@ -275,16 +275,16 @@ def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
         or isinstance(process.noise, NoiseProduct)
     ):
         return False
-    t, one = check.first((data.t, data.context))
+    t, one = check.take_first((data.t, data.context))
     state = jax.ShapeDtypeStruct(np.shape(data.x)[2:], working_dtype(theta, data.x))
     return jax.eval_shape(process.noise, theta, state, t, one).ndim == 1
 
 
-def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
+def _find_noiseless(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
     """Components without noise: at the first two states, and wherever some of the trajectories
     go.
     """
-    t, one = check.first((data.t, data.context))
+    t, one = check.take_first((data.t, data.context))
     states = np.asarray(load_rows(data.x, np.zeros(1, int))[0, :2], working_dtype(theta, data.x))
     rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]
     noisy = np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)

@@ -122,7 +122,7 @@ def reverse_block(
     the rest of its path is made again here. -> what is carried to the block before, and the mean of
     Λₙ at the block's times (b,).
     """
-    index, t, dt = simulate.grid(times)
+    index, t, dt = simulate.enumerate_steps(times)
 
     def follow(xbar: Array, step: Any) -> tuple[Array, Array]:
         t, dt = step

@@ -354,14 +354,16 @@ def check_batches(
     baseline: Baseline, first: Baseline, start: Any, count: int, batch: int, t: Array
 ) -> None:
     """Every batch can leave one out where its baselines do."""
-    check_baseline(baseline._replace(fewest=1), count, t)
-    fewest = max(baseline.fewest, first.fewest if isinstance(start, Density) else 1)
+    check_baseline(baseline._replace(min_trajectories=1), count, t)
+    min_trajectories = max(
+        baseline.min_trajectories, first.min_trajectories if isinstance(start, Density) else 1
+    )
     smallest = count // -(-count // batch)
-    if smallest < fewest:
+    if smallest < min_trajectories:
         raise ValueError(
-            f"the baseline of the twin's Λ leaves one out and needs {fewest} trajectories in a "
-            f"batch; there {'is' if smallest == 1 else 'are'} {smallest}. Take more, a larger "
-            "Twin.batch, or Twin(baseline=none())."
+            f"the baseline of the twin's Λ leaves one out and needs {min_trajectories} "
+            f"trajectories in a batch; there {'is' if smallest == 1 else 'are'} {smallest}. Take "
+            "more, a larger Twin.batch, or Twin(baseline=none())."
         )
 
 
@@ -385,10 +387,10 @@ def check_fit(
     twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: PyTree, batch: int
 ) -> None:
     """The twin's process has the state of the measured one, and its Hessians fit in memory."""
-    code = (twin.process, check.form(numbers.twin), check.form((x, t, context)))
+    code = (twin.process, check.tree_signature(numbers.twin), check.tree_signature((x, t, context)))
     if code not in _FITS:
         try:
-            check.shapes(twin.process, numbers.twin, *check.first((x, t, context)))
+            check.shapes(twin.process, numbers.twin, *check.take_first((x, t, context)))
         except ValueError as error:
             raise ValueError(
                 f"the twin's process does not fit the measured states: {error}"

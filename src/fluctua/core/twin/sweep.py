@@ -133,19 +133,26 @@ def recorded_parts(
     times = recording.times
     context = recording.context
     process = check_model(
-        twin.model.process, twin.model.objective, theta, recording.first, recording.t, context
+        twin.model.process,
+        twin.model.objective,
+        theta,
+        recording.first_states,
+        recording.t,
+        context,
     )
     twin = twin._replace(model=terms.mark_noiseless(twin.model, process))
     recorded.check_rounding(twin.model.process, theta, recording)
-    twin_terms.check_fit(twin, numbers, recording.first, recording.t, context, batch)
+    twin_terms.check_fit(twin, numbers, recording.first_states, recording.t, context, batch)
     steps = len(times.dt)
-    room = block_bytes // max(1, recording.first.nbytes)
+    room = block_bytes // max(1, recording.first_states.nbytes)
     bounds = segments(steps, min(steps, max(int(np.ceil(np.sqrt(steps))), room)))
     slices = batches(recording.count, batch)
-    same = not jax.tree.leaves(context) and bool(jnp.all(recording.first == recording.first[:1]))
+    same = not jax.tree.leaves(context) and bool(
+        jnp.all(recording.first_states == recording.first_states[:1])
+    )
 
     contexts = [_slice_rows(context, low, high) for low, high in slices]
-    starts = [recording.first[low:high][: 1 if same else None] for low, high in slices]
+    starts = [recording.first_states[low:high][: 1 if same else None] for low, high in slices]
     kept: list[list[Array]] = [[xbar] for xbar in starts]
     for row, c in zip(kept, contexts, strict=True):
         for n, stop in bounds:
@@ -155,7 +162,7 @@ def recorded_parts(
     carries: list[backward.Backward] = []
     lambdas: list[list[Array]] = []
     for n, stop in reversed(bounds):
-        part, x = recording.block(n, stop)
+        part, x = recording.read_block(n, stop)
         for i, (low, high) in enumerate(slices):
             path = jnp.swapaxes(x[low:high], 0, 1)
             if len(carries) == i:  # the last block holds X_T
@@ -168,12 +175,14 @@ def recorded_parts(
             lambdas[i].append(block)
     parts = join_parts(
         [
-            finish_parts(twin, numbers, carry, recording.first[low:high], times, c, means)
+            finish_parts(twin, numbers, carry, recording.first_states[low:high], times, c, means)
             for carry, (low, high), c, means in zip(carries, slices, contexts, lambdas, strict=True)
         ]
     )
     gradients = parts.direct + parts.correction
-    recorded.check_scores(gradients, twin.model.process, theta, recording.trajectory, recording.t)
+    recorded.check_scores(
+        gradients, twin.model.process, theta, recording.read_trajectory, recording.t
+    )
     return parts
 
 
@@ -204,7 +213,7 @@ def begin_from(
     recipe: simulate.Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array
 ) -> simulate.Ensemble:
     """Trajectories low … low + count − 1 before their first step."""
-    return jax.vmap(lambda j: simulate.begin_one(recipe, key, theta, x0, j))(
+    return jax.vmap(lambda j: simulate.start_trajectory(recipe, key, theta, x0, j))(
         low + jnp.arange(count)
     )
 
@@ -220,7 +229,7 @@ def _forward(
     times: Times,
 ) -> backward.States:
     """X and x̄ at the end of a segment that begins with step `first`."""
-    index, t, dt = simulate.grid(times)
+    index, t, dt = simulate.enumerate_steps(times)
 
     def body(states: backward.States, step: Any) -> tuple[backward.States, None]:
         n, t, dt = step
@@ -241,7 +250,7 @@ def _replay(
     times: Times,
 ) -> Array:
     """The states of a segment again, from the one at its beginning. (b+1, E, M)"""
-    index, t, dt = simulate.grid(times)
+    index, t, dt = simulate.enumerate_steps(times)
 
     def body(x: Array, step: Any) -> tuple[Array, Array]:
         x = simulate.advance(recipe, theta, ensemble._replace(x=x), *step)
@@ -260,7 +269,7 @@ def _forward_twin(
         _, t, dt = step
         return backward.advance_twin(twin, numbers, xbar, t, dt, context), None
 
-    return jax.lax.scan(body, xbar, simulate.grid(times))[0]
+    return jax.lax.scan(body, xbar, simulate.enumerate_steps(times))[0]
 
 
 def finish_parts(

@@ -1,21 +1,18 @@
-"""An instrument as a `Substrate`: (key, settings, count) -> Trajectories, whatever the instrument
-does meanwhile.
+"""An instrument as a `Substrate`: (key, settings, count) -> good trajectories, despite failures.
 
-Lines fail, boxes restart, samples are missing, data lie. A failed acquisition is made again after a
-pause that doubles, on a new connection, with the settings sent afresh. Trajectories with missing or
-clipped samples, that came before, or that are not the calibrated noise, and whole batches that were
-not run at the settings that were asked for, are counted, kept on disk, and never averaged. If
-nothing else comes, the run ends.
+A failed acquisition is repeated after a pause that doubles, on a new connection, with the settings
+sent afresh. Trajectories with missing or clipped samples, repetitions, trajectories without the
+noise of the calibration, and whole batches at other settings than requested are counted, kept on
+disk, and never averaged. If nothing else is received, the run ends.
 
-A batch that is not what the calibrated process does is in doubt: it is marked, and the run stops or
-goes on with it, as was asked for. Nothing is left out on account of its values without an incident.
+A batch that the calibrated process does not explain is in doubt: it is marked, and the run stops
+or continues with it (`on_doubt`). Nothing is left out on account of its values without an incident.
 
-The `Archive` keeps every acquisition on disk, the bad ones too: one recording a batch, numbered,
-never overwritten.
-
-They are recordings like any other (docs/recordings.md): `fluctua inspect`, xarray and h5py read
-them, and those of a network `fluctua calibrate` and `estimate` too. Trajectories that must not be
-averaged are in files of their own, batch-000007-left-out.nc, with the reason in their provenance.
+The `Archive` keeps every acquisition on disk, also the bad ones: one recording per batch, numbered,
+never overwritten. They are recordings like any other (docs/recordings.md): `fluctua inspect`,
+xarray and h5py read them, and for a network `fluctua calibrate` and `estimate` too. Trajectories
+that must not be averaged are in files of their own, batch-000007-left-out.nc, with the reason in
+their provenance.
 """
 
 from __future__ import annotations
@@ -37,14 +34,12 @@ from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument import protocol
 from fluctua.insitu.instrument import visit as visits
 from fluctua.insitu.instrument.archive import Archive
-from fluctua.insitu.instrument.connection import Connection, Hung
+from fluctua.insitu.instrument.connection import Connection, DriverTimeout
 from fluctua.insitu.instrument.guard import ResidualGuard, find_dead
 from fluctua.insitu.instrument.repeats import Repeats
 
 SELECTION_WARNING = 0.01
-"""Share of clipped or odd trajectories above which their removal is a selection that biases the
-estimate.
-"""
+"""Share of clipped or odd trajectories above which leaving them out biases the estimate."""
 CLIPPED = "clipped"
 REPEATED = "repeated"
 UNLIKE = "unlike the calibration"
@@ -52,32 +47,35 @@ DOUBT = "doubt"
 DEAD = "dead"
 ON_DOUBT = ("stop", "continue")
 EXAMINED = ("start", "scale", "readout", "steps")
-"""What the guard remembers of the calibration besides its noise."""
+"""Attributes of the guard that a checkpoint holds besides its noise."""
 HANGS = 2
-"""Acquisitions in a row that may hang before an instrument is given up: each has cost the whole
-time limit.
-"""
+"""Acquisitions in a row that may run into the time limit before an instrument is given up."""
 IDENTITY = "instrument/identity"
 REPEATS = "instrument/repeats"
 NOISE = "instrument/noise"
 ADVICE = {
-    CLIPPED: "Leaving them out prefers runs with small amplitudes, which biases J and its "
-    "gradient: raise the range of "
-    "the digitiser.",
-    UNLIKE: "Leaving them out biases J and its gradient if they belong to the physics: look at "
-    "them, calibrate anew.",
+    CLIPPED: (
+        "Leaving them out prefers runs with small amplitudes, which biases J and its gradient: "
+        "raise the range of the digitiser."
+    ),
+    UNLIKE: (
+        "Leaving them out biases J and its gradient if they belong to the physics: look at them, "
+        "calibrate anew."
+    ),
 }
 
 
 class Doubt(protocol.CommandRejected, DoubtError):
-    """A batch that is not what the calibrated process does.
-
-    It is kept and not averaged; asking again does not help.
-    """
+    """A batch that the calibrated process does not explain. It is kept, not averaged, not retried."""
 
 
 class Incident(NamedTuple):
-    """Something that went wrong and was dealt with. kind: a word. trajectories: lost to it."""
+    """A failure that was handled.
+
+    kind: a word.
+    trajectories: number that it cost.
+    message: what happened.
+    """
 
     kind: str
     trajectories: int
@@ -85,12 +83,13 @@ class Incident(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """attempts: failures in a row before giving up. first, longest: pauses in seconds; each doubles
-    the last.
+    """How failed acquisitions are repeated.
 
-    limit: seconds that one acquisition may take, from setting to reading back, opening included. A
-    driver that has not returned by then is left behind and opened anew; after `HANGS` such in a row
-    it is given up.
+    attempts: failures in a row before giving up.
+    first, longest: pauses in seconds; each is twice the one before.
+    limit: seconds that one acquisition may take, from setting to reading back, opening included.
+        A driver that has not returned by then is opened anew; after `HANGS` such in a row it is
+        given up.
     """
 
     attempts: int = 8
@@ -99,15 +98,16 @@ class Retry(NamedTuple):
     limit: float = 300.0
 
     def pause(self, failures: int) -> float:
-        """After so many failures in a row."""
+        """Pause in seconds after so many failures in a row."""
         return min(self.longest, self.first * 2 ** (failures - 1))
 
 
 class InstrumentSubstrate:
-    """The substrate made by `measured`.
+    """The substrate returned by `instrument_substrate`.
 
-    `counts`: trajectories by verdict, and failures by kind. `identity`: of the instrument, once it
-    is known; another one is refused. `last`: settings and trajectories of the last call.
+    counts: trajectories by verdict, and failures.
+    identity: of the instrument, once it is known; another one is refused.
+    last: settings and trajectories of the last call.
     """
 
     def __init__(
@@ -142,14 +142,12 @@ class InstrumentSubstrate:
         self.warned: set[str] = set()
         self.last: tuple[Params, Trajectories] | None = None
         self.reason = ""
-        self.seconds = {
-            "visit": 0.0,
-            "run": 0.0,
-        }  # setting, arming and reading back; running and fetching
+        # visit: setting, arming and reading back; run: running and fetching
+        self.seconds = {"visit": 0.0, "run": 0.0}
         self.visits = self.ran = 0
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
-        """`count` good trajectories at settings θ. `key` is not used: the noise is nature's."""
+        """Acquire `count` good trajectories at settings θ. `key` is not used: the noise is nature's."""
         trajectories, failure = self.gather(jax.tree.map(np.asarray, theta), count)
         if failure is not None:
             raise failure
@@ -159,12 +157,10 @@ class InstrumentSubstrate:
     def gather(
         self, settings: Params, count: int
     ) -> tuple[Trajectories | None, protocol.InstrumentError | None]:
-        """As many good trajectories as came, up to `count`, and what kept the others from
-        coming.
-        """
+        """Acquire good trajectories, up to `count`; and the failure that ended it early, if one did."""
         t = None
         good = []
-        beside = []
+        contexts = []
         have = 0
         wasted = 0
         failure: protocol.InstrumentError | None = None
@@ -183,29 +179,27 @@ class InstrumentSubstrate:
                 break
             t = np.asarray(taken.t)
             good.append(taken.x[usable])
-            beside.append({name: v[usable] for name, v in (taken.context or {}).items()})
+            contexts.append({name: v[usable] for name, v in (taken.context or {}).items()})
             have += int(usable.sum())
             wasted = 0 if usable.any() else wasted + 1
             if wasted >= self.retry.attempts:
+                where = (
+                    f" in {self.archive.folder}." if self.archive else "; `archive=` keeps them."
+                )
                 failure = protocol.InstrumentError(
                     f"{wasted} acquisitions in a row held no usable trajectory "
-                    f"({self.describe()}). Of the last one {self.reason}. Look at them"
-                    + (
-                        f" in {self.archive.folder}."
-                        if self.archive
-                        else "; `archive=` keeps them."
-                    )
+                    f"({self.describe()}). Of the last one {self.reason}. Look at them{where}"
                 )
         if not have:
             return None, failure
         x = np.concatenate(good)
-        recorded = {name: np.concatenate([part[name] for part in beside]) for name in beside[0]}
-        result = Trajectories(t, x, self._context(len(x), recorded))
+        recorded = {name: np.concatenate([c[name] for c in contexts]) for name in contexts[0]}
+        result = Trajectories(t, x, self._join_context(len(x), recorded))
         self.last = settings, result
         return result, failure
 
-    def _context(self, count: int, recorded: Mapping[str, np.ndarray]) -> Any:
-        """The calibration and what was recorded with the trajectories, a row each."""
+    def _join_context(self, count: int, recorded: Mapping[str, np.ndarray]) -> Any:
+        """Join the calibration with what was recorded with the trajectories, one row each."""
         known = None if self.context is None else self.context(count)
         if not recorded:
             return known
@@ -217,7 +211,7 @@ class InstrumentSubstrate:
         return {**(known or {}), **recorded}
 
     def describe(self) -> str:
-        """`1,200 trajectories averaged; discarded: 3 clipped; 2 failures`."""
+        """Summarise the counts: `1,200 trajectories averaged; discarded: 3 clipped; 2 failures`."""
         lost = {k: n for k, n in self.counts.items() if k not in ("good", "failures")}
         text = f"{self.counts['good']:,} trajectories averaged; discarded: "
         text += ", ".join(f"{n:,} {k}" for k, n in lost.items()) or "none"
@@ -228,21 +222,17 @@ class InstrumentSubstrate:
 
     @property
     def examines(self) -> bool:
-        """Whether the residuals of what it returns have been looked at: an estimator need
-        not do so again.
-        """
+        """Whether the guard examines the residuals, so that an estimator need not do so again."""
         return self.guard is not None and self.guard.noise is not None and self.on_doubt is not None
 
     def close(self) -> None:
-        """Let go of the instrument."""
+        """Close the instrument."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
 
     def _acquire(self, settings: Params, size: int) -> tuple[protocol.Batch, np.ndarray]:
-        """One batch and which of its trajectories are usable (E,), after as many attempts
-        as it takes.
-        """
+        """Acquire one batch, retrying failures; with the usable ones of its trajectories (E,)."""
         failures = hangs = 0
         while True:
             try:
@@ -253,8 +243,8 @@ class InstrumentSubstrate:
                 )
                 self.seconds["run"] += visit.ran
                 self.seconds["visit"] += visit.took - visit.ran
-                self.visits = self.visits + 1
-                self.ran = self.ran + size
+                self.visits += 1
+                self.ran += size
                 return visit.batch, self._judge(visit.batch, settings, size, visit.health)
             except protocol.CommandRejected:
                 self.close()
@@ -262,32 +252,29 @@ class InstrumentSubstrate:
             except (protocol.InstrumentError, OSError) as error:
                 self.close()
                 failures += 1
-                hangs = hangs + 1 if isinstance(error, Hung) else 0
+                hangs = hangs + 1 if isinstance(error, DriverTimeout) else 0
                 self.counts["failures"] += 1
                 self.report(Incident("failure", 0, str(error)))
                 if failures >= self.retry.attempts or hangs >= HANGS:
+                    advice = " If an acquisition may take that long, raise the time limit."
                     raise protocol.InstrumentError(
                         f"the instrument failed {failures} times in a row, at last with: {error}. "
                         "Everything acquired so far is kept; mend it and go on with the run."
-                        + (
-                            " If an acquisition may take that long, raise the time limit."
-                            if hangs
-                            else ""
-                        )
+                        + (advice if hangs else "")
                     ) from error
                 self.sleep(self.retry.pause(failures))
 
     def _judge(
         self, batch: protocol.Batch, settings: Params, size: int, health: protocol.Health
     ) -> np.ndarray:
-        """Which trajectories may be averaged. (E,)"""
+        """Decide which trajectories may be averaged. Shape (E,)."""
         visits.check_answers(batch, health, size, self.channels)
         x = batch.x
         self.channels = x.shape[2]
-        self._recognise(health.identity)
+        self._check_identity(health.identity)
         good = np.ones(size, bool)
         reasons = []
-        for kind, bad, detail in self._verdicts(batch, x, settings, health):
+        for kind, bad, detail in self._iterate_verdicts(batch, x, settings, health):
             lost = int((bad & good).sum())
             good &= ~bad
             if lost:
@@ -310,23 +297,20 @@ class InstrumentSubstrate:
         self.counts["good"] += int(good.sum())
         if self.archive is not None:
             self.archive.add(batch, settings, good, ", ".join(reasons), doubt)
-        self._watch_selection()
+        self._warn_about_selection()
         if stops:
             where = f" in {self.archive.folder}" if self.archive else ""
             raise Doubt(
                 f"{doubt} The batch is kept{where} and not averaged. Mend the instrument or its "
-                "model and go on with "
-                'the run (--resume), or use such batches too: on_doubt="continue" (--set on_doubt='
-                "continue)."
+                "model and go on with the run (--resume), or use such batches too: "
+                'on_doubt="continue" (--set on_doubt=continue).'
             )
         return good
 
     def _examine(
         self, batch: protocol.Batch, x: np.ndarray, settings: Params, good: np.ndarray
     ) -> str:
-        """What is wrong with the trajectories that may be averaged, taken together; empty
-        if nothing.
-        """
+        """Say what is wrong with the good trajectories taken together; "" if nothing."""
         if self.guard is None or not good.any():
             return ""
         if self.is_fresh:
@@ -335,28 +319,26 @@ class InstrumentSubstrate:
         if self.on_doubt is None:
             return ""
         recorded = {name: v[good] for name, v in (batch.context or {}).items()}
-        context = self._context(int(good.sum()), recorded)
+        context = self._join_context(int(good.sum()), recorded)
         cause = self.guard.examine(settings, Trajectories(np.asarray(batch.t), x[good], context))
         return f"The trajectories are not those of the calibrated model. {cause}" if cause else ""
 
     def _refuse_dead(self, x: np.ndarray) -> None:
-        """Refuse an instrument of which a channel measures nothing: it would be calibrated
-        as if it did.
-        """
+        """Refuse an instrument with a channel that measures nothing, before it is calibrated."""
         dead = find_dead(x)
         if dead:
             text = (
-                f"component{'s' * (len(dead) > 1)} {check.few(dead)} of the samples "
+                f"component{'s' * (len(dead) > 1)} {check.list_indices(dead)} of the samples "
                 f"measure{'s' * (len(dead) == 1)} nothing: constant, or noise without memory "
                 "about a constant"
             )
             self.report(Incident(DEAD, len(x), text))
             raise protocol.CommandRejected(f"{text}. Look at the channel, and begin again.")
 
-    def _verdicts(
+    def _iterate_verdicts(
         self, batch: protocol.Batch, x: np.ndarray, settings: Params, health: protocol.Health
     ) -> Iterator[tuple[str, np.ndarray, str]]:
-        """What may be wrong, which trajectories it is wrong with (E,), and what exactly."""
+        """Yield what may be wrong, the trajectories that it is wrong with (E,), and a detail."""
         size = len(x)
         if health.rebooted or not visits.are_same(settings, health.settings):
             yield "at other settings", np.ones(size, bool), ""
@@ -365,20 +347,20 @@ class InstrumentSubstrate:
         clipped = (np.abs(x) >= batch.full_scale * (1 - 1e-6)).any(axis=(1, 2))
         yield "invalid", invalid, ""
         yield CLIPPED, clipped, ""
-        whole = ~(invalid | clipped)
-        repeated = self.repeats(x) & whole
+        complete = ~(invalid | clipped)
+        repeated = self.repeats(x) & complete
         yield REPEATED, repeated, ""
-        fresh = np.flatnonzero(whole & ~repeated)
+        fresh = np.flatnonzero(complete & ~repeated)
         if self.guard is not None and fresh.size:
             recorded = {name: v[fresh] for name, v in (batch.context or {}).items()}
-            context = self._context(fresh.size, recorded)
+            context = self._join_context(fresh.size, recorded)
             verdict = self.guard(settings, Trajectories(np.asarray(batch.t), x[fresh], context))
             unlike = np.zeros(size, bool)
             unlike[fresh] = verdict.bad
             yield UNLIKE, unlike, verdict.reason
 
-    def _recognise(self, identity: str) -> None:
-        """Hold on to the instrument that was met first."""
+    def _check_identity(self, identity: str) -> None:
+        """Refuse another instrument than the first one."""
         if self.identity and identity and identity != self.identity:
             raise protocol.CommandRejected(
                 f"this is the instrument {identity!r}, and the run belongs to {self.identity!r}, "
@@ -386,14 +368,11 @@ class InstrumentSubstrate:
             )
         self.identity = self.identity or identity
 
-    def _watch_selection(self) -> None:
+    def _warn_about_selection(self) -> None:
         for kind, advice in ADVICE.items():
             seen = self.counts["good"] + self.counts[kind]
-            if (
-                kind not in self.warned
-                and seen >= 200
-                and self.counts[kind] > SELECTION_WARNING * seen
-            ):
+            is_selection = seen >= 200 and self.counts[kind] > SELECTION_WARNING * seen
+            if is_selection and kind not in self.warned:
                 self.warned.add(kind)
                 warnings.warn(
                     f"{self.counts[kind]:,} of {seen:,} trajectories were {kind}. {advice}",
@@ -401,10 +380,8 @@ class InstrumentSubstrate:
                     stacklevel=2,
                 )
 
-    def memory(self) -> dict[str, np.ndarray]:
-        """What has to outlive the process: the instrument's identity, its noise at
-        calibration, what came already.
-        """
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Arrays for a checkpoint: identity, noise at calibration, marks of trajectories received."""
         arrays = {IDENTITY: np.array(self.identity), REPEATS: self.repeats.marks()}
         if self.guard is not None and self.guard.noise is not None:
             arrays[NOISE] = self.guard.noise
@@ -412,8 +389,8 @@ class InstrumentSubstrate:
             arrays |= {name: value for name, value in known.items() if value is not None}
         return arrays
 
-    def remember(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on where `memory` left off; an entry that is not there is not known."""
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from the `arrays` of a checkpoint; an entry that is missing is not known."""
         self.identity = str(arrays.get(IDENTITY, ""))
         self.repeats = Repeats(arrays.get(REPEATS, ()))
         if self.guard is not None:
@@ -437,12 +414,12 @@ def instrument_substrate(
     report: Callable[[Incident], None] = lambda incident: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> InstrumentSubstrate:
-    """An instrument as a substrate, for `ppgt`.
+    """Make a substrate of an instrument, for `ppgt`.
 
     Args:
         connect: opens it; called again after every failure.
-        batch: trajectories an acquisition, all that a failure can cost.
-        retry: how often and after which pauses a failed acquisition is made again, and how long one
+        batch: trajectories per acquisition, the most that a failure can cost.
+        retry: how often and after which pauses a failed acquisition is repeated, and how long one
             may take.
         archive: where everything acquired is kept.
         context: E -> the context of E trajectories, such as the calibration of the day.
@@ -458,7 +435,6 @@ def instrument_substrate(
     ...     connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
     ...     substrate = instrument_substrate(connect)
     ...     substrate(None, settings, 20).x.shape
-
     """
     if batch < 1:
         raise ValueError(
