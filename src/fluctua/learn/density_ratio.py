@@ -72,7 +72,7 @@ def refuse_singular(law: PathLaw, theta: Params, old: Params, record: recorded.R
     """
     if isinstance(law.start, draws.Reparameterised):
         x0 = law.start.x0
-        step = jax.vmap(lambda c, _: x0(theta, c) - x0(old, c))(record.context, record.first)
+        step = jax.vmap(lambda c, _: x0(theta, c) - x0(old, c))(record.context, record.first_states)
         if bool(jnp.any(step != 0)):
             raise ValueError(
                 "the `Reparameterised` start differs between the two parameters: paths that "
@@ -116,10 +116,10 @@ def log_ratios(
 ) -> scores.Ratio:
     """ln p_θ − ln p_old of trajectories, for the parameters of every batch. Shape (E, B)."""
     process = diffusion.check_model(
-        law.process, rewards, theta, record.first, record.t, record.context
+        law.process, rewards, theta, record.first_states, record.t, record.context
     )
     law = law._replace(process=process)
-    sums = _start_ratio(law, theta, olds, record.first, record.context)
+    sums = _start_ratio(law, theta, olds, record.first_states, record.context)
     for n, times, x in record.iterate_blocks(recorded.BLOCK_BYTES):
         events = record.read_events(n, n + len(times.dt))
         block = recorded.StepBlock(n, times, x, record.context, events)

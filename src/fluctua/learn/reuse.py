@@ -164,11 +164,11 @@ def _weigh(
 
 
 def _refuse_other_grid(first: recorded.Recording, record: recorded.Recording) -> None:
-    size = first.first.shape[1]
-    if not np.array_equal(record.t, first.t) or record.first.shape[1] != size:
+    size = first.first_states.shape[1]
+    if not np.array_equal(record.t, first.t) or record.first_states.shape[1] != size:
         raise ValueError(
             f"all batches must share one time grid and state; got {len(first.t)} and "
-            f"{len(record.t)} times, {size} and {record.first.shape[1]} components."
+            f"{len(record.t)} times, {size} and {record.first_states.shape[1]} components."
         )
 
 
