@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from matplotlib.figure import Figure
+from rich.progress import track
 
 import fluctua as fl
-from fluctua.cli.progress import watch
 
 HORIZON, SIGMA = 8.0, 0.25
 CENTRES = jnp.linspace(0.0, HORIZON, 12)
@@ -46,7 +46,7 @@ def train(iterations: int, count: int):
         fl.Training(estimator, start, optax.adam(0.05), trajectories=count, bounds=(-2, 2)),
         iterations=iterations,
     )
-    return list(watch(records, iterations))
+    return list(track(records, "Training", total=iterations))
 
 
 def draw(records) -> Figure:

@@ -1,5 +1,5 @@
-"""Three resonators of which only the last is read, through noise: the ones that nobody sees are
-trained all the same.
+"""Three resonators of which only the last is read, through noise: the hidden ones are trained as
+well.
 
 Run it with `python examples/hidden_resonator.py`.
 """
@@ -11,7 +11,6 @@ import optax
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.tcmt import exact
 
 jax.config.update("jax_enable_x64", True)
 
@@ -38,7 +37,7 @@ objective = fl.Objective(running=power)
 estimator = fl.ppgt(fl.simulator(process, t=task.t), objective)
 
 estimate = estimator(jax.random.key(0), theta, 2000)
-_, of_network = exact.value_and_gradient(task, theta)  # linear, so known
+_, of_network = tcmt.exact.value_and_gradient(task, theta)  # linear, so known
 for name, value in of_network.items():
     for i, g in enumerate(value):
         measured, error = estimate.gradient[name][i], estimate.stderr[name][i]
@@ -51,5 +50,5 @@ training = fl.train(
     fl.Training(estimator, theta, optax.adam(0.1), trajectories=300, seed=1), iterations=30
 )
 trained = list(training)[-1].next_theta
-before, after = exact.value(task, theta), exact.value(task, trained)
+before, after = tcmt.exact.value(task, theta), tcmt.exact.value(task, trained)
 print(f"transmission of the chain: {before:.3f} before, {after:.3f} after 30 × 300 trajectories")

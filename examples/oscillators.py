@@ -20,11 +20,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
+from rich.progress import track
 
 import fluctua as fl
-from fluctua.cli.progress import watch
-from fluctua.plot.style import LOOK, WIDTH, save_png
 
+SMALL_TEXT = {"font.size": 8, "legend.frameon": False}
 SIDE = 4
 SITES = SIDE * SIDE
 LEFT, RIGHT = 0, SITES - 1
@@ -85,24 +85,14 @@ def train(iterations: int, count: int) -> list:
         objective,
         baseline=fl.baselines.binned(lambda theta, x, t, forward: forward * 1.0, bins=2),
     )
-    return list(
-        watch(
-            fl.train(
-                fl.Training(
-                    estimator,
-                    theta,
-                    optax.adam(0.03),
-                    trajectories=count,
-                    bounds=(
-                        {"coupling": 0.0, "detuning": -2.0},
-                        {"coupling": 1.2, "detuning": 2.0},
-                    ),
-                ),
-                iterations=iterations,
-            ),
-            iterations,
-        )
+    training = fl.Training(
+        estimator,
+        theta,
+        optax.adam(0.03),
+        trajectories=count,
+        bounds=({"coupling": 0.0, "detuning": -2.0}, {"coupling": 1.2, "detuning": 2.0}),
     )
+    return list(track(fl.train(training, iterations), "Training", total=iterations))
 
 
 def power(theta, count: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -157,8 +147,8 @@ def draw_network(axes, theta, title: str) -> None:
 
 
 def draw(records) -> Figure:
-    with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
+    with mpl.rc_context(SMALL_TEXT):
+        figure = Figure(figsize=(7.0, 4.8), layout="constrained")
         axes = figure.subplots(2, 2, height_ratios=[1.35, 1])
         first, last = records[0].theta, records[-1].next_theta
         draw_network(axes[0, 0], first, "before: the same both ways")
@@ -219,7 +209,7 @@ if __name__ == "__main__":
         f"Training {len(BONDS)} directed couplings and {SITES} detunings from their fluctuations."
     )
     history = train(options.iterations, options.count)
-    save_png(draw(history), options.out / "oscillators.png")
+    draw(history).savefig(options.out / "oscillators.png", dpi=130)
     _, forward, backward = power(history[-1].next_theta)
     print(
         f"J, forward − backward power, went from {history[0].estimate.value:+.3f} to "

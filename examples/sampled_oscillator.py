@@ -15,7 +15,6 @@ from scipy.linalg import expm
 
 import fluctua as fl
 from fluctua import insitu
-from fluctua.core.scores import local_linear
 
 jax.config.update("jax_enable_x64", True)
 TRUE, SET = {"stiffness": 4.0, "friction": 0.5}, {"stiffness": 3.0, "friction": 0.5}
@@ -53,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
     )
     insitu.files.save(path, head, measured(2000))
     with insitu.files.open(path) as recording:
-        fit = insitu.calibrate.fit_drift(recording, process, SET, transition=local_linear)
+        fit = insitu.calibrate.fit_drift(recording, process, SET, transition=fl.scores.local_linear)
         for name, value in fit.theta.items():
             print(f"{name}: set {SET[name]}, measured {value:.4f} ± {fit.stderr[name]:.4f}")
         score = fl.scores.local_linear_score

@@ -17,13 +17,12 @@ import numpy as np
 import optax
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from rich.progress import track
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.cli.progress import watch
-from fluctua.plot.style import LOOK, WIDTH, letter, save_png
-from fluctua.tcmt import exact
 
+SMALL_TEXT: Any = {"font.size": 7, "legend.frameon": False}
 SETTING: Any = {"horizon": 10.0, "dt": 1e-2}
 NETWORK = tcmt.rectangular(3, 3, gamma=0.08, sigma_w=2.0)
 BARE, GUARDED = (
@@ -56,18 +55,18 @@ def train(task: tcmt.Task, iterations: int, count: int) -> Course:
     rows = [
         (
             float(r.estimate.value),
-            exact.value(BARE, r.theta),
-            exact.value(quiet, r.theta),
+            tcmt.exact.value(BARE, r.theta),
+            tcmt.exact.value(quiet, r.theta),
             r.theta["gamma_e"],
         )
-        for r in watch(records, iterations)
+        for r in track(records, "Training", total=iterations)
     ]
     return Course(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def draw(bare: Course, guarded: Course) -> Figure:
-    with rc_context(LOOK):
-        figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
+    with rc_context(SMALL_TEXT):
+        figure = Figure(figsize=(7.0, 2.4), layout="constrained")
         a, b, c = figure.subplots(1, 3)
         for axes, course, title in ((a, bare, "bare return"), (b, guarded, "dark run subtracted")):
             iteration = 1 + np.arange(len(course.measured))
@@ -102,7 +101,7 @@ def draw(bare: Course, guarded: Course) -> Figure:
         )
         c.legend(loc="upper left", ncols=2, columnspacing=0.8, handlelength=1.0, handletextpad=0.4)
         for axes, name in zip((a, b, c), "abc", strict=True):
-            letter(axes, name)
+            axes.set_title(name, loc="left", fontweight="bold")
         return figure
 
 
@@ -119,7 +118,7 @@ if __name__ == "__main__":
     for name, task in (("the bare return", BARE), ("the guarded return", GUARDED)):
         print(f"Training {name}.")
         courses.append(train(task, options.iterations, options.count))
-    save_png(draw(*courses), options.out / "wireheading.png")
+    draw(*courses).savefig(options.out / "wireheading.png", dpi=130)
     for name, course in zip(("bare", "guarded"), courses, strict=True):
         print(
             f"{name:<8} power at the output {course.measured[0]:.3f} -> {course.measured[-1]:.3f}, "

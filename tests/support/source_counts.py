@@ -6,7 +6,7 @@ slash.
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -46,11 +46,6 @@ def parameters(function):
 
 def is_private(function):
     return function.name.startswith("_") and not function.name.startswith("__")
-
-
-def per_room(places):
-    """How many of the places are in each room."""
-    return Counter(place.split("/")[0].split(":")[0] for place in places)
 
 
 # --------------------------------------------------------------------------------- records

@@ -2,6 +2,7 @@
 answers.
 """
 
+from fluctua.tcmt import exact
 from fluctua.tcmt.coupled_modes import Drive, Modulation, condition, process
 from fluctua.tcmt.experiment import outputs
 from fluctua.tcmt.kernel.twin import KernelTwin
@@ -30,6 +31,7 @@ __all__ = [
     "chain",
     "condition",
     "custom",
+    "exact",
     "from_edges",
     "honeycomb",
     "initial_parameters",
