@@ -132,26 +132,21 @@ def test_the_mean_agrees_with_the_time_only_baseline_within_errors():
         assert np.abs(z).max() < 4.5
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_it_does_not_do_is_refused():
+    for options, message in [
         ({"baseline": Binned(), "count": 1}, "at least 2"),
         ({"baseline": Binned(), "antithetic": True}, "twin"),
         ({"baseline": Binned(), "rates": True}, "Rates"),
-    ],
-)
-def test_what_it_does_not_do_is_refused(options, message):
-    count = options.pop("count", 4)
-    with pytest.raises(ValueError, match=message):
-        kernel.run(rectangle(), 0, count, **options)
+    ]:
+        count = options.pop("count", 4)
+        with pytest.raises(ValueError, match=message):
+            kernel.run(rectangle(), 0, count, **options)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"), [((0,), "bins=0"), ((257,), "bins=257"), ((20, 0), "every=0")]
-)
-def test_a_wrong_record_is_not_made(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Binned(*wrong)
+def test_a_wrong_record_is_not_made():
+    for wrong, message in [((0,), "bins=0"), ((257,), "bins=257"), ((20, 0), "every=0")]:
+        with pytest.raises(ValueError, match=message):
+            Binned(*wrong)
 
 
 def test_a_large_ensemble_is_settled_in_groups():

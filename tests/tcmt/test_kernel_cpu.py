@@ -142,9 +142,8 @@ def test_overflow_names_the_first_trajectory_and_its_step():
         kernel.run(spec, 0, 40, first_trajectory=7)
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
+def test_bad_input_is_refused_with_a_reason():
+    for change, options, message in [
         ({"omega": np.zeros(11)}, {}, "`omega`.*12.*11"),
         ({"noise": np.zeros(12)}, {}, "site 0 has no noise"),
         ({"steps": 0}, {}, "`steps`"),
@@ -158,11 +157,9 @@ def test_overflow_names_the_first_trajectory_and_its_step():
         ({}, {"dtype": "float16"}, "float16"),
         ({}, {"backend": "tpu"}, "tpu"),
         ({}, {"engine": "avx1024"}, "avx1024"),
-    ],
-)
-def test_bad_input_is_refused_with_a_reason(change, options, message):
-    with pytest.raises(ValueError, match=message):
-        kernel.run(rectangle().replace(**change), 0, 3, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kernel.run(rectangle().replace(**change), 0, 3, **options)
 
 
 LONG_RUN = """

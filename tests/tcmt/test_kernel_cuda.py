@@ -214,16 +214,16 @@ def test_a_cluster_of_blocks_takes_the_steps_of_one(device, case, dtype, monkeyp
             assert deviation(getattr(gpu.samples, name), expected) < tolerance, name
 
 
-@pytest.mark.parametrize(("item", "most", "block"), [(4, 16, 1280), (4, 8, 1280), (8, 16, 512)])
-def test_a_block_has_no_more_sites_than_registers_hold(item, most, block):
-    for sites in (1, 1024, 1025, 1281, 2304, 4096, 6400, 8000, most * block):
-        cluster, per = cuda.spread(sites, item, most)
-        assert cluster <= most
-        assert sites <= cluster * per * 1024
-        assert cluster == 1 or sites <= cluster * block
-        assert sites > 1024 or (cluster, per) == (1, 1)
-    assert cuda.spread(10_000, item, 1) == (1, 10)  # a GPU without clusters
-    assert cuda.spread(40_000, item, most)[0] == most
+def test_a_block_has_no_more_sites_than_registers_hold():
+    for item, most, block in [(4, 16, 1280), (4, 8, 1280), (8, 16, 512)]:
+        for sites in (1, 1024, 1025, 1281, 2304, 4096, 6400, 8000, most * block):
+            cluster, per = cuda.spread(sites, item, most)
+            assert cluster <= most
+            assert sites <= cluster * per * 1024
+            assert cluster == 1 or sites <= cluster * block
+            assert sites > 1024 or (cluster, per) == (1, 1)
+        assert cuda.spread(10_000, item, 1) == (1, 10)  # a GPU without clusters
+        assert cuda.spread(40_000, item, most)[0] == most
 
 
 def test_a_gpu_without_room_for_the_cluster_takes_a_smaller_one(device, monkeypatch):

@@ -156,9 +156,8 @@ def test_overflow_names_its_step():
         kernel.run(spec.replace(damping=spec.damping - 60.0), 0, 40, first_trajectory=7)
 
 
-@pytest.mark.parametrize(
-    ("refused", "message"),
-    [
+def test_what_has_no_heun_says_so():
+    for refused, message in [
         (lambda: kernel.run(heun(), 0, 4, baseline=Binned(2)), "binned.*heun"),
         (lambda: run_twin(heun(), 0, 4, backend="cuda"), "twin.*heun"),
         (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`integrator` differs"),
@@ -170,8 +169,6 @@ def test_overflow_names_its_step():
         ),
         (lambda: rectangle().replace(integrator="rk4"), "rk4.*jax"),
         (lambda: heun(lab=True).replace(steps=41), r"\(42, 1\)"),
-    ],
-)
-def test_what_has_no_heun_says_so(refused, message):
-    with pytest.raises(ValueError, match=message):
-        refused()
+    ]:
+        with pytest.raises(ValueError, match=message):
+            refused()

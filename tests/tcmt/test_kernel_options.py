@@ -21,30 +21,27 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG)
-def test_wrong_options_are_refused_when_they_are_made(options, message):
-    with pytest.raises(ValueError, match=message):
-        KernelOptions(**options)
-    task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
-    with pytest.raises(ValueError, match=message):
-        task.estimator("cpu", **options)
+def test_wrong_options_are_refused_when_they_are_made():
+    for options, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            KernelOptions(**options)
+        task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
+        with pytest.raises(ValueError, match=message):
+            task.estimator("cpu", **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
+def test_an_estimator_refuses_at_construction():
+    for options, error, message in [
         ({"thread": 2}, TypeError, "no option thread; it has dtype, threads"),
         ({"noise": False}, TypeError, "no option noise"),
         ({"antithetic": "yes"}, TypeError, "`antithetic`.*'yes'"),
         ({"baseline": np.zeros(10)}, ValueError, r"\(11,\); got \(10,\)"),
         ({"baseline": np.full(11, np.nan)}, ValueError, "not finite"),
         ({"baseline": "twin", "record_every": 5}, ValueError, "`record_every`"),
-    ],
-)
-def test_an_estimator_refuses_at_construction(options, error, message):
-    task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
-    with pytest.raises(error, match=message):
-        task.estimator("cpu", **options)
+    ]:
+        task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
+        with pytest.raises(error, match=message):
+            task.estimator("cpu", **options)
 
 
 def test_a_twin_is_refused_at_construction():
@@ -57,19 +54,16 @@ def test_a_twin_is_refused_at_construction():
         task.estimator("cpu", baseline=tcmt.KernelTwin(rank=4))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_more_than_the_memory_is_refused_with_both_numbers():
+    for call in [
         lambda spec: run(spec, 0, 10**9, samples=True),
         lambda spec: run(spec, 0, 10**9, record_every=1, scores=False),
         lambda spec: run_twin(spec, 0, 10**9, samples=True),
-    ],
-)
-def test_more_than_the_memory_is_refused_with_both_numbers(call):
-    with pytest.raises(
-        ValueError, match=rf"1,000,000,000 trajectories.*has {memory() / 2**30:,.0f} GiB"
-    ):
-        call(rectangle())
+    ]:
+        with pytest.raises(
+            ValueError, match=rf"1,000,000,000 trajectories.*has {memory() / 2**30:,.0f} GiB"
+        ):
+            call(rectangle())
 
 
 def test_a_table_that_is_not_finite_is_refused():

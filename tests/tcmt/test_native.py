@@ -80,9 +80,8 @@ def refuse_other_outputs(name):
             sweep(**{name: array})
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_numbers_out_of_range_are_refused():
+    for values, message in [
         ({"sites": 7}, "`omega`|`lower_start`"),
         ({"sites": 0}, "`sites` must be 1"),
         ({"steps": 2**31}, "`steps`"),
@@ -96,16 +95,13 @@ def refuse_other_outputs(name):
             "`lower_start`|`bar`|`modulation`|memory",
         ),
         ({"dt": "fast"}, "`dt`"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(changed(**values))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            sweep(changed(**values))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
+def test_indices_that_lead_out_of_an_array_are_refused():
+    for name, value, message in [
         ("port_site", np.array([6, 0], np.int32), "`port_site` must hold indices below 6; got 6"),
         ("drive_site", np.array([-1], np.int32), "`drive_site`.*got -1"),
         ("upper_site", np.full(7, 99, np.int32), "`upper_site`.*got 99"),
@@ -114,16 +110,13 @@ def test_numbers_out_of_range_are_refused(values, message):
             np.array([0, 9, 0, 0, 0, 0, 7], np.int32),
             "`lower_start` must ascend from 0 to 7",
         ),
-    ],
-)
-def test_indices_that_lead_out_of_an_array_are_refused(name, value, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(changed(**{name: value}))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            sweep(changed(**{name: value}))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_passes_out_of_range_are_refused():
+    for values, message in [
         ({"count": 0}, "`count`"),
         ({"count": 6}, "`returns` must have 6 elements; got 5"),
         ({"count": 2**62}, "`count`"),
@@ -131,11 +124,9 @@ def test_indices_that_lead_out_of_an_array_are_refused(name, value, message):
         ({"threads": 0}, "`threads`"),
         ({"record_every": -1}, "`record_every`"),
         ({"record_every": 1}, "`record`"),
-    ],
-)
-def test_passes_out_of_range_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(once=dataclasses.replace(ONCE, **values))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            sweep(once=dataclasses.replace(ONCE, **values))
 
 
 def test_the_second_pass_is_measured_too():
@@ -157,9 +148,8 @@ def test_the_second_pass_is_measured_too():
             )
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
+def test_a_twin_is_measured_too():
+    for tables, message in [
         (TwinTables(0, True, 0, None, None), "`segment`"),
         (TwinTables(4, False, 7, None, None), "`rank`"),
         (
@@ -175,26 +165,25 @@ def test_the_second_pass_is_measured_too():
             "`curvature`",
         ),
         (TwinTables(4, True, 2, None, None), "every step"),
-    ],
-)
-def test_a_twin_is_measured_too(tables, message):
-    def twin(model=PLAN, tables=LINEAR, **outputs):
-        out = dataclasses.replace(TwinSums.empty(ENSEMBLE), **outputs)
-        _native.twin(PLAN, ONCE, model, tables, out, False)
+    ]:
 
-    with pytest.raises(ValueError, match=message):
-        twin(tables=tables)
-    with pytest.raises(ValueError, match="graph, drives, ports and steps"):
-        twin(model=make_plan(ENSEMBLE.replace(spec=rectangle(2, 4, steps=8))))
-    for name in ("gained", "prefix_sum", "direct", "correction", "moments"):
-        with pytest.raises(ValueError, match=f"`{name}`"):
-            twin(**{name: np.zeros(1, np.float32)})
+        def twin(model=PLAN, tables=LINEAR, **outputs):
+            out = dataclasses.replace(TwinSums.empty(ENSEMBLE), **outputs)
+            _native.twin(PLAN, ONCE, model, tables, out, False)
+
+        with pytest.raises(ValueError, match=message):
+            twin(tables=tables)
+        with pytest.raises(ValueError, match="graph, drives, ports and steps"):
+            twin(model=make_plan(ENSEMBLE.replace(spec=rectangle(2, 4, steps=8))))
+        for name in ("gained", "prefix_sum", "direct", "correction", "moments"):
+            with pytest.raises(ValueError, match=f"`{name}`"):
+                twin(**{name: np.zeros(1, np.float32)})
 
 
-@pytest.mark.parametrize("sizes", [(2**33, 1, 1), (1, 2**34, 1), (2**31, 2**31, 2**31), (0, 1, 1)])
-def test_normals_of_absurd_sizes_are_refused(sizes):
-    with pytest.raises(ValueError, match=r"32 bits|memory|at least 1"):
-        _native.normals(0, *sizes)
+def test_normals_of_absurd_sizes_are_refused():
+    for sizes in [(2**33, 1, 1), (1, 2**34, 1), (2**31, 2**31, 2**31), (0, 1, 1)]:
+        with pytest.raises(ValueError, match=r"32 bits|memory|at least 1"):
+            _native.normals(0, *sizes)
 
 
 def test_blocks_of_the_device_are_filled_by_name():

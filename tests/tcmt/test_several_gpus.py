@@ -121,21 +121,20 @@ def test_a_large_binned_ensemble_fits_a_real_gpu(device):
     assert (np.abs(on_gpu.gradient.kappa - on_cpu.gradient.kappa) < on_cpu.stderr.kappa).all()
 
 
-@pytest.mark.parametrize(
-    ("count", "most"),
-    in_turn([2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1], [100, 50_000, 10**6]),
-)
-def test_pieces_are_even_fit_the_memory_and_are_alike(count, most):
-    piece = gpus.choose_piece(count, most)
-    assert piece % 2 == 0
-    assert piece <= max(2, most)
-    if count <= gpus.PIECE or most <= gpus.PIECE:
-        assert piece == max(2, min(count, most) // 2 * 2)  # as memory alone has it
-    else:
-        pieces = -(-count // piece)
-        assert pieces == max(-(-count // gpus.PIECE), -(-count // most))
-        assert piece <= gpus.PIECE
-        assert count - (pieces - 1) * piece > piece - 2 * pieces
+def test_pieces_are_even_fit_the_memory_and_are_alike():
+    for count, most in in_turn(
+        [2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1], [100, 50_000, 10**6]
+    ):
+        piece = gpus.choose_piece(count, most)
+        assert piece % 2 == 0
+        assert piece <= max(2, most)
+        if count <= gpus.PIECE or most <= gpus.PIECE:
+            assert piece == max(2, min(count, most) // 2 * 2)  # as memory alone has it
+        else:
+            pieces = -(-count // piece)
+            assert pieces == max(-(-count // gpus.PIECE), -(-count // most))
+            assert piece <= gpus.PIECE
+            assert count - (pieces - 1) * piece > piece - 2 * pieces
 
 
 def test_every_gpu_is_used_the_current_one_first(device, monkeypatch):

@@ -277,9 +277,8 @@ def test_estimate_of_a_network_for_people():
     assert "s on the cpu backend, time baseline" in done.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_estimate_of_a_network_says_what_is_wrong():
+    for arguments, message in [
         (["--set", "lattice.rows=0"], "lattice.rows"),
         (["--score", "euler"], "--score: for recordings"),
         (["--baseline", "median"], "no baseline 'median'"),
@@ -287,12 +286,10 @@ def test_estimate_of_a_network_for_people():
         (["--trajectories", "1"], "at least 2; got 1"),
         (["--set", "task.sigma_w=0"], "task.sigma_w"),
         (["--params", "nowhere.npz"], "cannot be read"),
-    ],
-)
-def test_estimate_of_a_network_says_what_is_wrong(arguments, message):
-    done = invoke(*arguments)
-    assert done.exit_code == 2
-    assert message in done.output
+    ]:
+        done = invoke(*arguments)
+        assert done.exit_code == 2
+        assert message in done.output
 
 
 def test_estimate_of_a_network_refuses_parameters_of_another_lattice(tmp_path):

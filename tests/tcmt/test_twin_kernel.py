@@ -387,9 +387,8 @@ def test_overflow_of_the_network_and_of_the_twin_are_told_apart():
         run_twin(modulated, 0, 4, twin=gain, table=table)
 
 
-@pytest.mark.parametrize(
-    ("network", "options", "message"),
-    [
+def test_bad_input_is_refused_with_a_reason():
+    for network, options, message in [
         ({}, {"twin": rectangle(steps=32)}, "its `steps` differs"),
         ({}, {"twin": rectangle(3, 5)}, "its `bonds` differs"),
         ({}, {"rank": -1}, "`rank`"),
@@ -401,11 +400,9 @@ def test_overflow_of_the_network_and_of_the_twin_are_told_apart():
         ({}, {"dtype": "float16"}, "float16"),
         ({}, {"backend": "tpu"}, "tpu"),
         ({}, {"engine": "avx1024"}, "avx1024"),
-    ],
-)
-def test_bad_input_is_refused_with_a_reason(network, options, message):
-    with pytest.raises(ValueError, match=message):
-        run_twin(rectangle(**network), 0, 3, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run_twin(rectangle(**network), 0, 3, **options)
 
 
 def test_estimators_refuse_what_has_no_twin():
