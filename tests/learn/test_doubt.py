@@ -12,7 +12,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.likelihood.guard import DoubtError
-from fluctua.learn.belief import CHANCE, beyond
+from fluctua.learn.belief import CHANCE, exceeds_chance
 from fluctua.learn.calibration_options import CORRECTIONS
 
 DT, STEPS, SIGMA = 0.02, 100, 0.3
@@ -180,9 +180,9 @@ def test_sums_of_the_tests_are_part_of_the_state():
 def test_the_alarm_of_the_score_is_as_likely_for_few_unknowns_as_for_many():
     rng = np.random.default_rng(0)
     for degrees in (1, 4, 300):
-        assert not any(beyond(chi2, degrees) for chi2 in rng.chisquare(degrees, 2000))
+        assert not any(exceeds_chance(chi2, degrees) for chi2 in rng.chisquare(degrees, 2000))
         # 6 standard deviations of few degrees are no measure: their law has a tail
-        assert beyond(degrees + 6.5 * np.sqrt(2 * degrees) + 10, degrees)
+        assert exceeds_chance(degrees + 6.5 * np.sqrt(2 * degrees) + 10, degrees)
     assert CHANCE <= 1e-3 / 20
 
 

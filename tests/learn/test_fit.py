@@ -149,7 +149,7 @@ def test_trajectories_are_kept_until_a_gaussian_describes_them(monkeypatch):
     # ln k to σ has a bend of 1.5σ, and 2,000 trajectories find it to 0.005
     many = calibrate("drift", measure("drift", 1.0, 0, 1, 2000))
     assert "kept_0_0" not in many.state
-    monkeypatch.setattr(kept, "MOST_KEPT", 6 * len(TIMES))  # of one batch, and not of two
+    monkeypatch.setattr(kept, "MAX_KEPT", 6 * len(TIMES))  # of one batch, and not of two
     assert "kept_0_0" in calibrate("drift", measure("drift", 1.0, 0, 1, 4)).state
     assert "kept_0_0" not in calibrate("drift", measure("drift", 1.0, 0, 2, 4)).state
 

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.learn.optimisers import by_name, rms_ascent, scaled
+from fluctua.learn.optimisers import make_optimiser, rms_ascent, scale_by_family
 
 ALPHA, RHO, BETA, EPS = 0.05, 10.0, 0.9, 1e-8
 
@@ -85,7 +85,7 @@ def test_wrong_numbers(wrong):
 
 
 def test_steps_fade_with_the_iterations():
-    rule = by_name("sgd", 1.0, {}, decay=3.0)
+    rule = make_optimiser("sgd", 1.0, {}, decay=3.0)
     state, sizes = rule.init({"a": jnp.zeros(1)}), []
     for _ in range(10):
         step, state = rule.update({"a": jnp.ones(1)}, state)
@@ -96,7 +96,7 @@ def test_steps_fade_with_the_iterations():
 def test_any_rule_of_optax_by_name():
     theta, gradient = {"a": jnp.ones(2)}, {"a": jnp.array([1.0, -2.0])}
     for name, options in (("adam", {"b1": 0.5}), ("sgd", {"momentum": 0.9}), ("lion", {})):
-        ours, theirs = by_name(name, 0.1, options), getattr(optax, name)(0.1, **options)
+        ours, theirs = make_optimiser(name, 0.1, options), getattr(optax, name)(0.1, **options)
         a, _ = ours.update(gradient, ours.init(theta), theta, second_moment=gradient, value=1.0)
         b, _ = theirs.update(gradient, theirs.init(theta), theta)
         np.testing.assert_array_equal(a["a"], b["a"])
@@ -104,16 +104,16 @@ def test_any_rule_of_optax_by_name():
 
 def test_names_and_options_that_do_not_exist():
     with pytest.raises(ValueError, match=r'got \'adm\'. Did you mean "adam"\?'):
-        by_name("adm", 0.1, {})
+        make_optimiser("adm", 0.1, {})
     with pytest.raises(ValueError, match="such as"):
-        by_name("apply_updates", 0.1, {})  # exists in optax, and is no optimiser
+        make_optimiser("apply_updates", 0.1, {})  # exists in optax, and is no optimiser
     with pytest.raises(ValueError, match=r'no option \'rhoo\'.*Did you mean "rho"'):
-        by_name("paper", 0.1, {"rhoo": 2.0})
+        make_optimiser("paper", 0.1, {"rhoo": 2.0})
 
 
 def test_families_have_their_own_scale():
-    rule = by_name("sgd", 1.0, {}, {"a": 0.5, "b": 1.0})
+    rule = make_optimiser("sgd", 1.0, {}, {"a": 0.5, "b": 1.0})
     theta = {"a": jnp.ones(1), "b": jnp.ones(1)}
     updates, _ = rule.update(theta, rule.init(theta), theta)
     assert (updates["a"], updates["b"]) == (-0.5, -1.0)
-    assert scaled({"a": 2.0}).update(theta, optax.EmptyState())[0]["b"] == 1
+    assert scale_by_family({"a": 2.0}).update(theta, optax.EmptyState())[0]["b"] == 1

@@ -8,12 +8,12 @@ from scipy import stats
 
 from fluctua.learn.optimisers import (
     BUDGETS,
-    escalation,
+    find_escalation,
+    find_onset,
+    find_rising_root,
+    fit_trend,
     is_rising,
-    onset,
-    rising_root,
     student_quantile,
-    trend,
 )
 
 W = 20
@@ -45,12 +45,12 @@ def test_budgets_are_the_papers():
 def test_trend_equals_linear_regression():
     y = 0.3 * np.arange(50) + noise(50, 2.0)
     expected = stats.linregress(np.arange(50), y)
-    np.testing.assert_allclose(trend(y), [expected.slope, expected.stderr], rtol=1e-10)
+    np.testing.assert_allclose(fit_trend(y), [expected.slope, expected.stderr], rtol=1e-10)
 
 
 def test_trend_needs_three_values():
     with pytest.raises(ValueError, match="at least 3"):
-        trend([1.0, 2.0])
+        fit_trend([1.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,16 @@ def test_flat_falling_and_noisy_flat():
     ],
 )
 def test_rising_root(coefficients, root):
-    assert rising_root(*map(float, coefficients)) == (None if root is None else pytest.approx(root))
+    assert find_rising_root(*map(float, coefficients)) == (
+        None if root is None else pytest.approx(root)
+    )
 
 
 def test_onset_is_where_the_rise_ends():
     """The plateau began 3W/2 ago: behind the fit window, so the parabola is extrapolated."""
     rise = 15 * W - 3 * W // 2
-    assert onset(rise_then_flat(rise, 3 * W // 2), W) == pytest.approx(rise, abs=1)
-    assert onset(rise_then_flat(rise, 3 * W // 2, 1e-3), W) == pytest.approx(rise, abs=4)
+    assert find_onset(rise_then_flat(rise, 3 * W // 2), W) == pytest.approx(rise, abs=1)
+    assert find_onset(rise_then_flat(rise, 3 * W // 2, 1e-3), W) == pytest.approx(rise, abs=4)
 
 
 def test_onset_inside_the_fit_window():
@@ -110,57 +112,57 @@ def test_onset_inside_the_fit_window():
     begin, end = W, 11 * W
     hump = 1 - ((x - (begin + end) / 2) / (5 * W)) ** 2
     values = np.where(x < end, hump, 0.36)
-    assert onset(values, W) == pytest.approx(
+    assert find_onset(values, W) == pytest.approx(
         (begin + end) / 2 - 0.8 * 5 * W, abs=1
     )  # 1 − 0.8² = 0.36
 
 
 def test_no_onset():
-    assert onset(FLAT[: 12 * W - 1], W) is None  # too short for the fit
+    assert find_onset(FLAT[: 12 * W - 1], W) is None  # too short for the fit
     never = np.concatenate([np.zeros(13 * W), np.full(2 * W, 5.0)])
     assert (
-        onset(never + noise(15 * W, 1e-3), W) is None
+        find_onset(never + noise(15 * W, 1e-3), W) is None
     )  # a flat parabola does not get there in time
     late = np.concatenate([RISING[: 13 * W], np.full(2 * W, 1.5)])
-    assert onset(late, W) is None  # the rise would get there only after l − W
+    assert find_onset(late, W) is None  # the rise would get there only after l − W
 
 
 # ------------------------------------------------------------------------------------- put together
 
 
 def test_rising_goes_on():
-    assert escalation(RISING + noise(len(RISING), 1e-3), 0, window=W) is None
+    assert find_escalation(RISING + noise(len(RISING), 1e-3), 0, window=W) is None
 
 
 def test_a_young_tier_is_not_judged():
-    assert escalation(FLAT, len(FLAT) - W + 1, window=W) is None
-    assert escalation(FLAT, len(FLAT) - W, window=W) is not None
+    assert find_escalation(FLAT, len(FLAT) - W + 1, window=W) is None
+    assert find_escalation(FLAT, len(FLAT) - W, window=W) is not None
 
 
 def test_too_short_for_the_fit_goes_on_in_place():
-    assert escalation(FLAT[: 12 * W - 1], 0, window=W) == 12 * W - 1
+    assert find_escalation(FLAT[: 12 * W - 1], 0, window=W) == 12 * W - 1
 
 
 def test_plateau_is_rewound_to_its_onset():
     rise = 15 * W - 3 * W // 2
-    assert escalation(rise_then_flat(rise, 3 * W // 2, 1e-3), 0, window=W) == pytest.approx(
+    assert find_escalation(rise_then_flat(rise, 3 * W // 2, 1e-3), 0, window=W) == pytest.approx(
         rise, abs=4
     )
 
 
 def test_without_an_admissible_onset_it_is_l_minus_w():
     never = np.concatenate([np.zeros(13 * W), np.full(2 * W, 5.0)]) + noise(15 * W, 1e-3)
-    assert escalation(never, 0, window=W) == 14 * W
+    assert find_escalation(never, 0, window=W) == 14 * W
 
 
 def test_an_onset_near_the_tiers_start_runs_the_tier_again():
     rise = 15 * W - 3 * W // 2
     values = rise_then_flat(rise, 3 * W // 2)
-    assert escalation(values, rise - W + 2, window=W) == rise - W + 2  # within W of the start
-    assert escalation(values, rise - W - 2, window=W) == pytest.approx(rise, abs=1)  # just not
+    assert find_escalation(values, rise - W + 2, window=W) == rise - W + 2  # within W of the start
+    assert find_escalation(values, rise - W - 2, window=W) == pytest.approx(rise, abs=1)  # just not
 
 
 def test_noisy_flat_from_the_start():
     values = 0.5 + noise(15 * W)
-    back_to = escalation(values, 0, window=W)
+    back_to = find_escalation(values, 0, window=W)
     assert back_to is None or 0 <= back_to <= 14 * W

@@ -11,7 +11,7 @@ import pytest
 import fluctua as fl
 from fluctua.core.estimation.method import sum_parts
 from fluctua.core.twin.correction import TwinSamples
-from fluctua.learn.shrunk_correction import measure_own_certificate, weigh
+from fluctua.learn.shrunk_correction import combine_parts, measure_own_certificate
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
 
 THE = problem(ornstein_uhlenbeck, "fixed")
@@ -80,7 +80,7 @@ def test_weights_do_not_look_at_what_they_weight(count):
         sums = {}
         for _ in range(2):  # the second call has a past
             c = rng.exponential(size=(count, 1)) - 0.8
-            made = weigh(theta, sums, np.zeros_like(c), c, 50.0)
+            made = combine_parts(theta, sums, np.zeros_like(c), c, 50.0)
             sums = made.sums
         off.append(made.gradient[0] - np.mean(made.worth) * 0.2)
         worth = max(0.0, 1 - sums["square"][0] / sums["correction"][0] ** 2)
@@ -117,7 +117,7 @@ def test_the_error_is_nearly_the_least_and_the_bar_covers(size, rho, ratio):
         sums, taken = {}, []
         for call in range(4 * memory):
             c = problem.rows(rng, count)
-            made = weigh(theta, sums, np.zeros_like(c), c, memory)
+            made = combine_parts(theta, sums, np.zeros_like(c), c, memory)
             sums = made.sums
             taken += [made.gradient] * (call >= 2 * memory)
         squares.append(np.mean((np.mean(taken, axis=0) - problem.mean) ** 2) / variance)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from figures import assert_legible, texts
 from fluctua import tcmt
 from fluctua.cli.app import app
-from fluctua.learn.repetitions import into_batches, jackknife, power_law
+from fluctua.learn.repetitions import average_in_batches, jackknife, power_law
 from fluctua.paper import fig2, panels, properties, training
 from fluctua.runs import noise
 from fluctua.runs.reading import read_run
@@ -47,9 +47,9 @@ def test_noise_that_points_share_does_not_enter_an_exponent():
 
 
 def test_batches_leave_out_a_remainder():
-    assert into_batches(np.arange(7.0), 3).tolist() == [0.5, 2.5, 4.5]
+    assert average_in_batches(np.arange(7.0), 3).tolist() == [0.5, 2.5, 4.5]
     with pytest.raises(ValueError, match="got 2"):
-        into_batches(np.ones(2), 3)
+        average_in_batches(np.ones(2), 3)
 
 
 def test_tables_read_back_exactly(tmp_path):

@@ -236,7 +236,7 @@ def test_a_rate_that_turns_bad_on_the_way_is_not_averaged(key, death):
 @pytest.mark.parametrize("backend", ["jax", "cpu"])
 def test_a_process_that_explodes_ends(key, monkeypatch, backend):
     """Pairs give birth: from ten on, infinitely many within a time of about 0.1."""
-    monkeypatch.setattr(jumps, "MOST_EVENTS", 500)
+    monkeypatch.setattr(jumps, "MAX_EVENTS", 500)
     process = fl.Jumps(lambda theta, x: theta * x * (x - 1), [[1.0]])
     run = fl.simulator(process, jnp.array([10.0]), jnp.linspace(0, 1, 3), backend=backend)
     with pytest.raises(FloatingPointError, match="time index 0, from x = .10.0.*explodes"):

@@ -376,7 +376,7 @@ def test_bad_records_are_named(key):
     with pytest.raises(ValueError, match=r"longer than two windows|too short"):
         stationary(OU, SQUARE, THETA, short)
     with pytest.raises(
-        ValueError, match=r"too short: 1 × 10 .* autocorrelation time of .* 10 make an error bar"
+        ValueError, match=r"too short: 1 × 10 .* autocorrelation time of .* an error bar needs 10"
     ):
         stationary(OU, SQUARE, THETA, record(key, 200), window=0.5)
     with pytest.raises(ValueError, match=r"`window`.*soon"):

@@ -1,7 +1,7 @@
-"""From a graph to straight-line C that compilers for CPUs and GPUs take alike.
+"""Text of a kernel: a graph as straight-line C that compilers for CPUs and GPUs accept.
 
-The text knows the types F (a number), V (a number of each trajectory) and B (true or false for
-each), the functions m_sin, m_exp, … of V, `sel` and `bc`; a prelude defines them.
+The text uses the types F (a number), V (a number per trajectory) and B (true or false per
+trajectory), the functions m_sin, m_exp, … of V, `sel` and `bc`; a prelude defines them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.compiled.events import Inner
+from fluctua.compiled.events import EventProgram
 from fluctua.compiled.graph import LEAVES, TIME, Graph
 from fluctua.compiled.trace import Program
 from fluctua.processes import jumps
@@ -33,42 +33,42 @@ INFIX = {
 }
 
 INPUTS = "const F *u, const F *w, const V *c, const V *x, const V *z"
-"""Arguments of every generated function: shared numbers, those of the step, context, state,
-normals.
-"""
+"""Arguments of every generated function: shared numbers, numbers of the step, context, state and
+normals."""
 
 STEP = "const U *stream, unsigned n"
 """Arguments of a step that only events use."""
 
 NATIVE = Path(__file__).parent / "native"
 
-
 COMMON = ("inline.hpp", "polynomials.hpp", "philox.hpp")
 """Headers of native/common that kernels on the CPU and on GPUs begin with."""
 
 
-def native(*names: str) -> str:
-    """The texts of parts that are written by hand, one after the other.
+def read_native(*names: str) -> str:
+    """Return the texts of files of native/, one after the other, without includes.
 
-    Headers name the parts they need, for compilers that find files; here the caller puts them in
-    front.
+    The caller gives files in the order of their includes: NVRTC finds no files.
     """
     texts = [(NATIVE / name).read_text(encoding="utf-8") for name in names]
     return re.sub(r'(?m)^#(pragma once|include ".*")\n', "", "\n".join(texts))
 
 
-def common(*names: str) -> str:
-    """The texts of headers that all kernels share."""
-    return native(*(f"common/{name}" for name in names))
+def read_common(*names: str) -> str:
+    """Return the texts of headers of native/common."""
+    return read_native(*(f"common/{name}" for name in names))
 
 
 class Layout(NamedTuple):
     """Where a kernel finds its numbers.
 
-    shared, timed: nodes that are the same for all trajectories, fixed in time and not; computed
-    ahead. columns: nodes that JAX computes ahead for each trajectory, behind those of the context.
-    normals: components of the noise that matter. scores, explicits, finals: parameters that have a
-    score, an explicit term, one of the terminal reward.
+    shared: nodes computed ahead that are the same for all trajectories and steps.
+    timed: nodes computed ahead that are the same for all trajectories, per step.
+    columns: nodes that JAX computes ahead per trajectory, stored after the context.
+    normals: components of the noise that the step uses.
+    scores: parameters whose score is not zero.
+    explicits: parameters with an explicit term.
+    terminal_explicits: parameters with an explicit term of the terminal reward.
     """
 
     shared: list[int]
@@ -77,62 +77,70 @@ class Layout(NamedTuple):
     normals: list[int]
     scores: list[int]
     explicits: list[int]
-    finals: list[int]
+    terminal_explicits: list[int]
 
 
-def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
-    """The layout of a program: what is shared ends up outside of the loop over trajectories.
-    more: other outputs.
+def make_layout(program: Program, more: Sequence[int] = ()) -> Layout:
+    """Return the layout of a program: shared nodes go outside the loop over trajectories.
+
+    more: outputs besides those of the program.
     """
     graph = program.graph
 
-    def zero(node):
-        return graph.value(node) == 0.0
+    def find_nonzero(nodes: Sequence[int]) -> list[int]:
+        return [p for p, node in enumerate(nodes) if graph.value(node) != 0.0]
 
-    scores = [p for p, node in enumerate(program.score) if not zero(node)]
-    explicits = [p for p, node in enumerate(program.explicit) if not zero(node)]
-    finals = [p for p, node in enumerate(program.final) if not zero(node)]
+    scores = find_nonzero(program.score)
+    explicits = find_nonzero(program.explicit)
+    terminal_explicits = find_nonzero(program.terminal_explicit)
     outputs = [
         *program.x_next,
         program.running,
-        program.paid,
+        program.step_reward,
         *program.score,
         *program.explicit,
         program.terminal,
     ]
-    outputs += [*program.final, *more]
-    if program.inner is not None:
-        outputs += [*program.inner.x, program.inner.after, program.inner.over, *program.inner.score]
+    outputs += [*program.terminal_explicit, *more]
+    if program.event is not None:
+        outputs += [*program.event.x, program.event.after, program.event.over, *program.event.score]
 
-    def ahead(node):
-        return graph.shared(node) or graph.ops[node] == "external"
+    def is_ahead(node):
+        return graph.is_shared(node) or graph.ops[node] == "external"
 
     shared: list[int] = []
     timed: list[int] = []
     columns: list[int] = []
     normals: list[int] = []
-    for node in graph.reachable(outputs, stop=ahead):
-        if not graph.shared(node):
+    for node in graph.find_reachable(outputs, stop=is_ahead):
+        if not graph.is_shared(node):
             if graph.ops[node] == "external":
                 columns.append(node)
             elif graph.ops[node] == "z":
                 normals.append(graph.args[node][0])
         elif graph.ops[node] != "const":
             (timed if graph.depends[node] & TIME else shared).append(node)
-    return Layout(shared, timed, columns, normals, scores, explicits, finals)
+    return Layout(shared, timed, columns, normals, scores, explicits, terminal_explicits)
 
 
-def waves(program: Program) -> int:
-    """How many sines and cosines a step computes for each trajectory."""
+def count_waves(program: Program) -> int:
+    """Return the number of sines and cosines that a step computes per trajectory."""
     graph = program.graph
-    outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit]
+    outputs = [
+        *program.x_next,
+        program.running,
+        program.step_reward,
+        *program.score,
+        *program.explicit,
+    ]
     return sum(
-        graph.ops[node] in ("sin", "cos") for node in graph.reachable(outputs, stop=graph.shared)
+        graph.ops[node] in ("sin", "cos")
+        for node in graph.find_reachable(outputs, stop=graph.is_shared)
     )
 
 
 class _Writer:
-    """Names of nodes, and the statements that make them."""
+    """Writes nodes of a graph as statements of C."""
 
     def __init__(self, program: Program, layout: Layout):
         self.graph = program.graph
@@ -147,24 +155,24 @@ class _Writer:
         self.normal = {component: k for k, component in enumerate(layout.normals)}
 
     def statements(self, outputs: Sequence[int]) -> list[str]:
-        """Everything that differs between trajectories, in order.
+        """Return the statements of all nodes that differ between trajectories, in order.
 
-        Products that are used once go into their sum.
+        A product that is used once is written inside its sum.
         """
         graph = self.graph
         nodes = [
             n
-            for n in graph.reachable(outputs, stop=lambda n: n in self.names)
+            for n in graph.find_reachable(outputs, stop=lambda n: n in self.names)
             if n not in self.names
         ]
         nodes = [n for n in nodes if graph.ops[n] != "const"]
         uses: dict[int, int] = {}
-        for node in [*nodes]:
+        for node in nodes:
             for operand in graph.operands(node):
                 uses[operand] = uses.get(operand, 0) + 1
         for node in outputs:
             uses[node] = uses.get(node, 0) + 2  # an output has a name of its own
-        joined = {}  # reciprocals that one product uses: a quotient
+        quotients = {}  # products with a reciprocal that nothing else uses
         for node in nodes:
             if graph.ops[node] == "mul":
                 for k, operand in enumerate(graph.args[node]):
@@ -174,10 +182,10 @@ class _Writer:
                         and graph.ops[operand] == "div"
                         and graph.value(graph.args[operand][0]) == 1.0
                     ):
-                        joined[node] = (graph.args[node][1 - k], graph.args[operand][1])
-        below = {
+                        quotients[node] = (graph.args[node][1 - k], graph.args[operand][1])
+        reciprocals = {
             operand
-            for node in joined
+            for node in quotients
             for operand in graph.args[node]
             if graph.ops[operand] == "div"
         }
@@ -194,9 +202,9 @@ class _Writer:
                 }.get(op, ("z", 0))
                 names[node] = f"{array}[{self.normal[args[0]] if op == 'z' else k}]"
                 continue
-            if node in joined:
-                text = " / ".join(self.vector(a, names) for a in joined[node])
-            elif node in below and uses[node] == 1:
+            if node in quotients:
+                text = " / ".join(self.vector(a, names) for a in quotients[node])
+            elif node in reciprocals and uses[node] == 1:
                 continue
             else:
                 text = self.expression(node, names)
@@ -204,20 +212,20 @@ class _Writer:
                 names[node] = f"({text})"
             else:
                 names[node] = f"v{node}"
-                lines.append(f"const {'B' if graph.boolean(node) else 'V'} v{node} = {text};")
+                lines.append(f"const {'B' if graph.is_boolean(node) else 'V'} v{node} = {text};")
         self.last = names
         return lines
 
     def name(self, node: int, names: dict[int, str]) -> str:
-        """A node as an operand."""
+        """Return a node as an operand."""
         if node not in names:
-            return literal(self.graph, node)
-        if self.graph.shared(node) and self.graph.boolean(node):
+            return write_literal(self.graph, node)
+        if self.graph.is_shared(node) and self.graph.is_boolean(node):
             return f"mask({names[node]} != 0)"
         return names[node]
 
     def expression(self, node: int, names: dict[int, str]) -> str:
-        """The text of one operation."""
+        """Return the text of one operation."""
         op = self.graph.ops[node]
         args = self.graph.args[node]
         if op in INFIX:
@@ -235,13 +243,17 @@ class _Writer:
         return f"m_{op}({', '.join(self.vector(a, names) for a in args)})"
 
     def vector(self, node: int, names: dict[int, str]) -> str:
-        """A node as an argument that must be of type V."""
+        """Return a node as an argument of type V."""
         text = self.name(node, names)
-        return f"bc({text})" if self.graph.shared(node) and not self.graph.boolean(node) else text
+        return (
+            f"bc({text})"
+            if self.graph.is_shared(node) and not self.graph.is_boolean(node)
+            else text
+        )
 
 
-def literal(graph: Graph, node: int) -> str:
-    """A constant as C writes it."""
+def write_literal(graph: Graph, node: int) -> str:
+    """Return a constant in C."""
     value = graph.value(node)
     assert value is not None
     if isinstance(value, bool):
@@ -253,16 +265,15 @@ def literal(graph: Graph, node: int) -> str:
     return f"F({value!r})"
 
 
-def functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
-    """The functions step_rewards, step_weights and step_scores of one step of a trajectory, and
-    those of its end.
+def write_functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
+    """Return the text of step_rewards, step_weights, step_scores, end_rewards and end_scores.
 
-    scores: without, the first of each alone.
+    scores: False for step_rewards and end_rewards alone.
     """
     reward: list[tuple[str, int | None, int]] = [
         ("y", k, node) for k, node in enumerate(program.x_next)
     ]
-    reward += [("g", None, program.running), ("r", None, program.paid)]
+    reward += [("g", None, program.running), ("r", None, program.step_reward)]
     score = [*reward, *(("s", k, program.score[p]) for k, p in enumerate(layout.scores))]
     explicit = [*score, *(("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits))]
     kinds = {
@@ -270,16 +281,16 @@ def functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
         "step_weights": (score, "yGRs"),
         "step_scores": (explicit, "yGRse"),
     }
-    texts = [] if program.inner is None else [_events(program, layout, program.inner, scores)]
+    texts = [] if program.event is None else [_write_events(program, layout, program.event, scores)]
     for name, (outputs, results) in (
         kinds.items() if scores else [("step_rewards", kinds["step_rewards"])]
     ):
         declared = ", ".join(f"V &{v.lower()}" if v.isupper() else f"V *{v}" for v in results)
-        if program.inner is None:
-            texts.append(function(program, layout, name, outputs, f"{declared}, {STEP}"))
+        if program.event is None:
+            texts.append(write_function(program, layout, name, outputs, f"{declared}, {STEP}"))
             continue
         texts.append(
-            function(program, layout, f"{name}_joined", outputs, f"const V *p, {declared}")
+            write_function(program, layout, f"{name}_joined", outputs, f"const V *p, {declared}")
         )
         texts.append(
             f"INLINE void {name}({INPUTS}, {declared}, {STEP}) {{\n"
@@ -289,43 +300,51 @@ def functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
             f"  {name}_joined(u, w, c, x, z, p, {', '.join(results.lower())});\n}}\n"
         )
     end: list[tuple[str, int | None, int]] = [("h", None, program.terminal)]
-    texts.append(function(program, layout, "end_rewards", end, "V &h"))
+    texts.append(write_function(program, layout, "end_rewards", end, "V &h"))
     if scores:
-        end += [("f", k, program.final[p]) for k, p in enumerate(layout.finals)]
-        texts.append(function(program, layout, "end_scores", end, "V &h, V *f"))
+        end += [
+            ("f", k, program.terminal_explicit[p]) for k, p in enumerate(layout.terminal_explicits)
+        ]
+        texts.append(write_function(program, layout, "end_scores", end, "V &h, V *f"))
     return "\n".join(texts)
 
 
-def _events(program: Program, layout: Layout, inner: Inner, scores: bool) -> str:
-    """The functions `event` and `event_scores`, and the loop that runs them."""
-    next_one: list[tuple[str, int | None, int]] = [("y", k, node) for k, node in enumerate(inner.x)]
-    next_one += [("after", None, inner.after), ("over", None, inner.over)]
-    scored = [*next_one, *(("ds", k, inner.score[p]) for k, p in enumerate(inner.scores))]
+def _write_events(program: Program, layout: Layout, event: EventProgram, scores: bool) -> str:
+    """Return the text of `event` and `event_scores`, and of the loop that runs them."""
+    next_one: list[tuple[str, int | None, int]] = [("y", k, node) for k, node in enumerate(event.x)]
+    next_one += [("after", None, event.after), ("over", None, event.over)]
+    scored = [*next_one, *(("ds", k, event.score[p]) for k, p in enumerate(event.scores))]
     declared = "const V *p, V *y, V &after, B &over, V *ds"
-    events = [function(program, layout, "event", next_one, declared)]
+    events = [write_function(program, layout, "event", next_one, declared)]
     if scores:
-        events.append(function(program, layout, "event_scores", scored, declared))
+        events.append(write_function(program, layout, "event_scores", scored, declared))
     numbers = [
-        f"#define EVENT_SCORES {len(inner.scores)}",
-        f"#define MOST_EVENTS {jumps.MOST_EVENTS}",
+        f"#define EVENT_SCORES {len(event.scores)}",
+        f"#define MAX_EVENTS {jumps.MAX_EVENTS}",
     ]
-    return "\n".join([*numbers, *events, native("events.hpp")])
+    return "\n".join([*numbers, *events, read_native("events.hpp")])
 
 
-def function(
+def write_function(
     program: Program,
     layout: Layout,
     name: str,
     outputs: Sequence[tuple[str, int | None, int]],
     results: str,
 ) -> str:
-    """One function of C. outputs: (array, place in it or None, node). results: its arguments
-    behind the inputs.
+    """Return the text of one function of C.
+
+    outputs: (array, index in it or None, node). results: arguments after `INPUTS`.
     """
     writer = _Writer(program, layout)
     lines = writer.statements([node for _, _, node in outputs])
     notes = {"s": "score of", "e": "explicit term of", "d": "direct term of", "f": "last term of"}
-    which = {"s": layout.scores, "e": layout.explicits, "d": layout.explicits, "f": layout.finals}
+    which = {
+        "s": layout.scores,
+        "e": layout.explicits,
+        "d": layout.explicits,
+        "f": layout.terminal_explicits,
+    }
     for array, k, node in outputs:
         target = array if k is None else f"{array}[{k}]"
         note = (
@@ -338,8 +357,8 @@ def function(
     return f"INLINE void {name}({INPUTS}, {results}) {{\n{body}\n}}\n"
 
 
-def definitions(program: Program, layout: Layout) -> str:
-    """Sizes, the numbers that are computed ahead in words, and which component is where."""
+def write_definitions(program: Program, layout: Layout) -> str:
+    """Return the text of sizes, places of components, and comments on numbers computed ahead."""
     place = {component: k for k, component in enumerate(layout.normals)}
 
     def array(name, values):
@@ -353,12 +372,16 @@ def definitions(program: Program, layout: Layout) -> str:
         "NORMALS": len(layout.normals),
         "SCORES": len(layout.scores),
         "EXPLICITS": len(layout.explicits),
-        "FINALS": len(layout.finals),
+        "FINALS": len(layout.terminal_explicits),
         "SHARED": len(layout.shared),
         "TIMED": len(layout.timed),
     }
-    notes = [f"//   u[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.shared)]
-    notes += [f"//   w[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.timed)]
+    notes = [
+        f"//   u[{k}] = {describe_node(program, node)}" for k, node in enumerate(layout.shared)
+    ]
+    notes += [
+        f"//   w[{k}] = {describe_node(program, node)}" for k, node in enumerate(layout.timed)
+    ]
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in sizes.items()),
@@ -366,15 +389,15 @@ def definitions(program: Program, layout: Layout) -> str:
             array("PLACE_OF", [place.get(component, -1) for component in range(program.width)]),
             array("SCORE_OF", layout.scores),
             array("EXPLICIT_OF", layout.explicits),
-            array("FINAL_OF", layout.finals),
+            array("FINAL_OF", layout.terminal_explicits),
             "// The same for all trajectories, and computed ahead:",
             *(notes or ["//   nothing"]),
         ]
     )
 
 
-def in_words(program: Program, node: int, depth: int = 6) -> str:
-    """A node that is computed ahead, with the user's names."""
+def describe_node(program: Program, node: int, depth: int = 6) -> str:
+    """Return the formula of a node, with the user's names of parameters."""
     op = program.graph.ops[node]
     args = program.graph.args[node]
     if op == "const":
@@ -390,36 +413,35 @@ def in_words(program: Program, node: int, depth: int = 6) -> str:
         return f"JAX {args[0]}[{args[2]}]"
     if depth == 0:
         return "…"
-    words = [in_words(program, a, depth - 1) for a in args]
+    words = [describe_node(program, a, depth - 1) for a in args]
     if op in INFIX:
         return f"({words[0]} {INFIX[op]} {words[1]})"
     return f"{op}({', '.join(words)})"
 
 
-class _Plain(_Writer):
-    """Names of nodes where all numbers are scalars."""
+class _ScalarWriter(_Writer):
+    """Writes nodes as statements where all numbers are scalars."""
 
     def name(self, node: int, names: dict[int, str]) -> str:
-        return names[node] if node in names else literal(self.graph, node)
+        return names[node] if node in names else write_literal(self.graph, node)
 
     vector = name
 
 
-def numbers_ahead(program: Program, layout: Layout) -> str:
-    """What is computed ahead of the steps as functions of one thread of a GPU; nothing where
-    JAX has a part in it.
-    """
+def write_numbers_ahead(program: Program, layout: Layout) -> str:
+    """Return the text that computes shared numbers on a GPU; "" if JAX computes some of them."""
     graph = program.graph
-    writer = _Plain(program, layout)
+    writer = _ScalarWriter(program, layout)
     if layout.columns or any(
-        graph.ops[node] == "external" for node in graph.reachable([*layout.shared, *layout.timed])
+        graph.ops[node] == "external"
+        for node in graph.find_reachable([*layout.shared, *layout.timed])
     ):
         return ""
 
-    def body(outputs: Sequence[int]) -> str:
+    def write_body(outputs: Sequence[int]) -> str:
         names: dict[int, str] = {}
         lines = []
-        for node in graph.reachable(outputs):
+        for node in graph.find_reachable(outputs):
             op = graph.ops[node]
             args = graph.args[node]
             if op in LEAVES:
@@ -427,13 +449,13 @@ def numbers_ahead(program: Program, layout: Layout) -> str:
             elif op != "const":
                 names[node] = f"v{node}"
                 lines.append(
-                    f"const {'B' if graph.boolean(node) else 'V'} v{node} = "
+                    f"const {'B' if graph.is_boolean(node) else 'V'} v{node} = "
                     f"{writer.expression(node, names)};"
                 )
         for k, node in enumerate(outputs):
             text = writer.name(node, names)
             lines.append(
-                f"put(to + {k}, {f'sel({text}, 1.0, 0.0)' if graph.boolean(node) else text}, "
+                f"put(to + {k}, {f'sel({text}, 1.0, 0.0)' if graph.is_boolean(node) else text}, "
                 "flags);"
             )
         return "\n".join(f"    {line}" for line in lines)
@@ -441,7 +463,7 @@ def numbers_ahead(program: Program, layout: Layout) -> str:
     inputs = "const THETA* theta, const double* origin, double t, double dt, REAL* to, int* flags"
     return "\n".join(
         [
-            f"static __device__ void shared({inputs}) {{\n{body(layout.shared)}\n  }}",
-            f"static __device__ void timed({inputs}) {{\n{body(layout.timed)}\n  }}",
+            f"static __device__ void shared({inputs}) {{\n{write_body(layout.shared)}\n  }}",
+            f"static __device__ void timed({inputs}) {{\n{write_body(layout.timed)}\n  }}",
         ]
     )

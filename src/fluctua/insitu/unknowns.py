@@ -24,7 +24,7 @@ from fluctua.core.process import Process
 from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.translation import OperatingPoint, translate_process
-from fluctua.learn.belief import Belief, like, prior_precision
+from fluctua.learn.belief import Belief, prior_precision, unflatten_like
 from fluctua.learn.effective import Effective
 from fluctua.learn.fit import fit_map
 
@@ -93,8 +93,9 @@ def fit_unknowns(process: Process, unknowns: Mapping[str, Unknown], runs: Runs) 
     ]
     prior = _make_prior(unknowns, start)
     fit = fit_map(likelihoods, prior, prior.start)
-    values = like(start, fit.posterior.mean)
-    errors = like(start, np.sqrt(np.diag(np.linalg.inv(fit.posterior.posterior_precision))))
+    values = unflatten_like(start, fit.posterior.mean)
+    variances = np.diag(np.linalg.inv(fit.posterior.posterior_precision))
+    errors = unflatten_like(start, np.sqrt(variances))
     trajectories = sum(len(each.x) for _, each in runs)
     head = f"CALIBRATION   {len(runs)} settings, {trajectories:,} trajectories\n"
     return DeviceFit(values, head + _tabulate(values, errors))

@@ -1,9 +1,8 @@
-"""What is known of the unknowns of a model: a Gaussian belief from evidence, and what it says for
-people.
+"""Gaussian belief about the unknowns of a model, updated by evidence from trajectories.
 
-The prior stays and what was measured fades. Two readings say when not to trust a model: the score
-of new trajectories has mean zero where it is right, and so has that of unknowns that are watched
-and not fitted.
+The prior stays and measurements fade. Two tests tell when not to trust a model: the score of new
+trajectories has mean zero where the model is right, and so has the score of unknowns that are
+watched and not fitted.
 """
 
 from __future__ import annotations
@@ -23,25 +22,24 @@ from fluctua.core.text import with_error
 from fluctua.core.words import close_match
 
 COLLINEAR = 1e-5
-"""Share of a direction that others leave of it, below which it is one of theirs; single precision
-has seven digits.
-"""
+"""Relative pivot below which a direction counts as collinear; single precision has seven digits."""
 
 CHANCE = 1e-5
-"""That a χ² is exceeded where the model is right, before it is spoken of: the same for few unknowns
-and for many.
-"""
+"""Probability that χ² of a correct model is reported, for any number of unknowns."""
 
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """A Gaussian about the unknowns: the prior, which stays, and what was measured, which fades.
+    """A Gaussian about the unknowns: the prior, which stays, and measurements, which fade.
 
-    start (K,), precision (K,): mean and diagonal precision of the prior. information: I = ΣF (K,
-    K).
-    vector: η = Σ(Fu + s) (K,). free: which unknowns are fitted, (K,) bool; the others stay at their
-    start and are watched. The posterior of those that are free has the precision Λ = prior + I and
-    the mean Λ⁻¹(prior·start + η).
+    The posterior of the free unknowns has the precision Λ = prior + I and the mean Λ⁻¹(prior·start
+    + η).
+
+    start: mean of the prior (K,).
+    precision: diagonal precision of the prior (K,).
+    information: I = ΣF (K, K).
+    vector: η = Σ(Fu + s) (K,).
+    free: which unknowns are fitted, (K,) bool; the others stay at their start and are watched.
     """
 
     start: np.ndarray
@@ -50,29 +48,29 @@ class Belief:
     vector: np.ndarray
     free: np.ndarray
 
-    def faded(self, factor: float) -> Belief:
-        """What was measured counts for less."""
+    def fade(self, factor: float) -> Belief:
+        """The belief with the weight of all measurements multiplied by `factor`."""
         return replace(self, information=factor * self.information, vector=factor * self.vector)
 
-    def with_evidence(self, news: Evidence, u: np.ndarray) -> Belief:
-        """And what other trajectories say, whose evidence was taken at u."""
-        vector = self.vector + news.information @ u + news.score
-        return replace(self, information=self.information + news.information, vector=vector)
+    def with_evidence(self, latest: Evidence, u: np.ndarray) -> Belief:
+        """The belief with further evidence, taken at u."""
+        vector = self.vector + latest.information @ u + latest.score
+        return replace(self, information=self.information + latest.information, vector=vector)
 
     @property
     def posterior_precision(self) -> np.ndarray:
-        """Λ of the free unknowns. (F, F)"""
-        whole = self.information + np.diag(self.precision)
-        return whole if self.free.all() else whole[np.ix_(self.free, self.free)]
+        """Λ of the free unknowns. Shape (F, F)."""
+        precision = self.information + np.diag(self.precision)
+        return precision if self.free.all() else precision[np.ix_(self.free, self.free)]
 
     @cached_property
     def _factor(self) -> Any:
-        """Of Λ, for `cho_solve`."""
+        """Cholesky factor of Λ, for `cho_solve`."""
         return scipy.linalg.cho_factor(self.posterior_precision, lower=True)
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """The posterior mean of the free unknowns, the start of those that are watched. (K,)"""
+        """Posterior mean of the free unknowns, and the start of the watched ones. Shape (K,)."""
         u = self.start.copy()
         f = self.free
         pull = (self.precision * self.start + self.vector)[f]
@@ -81,8 +79,8 @@ class Belief:
         u[f] = scipy.linalg.cho_solve(self._factor, pull)
         return u
 
-    def deviations(self, rows: np.ndarray) -> np.ndarray:
-        """Rows (S, F) of standard normals as departures of the unknowns from their mean. (S, K)"""
+    def scale_deviations(self, rows: np.ndarray) -> np.ndarray:
+        """Standard normals (S, F) as deviations of the unknowns from their mean. Shape (S, K)."""
         factor = scipy.linalg.cholesky(self.posterior_precision, lower=True)
         spread = np.zeros((len(rows), self.start.size))
         spread[:, self.free] = scipy.linalg.solve_triangular(
@@ -90,34 +88,32 @@ class Belief:
         ).T
         return spread
 
-    def in_deviations(self, gradient: np.ndarray) -> float:
-        """|Λ⁻¹ gradient (F,)| in standard deviations, the root mean square over the unknowns."""
+    def count_deviations(self, gradient: np.ndarray) -> float:
+        """Λ⁻¹ gradient (F,)| in standard deviations, the root mean square over the unknowns."""
         square = gradient @ scipy.linalg.cho_solve(self._factor, gradient)
         return float(np.sqrt(square / max(gradient.size, 1)))
 
-    def surprise(self, news: Evidence) -> tuple[float, int]:
-        """χ² of the score that was taken in last, against the belief before it, and its degrees of
-        freedom.
+    def surprise(self, latest: Evidence) -> tuple[float, int]:
+        """χ² of the last score against the belief before it, and its degrees of freedom.
 
-        The score at the mean has the covariance F + FΛ⁻¹F if the model is right and the device is
-        the one that the belief was of: its own noise, and the error of the calibration so far. The
-        inverse of that is F⁻¹ − (F + Λ)⁻¹, and F + Λ is the precision of the belief with it.
+        The score at the mean has the covariance F + FΛ⁻¹F if the model is right and the device has
+        not
+        changed: its own noise, and the error of the calibration so far. The inverse of that is F⁻¹
+            − (F + Λ)⁻¹, and F + Λ is the precision of the belief with the new score.
         """
         f = self.free
-        inner, score = (
-            (news.information, news.score)
-            if f.all()
-            else (news.information[np.ix_(f, f)], news.score[f])
-        )
-        own, degrees = _square(inner, score)
+        information = latest.information
+        score = latest.score
+        if not f.all():
+            information = information[np.ix_(f, f)]
+            score = score[f]
+        own, degrees = _pseudo_square(information, score)
         return float(own - score @ scipy.linalg.cho_solve(self._factor, score)), degrees
 
-    def watched(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """What the unknowns that are watched would be if they were fitted too, (K − F,), with
-        standard errors and χ².
+    def estimate_watched(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Values (K − F,) of the watched unknowns if they were fitted, their errors and χ².
 
-        That is Rao's test: their score at the fit without them, less what the free unknowns explain
-        of it.
+        Rao's test: their score at the fit without them, less what the free unknowns explain of it.
         """
         f = self.free
         w = ~self.free
@@ -132,19 +128,19 @@ class Belief:
         return u[w] + away, np.sqrt(np.diag(covariance)), float(score @ away)
 
 
-def _square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
-    """sᵀF⁺s and the rank of F: offset and gain of a knob that has not moved are one direction.
+def _pseudo_square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
+    """sᵀF⁺s and the rank of F.
 
-    With F = LLᵀ on its pivots and s = Ly, that is |y|².
+    F is singular where a setting has not moved: its offset and gain are then one direction. With F
+    = LLᵀ on its pivots and s = Ly, sᵀF⁺s = |y|².
     """
     scale = np.sqrt(np.diag(information))
     seen = scale > 0
     scale = scale[seen]
-    some = information[np.ix_(seen, seen)]
     if not scale.size:
         return 0.0, 0
     factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(
-        some / np.outer(scale, scale), lower=1, tol=COLLINEAR
+        information[np.ix_(seen, seen)] / np.outer(scale, scale), lower=1, tol=COLLINEAR
     )
     y = scipy.linalg.solve_triangular(
         factor[:rank, :rank], (score[seen] / scale)[pivots[:rank] - 1], lower=True
@@ -156,12 +152,16 @@ def _square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
 
 
 class Posterior(NamedTuple):
-    """What is known of a device after some trajectories.
+    """The calibrated unknowns of a device, with errors and tests of the model.
 
-    unknown, stderr: with the structure of φ; those that are watched have the value that they would
-    be fitted with. chi2, degrees: of the last call's score against what was expected before it;
-    about one a degree where the model is right. watched_chi2, watched_degrees: of the unknowns that
-    are held at their start; about one a degree where they are there.
+    unknown, stderr: with the structure of φ; watched unknowns have the value with which they would
+        be fitted.
+    trajectories: number measured so far.
+    chi2, degrees: of the last call's score against the belief before it; about 1 per degree of
+        freedom where the model is right.
+    watched_chi2, watched_degrees: of the unknowns that are held at their start; about 1 per degree
+        of freedom where they belong there.
+    watched: which unknowns are held, one entry per component of φ.
     """
 
     unknown: Params
@@ -175,17 +175,15 @@ class Posterior(NamedTuple):
 
     @property
     def structure_is_wrong(self) -> bool:
-        """Whether the unknowns that are watched are not where they are held, beyond doubt."""
-        return beyond(self.watched_chi2, self.watched_degrees)
+        """Whether the watched unknowns differ from their start by more than chance."""
+        return exceeds_chance(self.watched_chi2, self.watched_degrees)
 
     def __repr__(self) -> str:
-        return _table(self)
+        return _format_posterior(self)
 
 
-def _table(known: Posterior) -> str:
-    """What a device is known to be, a line for each family of unknowns, and how well the model
-    fits.
-    """
+def _format_posterior(known: Posterior) -> str:
+    """One line per family of unknowns, and χ² of the model."""
     lines = [f"calibrated with {known.trajectories:,} trajectories"]
     rows = zip(
         jax.tree_util.tree_leaves_with_path(known.unknown),
@@ -205,13 +203,10 @@ def _table(known: Posterior) -> str:
                 f"{role}"
             )
         else:
-
-            def rms(v):
-                return float(np.sqrt(np.mean(np.square(v))))
-
+            rms = float(np.sqrt(np.mean(np.square(error))))
             lines.append(
                 f"  {stem}: {value.size} between {value.min():.4g} and {value.max():.4g}, rms "
-                f"standard error {rms(error):.2g}   {role}"
+                f"standard error {rms:.2g}   {role}"
             )
     if known.degrees:
         lines.append(f"  last call: chi² = {known.chi2:.4g}, {known.degrees} expected")
@@ -226,24 +221,23 @@ def _table(known: Posterior) -> str:
 # ------------------------------------------------------------------------------------------ helpers
 
 
-def beyond(chi2: float, degrees: int) -> bool:
-    """Whether a χ² exceeds what chance allows, beyond doubt."""
+def exceeds_chance(chi2: float, degrees: int) -> bool:
+    """Whether χ² is larger than chance allows (`CHANCE`)."""
     return degrees > 0 and chi2 > scipy.special.chdtri(degrees, CHANCE)
 
 
-def like(tree: Params, flat: np.ndarray) -> Params:
-    """(K,) in the structure of φ, in double precision."""
-    leaves, shape = jax.tree.flatten(tree)
-    pieces = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return jax.tree.unflatten(
-        shape, [v.reshape(np.shape(leaf)) for v, leaf in zip(pieces, leaves, strict=True)]
-    )
+def unflatten_like(tree: Params, flat: np.ndarray) -> Params:
+    """The numbers of `flat` (K,) in the structure of `tree`, in double precision."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
 
 
 def prior_precision(spread: Params, unknown: Params) -> np.ndarray:
-    """1/spread² of every unknown. (K,)"""
+    """1/spread² of every unknown. Shape (K,)."""
     try:
-        whole = jax.tree.map(
+        spreads = jax.tree.map(
             lambda s, sub: jax.tree.map(
                 lambda leaf: np.broadcast_to(np.asarray(s, np.float64), np.shape(leaf)), sub
             ),
@@ -255,7 +249,7 @@ def prior_precision(spread: Params, unknown: Params) -> np.ndarray:
             f"`spread` must have the structure of `unknown`, {jax.tree.structure(unknown)}, or be "
             f"a prefix: {error}"
         ) from None
-    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(whole)])
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(spreads)])
     if not (np.isfinite(flat).all() and (flat > 0).all()):
         raise ValueError(
             f"`spread` is a standard deviation, finite and above 0; got {flat.min():g}."
@@ -263,8 +257,8 @@ def prior_precision(spread: Params, unknown: Params) -> np.ndarray:
     return 1 / flat**2
 
 
-def chosen(unknown: Params, watch: Sequence[str]) -> np.ndarray:
-    """Which components of φ belong to the names in `watch`. (K,) bool"""
+def find_watched(unknown: Params, watch: Sequence[str]) -> np.ndarray:
+    """Components of φ that belong to the names in `watch`. Shape (K,), bool."""
     if not watch:
         return np.zeros(sum(np.size(leaf) for leaf in jax.tree.leaves(unknown)), bool)
     known = list(unknown) if isinstance(unknown, Mapping) else []

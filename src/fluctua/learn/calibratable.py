@@ -19,28 +19,26 @@ from fluctua.core.simulate import Simulator
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin.correction import TwinSamples
 
-MOST_KICKS = 1_000_000
-"""Components of residuals that are examined per call: as many as calibrate, where that is no
-burden.
-"""
+MAX_KICKS = 1_000_000
+"""Maximum number of components of residuals that are examined per call."""
 
 _NOT_EXAMINED = Examination(Residuals(np.ones(0), np.zeros(0), 0))
 
 
 class CalibratableModel(Protocol):
-    """What `SelfCalibrating` needs of a model in the parameters p.
+    """Protocol of a model in the parameters p that `SelfCalibrating` can use.
 
-    An estimator with a twin, such as that of `ppgt`, has all of it.
+    An estimator with a twin, such as that of `ppgt`, satisfies it.
     """
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
-        """The gradients of simulated trajectories in two parts, direct and correction."""
+        """Gradients of simulated trajectories in two parts, direct and correction."""
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """The same of measured trajectories."""
+        """Gradients of measured trajectories in two parts, direct and correction."""
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
-        """Their returns. (E,)"""
+        """Returns of measured trajectories. Shape (E,)."""
 
     def evidence(
         self,
@@ -51,12 +49,12 @@ class CalibratableModel(Protocol):
         every: int,
         readout: float,
     ) -> Evidence:
-        """What they say about the unknowns. readout: standard deviation of the measurement."""
+        """Evidence of trajectories about the unknowns. readout: standard deviation of the noise."""
 
     def examine(
         self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
     ) -> Examination:
-        """Whether they are those of the process at p. earlier: sums of the batches before."""
+        """Test the residuals of trajectories at p. earlier: sums of the batches before."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,15 @@ class CalibratableProcess:
     estimator: PPGT
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
-        """The two parts of simulated trajectories."""
+        """Gradients of simulated trajectories in two parts."""
         return self.estimator.split(key, theta, count)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """The two parts of measured trajectories."""
+        """Gradients of measured trajectories in two parts."""
         return self.estimator.recorded(theta, trajectories, examined=True)
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
-        """Their returns. (E,)"""
+        """Returns of measured trajectories. Shape (E,)."""
         return evaluate_returns(self.estimator.method.model.objective, theta, trajectories)
 
     def evidence(
@@ -86,7 +84,7 @@ class CalibratableProcess:
         every: int,
         readout: float,
     ) -> Evidence:
-        """What they say about the unknowns."""
+        """Evidence of trajectories about the unknowns."""
         model = self.estimator.method.model
         assert isinstance(model.process, Process)  # it has a twin
         return collect_evidence(
@@ -96,7 +94,7 @@ class CalibratableProcess:
     def examine(
         self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
     ) -> Examination:
-        """Whether they are those of the process at p; not examined with a score of one's own."""
+        """Test the residuals of trajectories at p; skipped with a custom score."""
         model = self.estimator.method.model
         simulator = self.estimator.substrate
         law = LAWS.get(model.score)
@@ -114,5 +112,5 @@ class CalibratableProcess:
             limits=FITTED,
             earlier=earlier,
             start=start,
-            most=max(TRANSITIONS, MOST_KICKS // np.shape(trajectories.x)[2]),
+            most=max(TRANSITIONS, MAX_KICKS // np.shape(trajectories.x)[2]),
         )

@@ -15,50 +15,50 @@ CORRECTIONS = ("none", "simulated", "measured", "weighted")
 MEASURED = ("measured", "weighted")
 ON_DOUBT = ("stop", "continue")
 FROM_BATCHES = "measured"
-"""The readout's noise as every batch has it."""
+"""Value of `readout` that measures the noise of the readout in every batch."""
 
 LIMITS = {"simulated": 2, "samples": 0, "measure_every": 1, "every": 1}
-"""Whole numbers, and the least that each may be."""
+"""Options that are whole numbers, with the minimum of each."""
 
 
 @dataclass(frozen=True, eq=False)
 class CalibrationOptions:
-    """Settings of a `SelfCalibrating` estimator, refused when built if they are wrong.
+    """Settings of a `SelfCalibrating` estimator, checked when built.
 
     Args:
-        watch: names of φ at its top level that are held where they are and watched: what the model
+        watch: names of φ at its top level that are held at their start and watched: what the model
             leaves out, such as couplings beyond the nearest. Leave a name out of `watch` to have it
             fitted.
         forget_after: calls over which measurements fade, for a device that changes slowly; inf
             keeps everything.
         renew: forget everything before a call whose trajectories were not expected (χ² of their
-            score beyond doubt), for a device that jumps. The history of a run says when (`event`).
-        correction: "none" takes the model's direct part alone, its noise-free gradient; "simulated"
-            adds the correction of its own simulated trajectories, which is what noise does to the
-            gradient; "measured" takes direct part and correction of the measured trajectories, in
-            which the score tells what the model's path misses. Their model is the one that was
-            calibrated before them: fitted to their noise, it would take that for granted.
-                "weighted" takes of that correction as much as is resolved over `steps` calls
-                (`fluctua.learn.shrunk_correction`).
-        steps: calls whose steps add up; see `ShrunkCorrection`. It matters with
-            correction="weighted" alone.
-        simulated: trajectories that the model runs a call. They cost time and no measurement.
-        samples: of the calibration's error in the gradient; exact, one for each unknown, where
-            these are as few.
-        measure_every: calls of which one measures; in the others the model alone is asked, and J is
-            the model's.
-        every: steps of which one counts for the information; see `evidence`.
+            score beyond chance), for a device that jumps. The history of a run records it
+            (`event`).
+        correction: "none" uses the model's direct part alone, its noise-free gradient. "simulated"
+            adds the correction of simulated trajectories, the effect of noise on the gradient.
+            "measured" uses direct part and correction of the measured trajectories, whose score
+            corrects what the model's path misses; their model is the one calibrated before them,
+            since one fitted to their noise would absorb it. "weighted" uses as much of that
+            correction as is resolved over `steps` calls (`fluctua.learn.shrunk_correction`).
+        steps: calls whose steps add up; see `ShrunkCorrection`. Used with correction="weighted"
+            only.
+        simulated: trajectories that the model simulates per call. They cost time and no
+            measurement.
+        samples: number of samples for the calibration's error in the gradient; exact, one per
+            unknown, where there are as few unknowns.
+        measure_every: one of so many calls measures; the others use the model alone, and J is the
+            model's.
+        every: one of so many steps counts for the information; see `evidence`.
         readout: standard deviation of the measurement on each component of a sample, or "measured",
-            which takes it from every batch. What it would do to the calibration is taken off; see
+            which takes it from every batch. Its effect on the calibration is subtracted; see
             `evidence`.
         on_doubt: "stop" refuses the call after one whose trajectories are not those of the model
-            (`DoubtError`), before anything is measured; "continue" goes on with a warning. The
-            history of a run has the event in both.
-        returns: (theta, trajectories) -> returns (E,), what the output of the device says. By
+            (`DoubtError`), before anything is measured; "continue" warns and continues. The history
+            of a run has the event in both cases.
+        returns: (theta, trajectories) -> returns (E,), as measured at the output of the device. By
             default the method `returns` of the device, if it has one. Otherwise they follow from
-            the states by the model at φ̂: right where all between state and reward is known or
-            among the unknowns, such as γ_e of the leads of a resonator network.
-
+            the states by the model at φ̂, which is right where everything between state and reward
+            is known or among the unknowns, such as γ_e of the leads of a resonator network.
     """
 
     watch: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""Models that a self-calibrating estimator can ask, and their parameters p(θ, φ)."""
+"""Models for a self-calibrating estimator, and their parameters p(θ, φ)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fluctua.core.simulate import Simulator
 from fluctua.learn.calibratable import CalibratableModel, CalibratableProcess
 
 EffectiveParameters = Callable[[Params, Params], Params]
-"""(θ, φ) -> p: the parameters of the model at settings θ, if the unknowns are φ."""
+"""(θ, φ) -> p: parameters of the model at settings θ and unknowns φ."""
 
 ArrayFunction = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Effective:
-    """(θ, u (K,)) -> p of the user's (θ, φ) -> p.
+    """The function (θ, u) -> p with flat unknowns u (K,), made of the user's (θ, φ) -> p.
 
     A record, so that equal ones share a compilation.
     """
@@ -44,14 +44,14 @@ class Effective:
 
 
 def as_schedule(model: Any) -> Callable[[int], Any]:
-    """A function of the call that gives its model; a single model is that of every call."""
+    """A function call -> model; a single model is used for every call."""
     # an estimator can be called too: what has the parts of one is one
     scheduled = callable(model) and not isinstance(model, PPGT) and not hasattr(model, "split")
     return model if scheduled else lambda call: model
 
 
 def as_calibratable(model: Any) -> CalibratableModel:
-    """A model that a calibration can ask; of `ppgt`, the process that it simulates."""
+    """A model that `SelfCalibrating` can use; of `ppgt`, the process that it simulates."""
     if isinstance(model, PPGT) and (
         model.method.twin is None or not isinstance(model.substrate, Simulator)
     ):

@@ -120,7 +120,7 @@ def evaluate(
 
 
 def split_system(system: Any) -> tuple[Any, Any]:
-    """The substrate and the objective of an estimator; a substrate itself has the objective None."""
+    """The substrate and the objective of an estimator; for a substrate, itself and None."""
     inner = system
     # `ShrunkCorrection`, `Natural` and `Distributed` are of another one
     while hasattr(inner, "estimator"):

@@ -22,21 +22,22 @@ import numpy as np
 from fluctua.core.likelihood.evidence import Evidence
 from fluctua.learn.belief import Belief
 
-MOST_STEPS = 20
-"""Gauss–Newton steps of one fit; a noise amplitude that starts at a millionth takes 15."""
+MAX_STEPS = 20
+"""Maximum number of Gauss–Newton steps per fit; a noise amplitude that starts at 10⁻⁶ takes 15."""
 
-MOST_HALVINGS = 20
-"""Of one step: it then is a millionth of what it was."""
+MAX_HALVINGS = 20
+"""Maximum number of halvings of one step, down to a millionth of it."""
 
 SETTLED = 1e-2
-"""Size of the last step in standard deviations of the posterior, root mean square."""
+"""Step below which a fit has converged, in standard deviations of the posterior, root mean square.
+"""
 
 BENT = 0.03
-"""Of `measure_bend`, above which no Gaussian describes the evidence.
+"""Limit of `measure_bend` above which no Gaussian describes the evidence.
 
-One that was made at this limit is off by about BENT·z² of its own standard deviations where later
-evidence moves the maximum by z, and by less of the later ones: the sum over many calls stays
-below 0.1.
+A Gaussian made at this limit is off by about BENT·z² of its own standard deviations where later
+evidence moves the maximum by z, and by less of the later ones: the sum over many calls stays below
+0.1.
 """
 
 Likelihood = Callable[[np.ndarray], Evidence]
@@ -53,7 +54,7 @@ class Fit(NamedTuple):
 
     point: np.ndarray
     before: Belief
-    news: Evidence
+    latest: Evidence
     posterior: Belief
     linear: bool
     converged: bool = False
@@ -65,13 +66,13 @@ class Fit(NamedTuple):
 
     @property
     def gradient(self) -> np.ndarray:
-        """That of the log-posterior in the free unknowns. (F,)"""
+        """Gradient of the log-posterior in the free unknowns. Shape (F,)."""
         return self.posterior.posterior_precision @ self.step[self.posterior.free]
 
     @property
     def step_size(self) -> float:
         """The step in standard deviations of the posterior, root mean square over the unknowns."""
-        return self.posterior.in_deviations(self.gradient)
+        return self.posterior.count_deviations(self.gradient)
 
     def slope(self, direction: np.ndarray) -> float:
         """Derivative of the log-posterior along a direction (K,)."""
@@ -79,33 +80,34 @@ class Fit(NamedTuple):
 
     def surprise(self) -> tuple[float, int]:
         """χ² of the last batch's score against the belief before it, and its degrees of freedom."""
-        news = self.news
+        latest = self.latest
         if not self.linear:  # taken at the maximum with the batch, and due at that without it
             away = self.before.mean - self.point
-            news = news._replace(score=news.score - news.information @ away)
-        return self.posterior.surprise(news)
+            latest = latest._replace(score=latest.score - latest.information @ away)
+        return self.posterior.surprise(latest)
 
 
 def fit_map(likelihoods: Sequence[Likelihood], prior: Belief, start: np.ndarray) -> Fit:
-    """The maximum of the posterior, and the Gaussian about it.
+    """Find the maximum of the posterior and the Gaussian about it.
 
     Args:
         likelihoods: of independent batches, the newest last.
-        prior: what is known without them.
-        start: where to begin, (K,).
+        prior: the belief without them.
+        start: first point of the search, (K,).
 
+    Returns: a `Fit`.
     """
     fit = _expand(likelihoods, prior, start)
     if fit is None:
         text = "the score of the measured trajectories is not finite at the calibrated model."
         raise FloatingPointError(text)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if fit.linear or fit.step_size <= SETTLED or _is_rounding(fit):
             return fit._replace(converged=True)
-        there = _advance(likelihoods, prior, fit)
-        if there is None:
+        moved = _advance(likelihoods, prior, fit)
+        if moved is None:
             break
-        fit = there
+        fit = moved
     return fit
 
 
@@ -118,42 +120,47 @@ def measure_bend(likelihoods: Sequence[Likelihood], fit: Fit, prior: Belief) -> 
     """
     free = fit.posterior.free
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (1, int(free.sum())))
-    away = fit.posterior.deviations(signs)[0]
+    away = fit.posterior.scale_deviations(signs)[0]
     ends = [_expand(likelihoods, prior, fit.point + side * away) for side in (1, -1)]
     curvature = -fit.gradient
     for end in ends:
         if end is None:
             return math.inf
         curvature = curvature + end.gradient / 2
-    return fit.posterior.in_deviations(curvature)
+    return fit.posterior.count_deviations(curvature)
 
 
 def _expand(likelihoods: Sequence[Likelihood], prior: Belief, u: np.ndarray) -> Fit | None:
-    """Evidence and posterior near u; None where it is not finite."""
+    """Evidence and posterior near u; None where the evidence is not finite."""
     point = _round(u)
-    news = [likelihood(point) for likelihood in likelihoods]
-    if not all(each.is_finite for each in news):
+    batches = [likelihood(point) for likelihood in likelihoods]
+    if not all(evidence.is_finite for evidence in batches):
         return None
+    *earlier, latest = batches
     before = prior
-    for each in news[:-1]:
-        before = before.with_evidence(each, point)
-    posterior = before.with_evidence(news[-1], point)
-    return Fit(point, before, news[-1], posterior, linear=all(each.linear for each in news))
+    for evidence in earlier:
+        before = before.with_evidence(evidence, point)
+    posterior = before.with_evidence(latest, point)
+    linear = all(evidence.linear for evidence in batches)
+    return Fit(point, before, latest, posterior, linear=linear)
 
 
 def _advance(likelihoods: Sequence[Likelihood], prior: Belief, fit: Fit) -> Fit | None:
-    """The end of the step, halved while the slope there is downhill and steeper than here."""
+    """The fit at the end of the step, halved while it overshoots.
+
+    A step overshoots where the slope at its end is downhill and steeper than here.
+    """
     share = 1.0
-    for _ in range(MOST_HALVINGS):
-        there = _expand(likelihoods, prior, fit.point + share * fit.step)
-        if there is not None and there.slope(fit.step) >= -fit.slope(fit.step):
-            return there
+    for _ in range(MAX_HALVINGS):
+        moved = _expand(likelihoods, prior, fit.point + share * fit.step)
+        if moved is not None and moved.slope(fit.step) >= -fit.slope(fit.step):
+            return moved
         share /= 2
     return None
 
 
 def _round(u: np.ndarray) -> np.ndarray:
-    """What the model is given, in its precision."""
+    """The point as the model receives it, in its precision."""
     return np.asarray(u, jnp.result_type(float)).astype(np.float64)
 
 
@@ -163,5 +170,5 @@ def _is_rounding(fit: Fit) -> bool:
 
 
 def is_gaussian(fit: Fit, likelihoods: Sequence[Likelihood], prior: Belief) -> bool:
-    """Whether a Gaussian describes the evidence of a fit, and its trajectories are not needed."""
+    """Whether a Gaussian describes the evidence of a fit; its trajectories can then be dropped."""
     return fit.converged and measure_bend(likelihoods, fit, prior) <= BENT

@@ -1,19 +1,18 @@
-"""The paper's optimisation (Optimization Details): its ascent as an optax transformation, optax's
-own by name, and when to spend more trajectories an iteration.
+"""Optimisers: the paper's ascent for optax, optax's own by name, and growing ensembles.
 
     θ ← Π[θ + α ⟨G⟩/h̃],   h̃ = clamp(h, h̄/ρ, ρh̄),   h̄ ← βh̄ + (1 − β)h,   h = √⟨G²⟩ + ε
 
 ⟨·⟩ is over the single trajectories of one iteration, so ⟨G⟩/h is the signal-to-noise ratio of one
-trajectory: a component moves by at most α, and only as far as it is known.
+trajectory: a component moves by at most α, and only as far as it is known (Optimization Details).
 
-For the escalation `values` is the history of J so far, one number an iteration: values[i] belongs
-to iteration i, and l = len(values) is the iteration to come. W is the window. Each rule of the
-paper is one function; `escalation` puts them together. The paper leaves three things open, and this
-is how they are read. A falling trend has stopped improving too, so only a trend that is
-significantly positive holds escalation off. A breakpoint is admissible if it lies between the start
-of the fit and l − W, since the plateau was seen from there on. A tier has to be W iterations old
-before it is
-judged: what an earlier, smaller ensemble did says nothing about it.
+For the escalation, `values` is the history of J, one number per iteration: values[i] belongs to
+iteration i, and l = len(values) is the next iteration. W is the window. Each rule of the paper is
+one function; `find_escalation` combines them. The paper leaves three things open, read here as
+follows.
+
+- A falling trend has stopped improving too: only a significantly rising one prevents escalation.
+- A breakpoint is admissible between the start of the fit and l − W, where the plateau was seen.
+- A tier must be W iterations old before it is judged: earlier values had a smaller ensemble.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from fluctua.core.words import close_match
 __all__ = ["kl_ascent", "rms_ascent"]
 
 WINDOW = 100
-"""W, iterations."""
+"""W, in iterations."""
 BUDGETS = (*range(1_000, 20_001, 1_000), 25_000, 30_000)
 """The paper's ensemble sizes."""
 FIT_FROM = 12
@@ -44,7 +43,11 @@ FIT_TO = 2
 
 
 class RmsAscentState(NamedTuple):
-    """average: h̄, with the structure of θ. iterations: so far."""
+    """State of `rms_ascent`.
+
+    average: h̄, with the structure of θ.
+    iterations: so far.
+    """
 
     average: Params
     iterations: jax.Array
@@ -53,20 +56,20 @@ class RmsAscentState(NamedTuple):
 def rms_ascent(
     learning_rate: float = 0.05, *, rho: float = 10.0, beta: float = 0.9, epsilon: float = 1e-8
 ) -> optax.GradientTransformationExtraArgs:
-    """The paper's rule (Optimization Details). Its `update` needs `second_moment=`, which `train`
-    passes.
+    """The paper's rule as an optax transformation (Optimization Details).
 
-    Like every optax rule it is given the gradient of a loss, −⟨G⟩, and its updates are added to θ.
-    The average starts at the first h, so the first clamp does nothing. It takes in h itself and not
-    the clamped h̃, so a lasting change of scale is followed.
+    Its `update` needs `second_moment=`, which `train` passes. Like every optax rule it takes the
+    gradient of a loss, −⟨G⟩, and its updates are added to θ. The average starts at the first h, so
+    the first clamp does nothing. It averages h itself and not the clamped h̃, so a lasting change
+    of scale is followed.
 
     Args:
         learning_rate: α.
         rho: the factor by which h may leave its average before it is clamped.
-        beta: memory of the average.
+        beta: decay rate of the average.
         epsilon: keeps the denominator from zero.
 
-    Returns: an optax rule.
+    Returns: an optax transformation.
 
     >>> Training(estimator, theta, rms_ascent(0.05), trajectories=1000, bounds=(0, 2))
     """
@@ -120,12 +123,11 @@ def rms_ascent(
 
 
 def kl_ascent(kl: float = 0.01) -> optax.GradientTransformationExtraArgs:
-    """θ ← θ + √(2 kl / ∇JᵀF⁻¹∇J) F⁻¹∇J: steps of one length in the law of the paths, about `kl`
-    nats (TRPO's).
+    """Natural-gradient steps of about `kl` nats: θ ← θ + √(2 kl / ∇JᵀF⁻¹∇J) F⁻¹∇J (TRPO).
 
-    Its `update` needs `natural=`, which `train` passes on from the estimates of `natural`. A path
-    of N parameters that are all known to an error bar still moves by `kl`: let steps fade
-    (`optax.chain`) where the noise is to be averaged.
+    Its `update` needs `natural=`, which `train` passes from the estimates of `natural`. The step
+    has the same length also where the gradient is all noise: add a decay (`optax.chain`) to average
+    the noise.
 
     >>> training = Training(natural(estimator), theta, kl_ascent(0.01), trajectories=200)
     >>> train(training, iterations=50)
@@ -156,38 +158,35 @@ def kl_ascent(kl: float = 0.01) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda theta: optax.EmptyState(), update)
 
 
-def scaled(factors: Mapping[str, float]) -> optax.GradientTransformation:
-    """Multiply the updates of each family of a dict θ by its own factor: units for rules that know
-    none.
+def scale_by_family(factors: Mapping[str, float]) -> optax.GradientTransformation:
+    """Multiply the updates of each family of a dict θ by its own factor.
 
-    Adam moves every component by about the learning rate, though a Kerr coefficient that matters is
-    a thousandth of a coupling that does.
+    Adam moves every component by about the learning rate, though a relevant Kerr coefficient is a
+    thousandth of a relevant coupling.
     """
     return optax.stateless(
         lambda updates, _: {name: factors.get(name, 1.0) * value for name, value in updates.items()}
     )
 
 
-def fading(decay: float) -> optax.GradientTransformation:
-    """Multiply the updates of iteration l by 1/√(1 + l/decay): steps small enough, in the end, for
-    the noise.
+def scale_by_decay(decay: float) -> optax.GradientTransformation:
+    """Multiply the updates of iteration l by 1/√(1 + l/decay), so that noise averages out.
 
-    It does not know when training ends, so that a training may go on.
+    The schedule does not depend on the length of the training, so that a training can be continued.
     """
     return optax.scale_by_schedule(lambda iteration: (1 + iteration / decay) ** -0.5)
 
 
-def by_name(
+def make_optimiser(
     rule: str,
     learning_rate: float,
     options: Mapping[str, Any],
     scale: Mapping[str, float] | None = None,
     decay: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """`"paper"`, or any optimiser of optax that takes a learning rate: `"adam"`, `"sgd"`, `"lion"`,
-    …
+    """The optimiser "paper", or any of optax that takes a learning rate: "adam", "sgd", "lion", …
 
-    >>> by_name("adam", 0.02, {"b1": 0.8}, {"chi": 0.01})
+    >>> make_optimiser("adam", 0.02, {"b1": 0.8}, {"chi": 0.01})
     """
     make = rms_ascent if rule == "paper" else getattr(optax, rule, None)
     names = list(inspect.signature(make).parameters) if callable(make) else []
@@ -204,8 +203,10 @@ def by_name(
             + close_match(unknown[0], names[1:])
         )
     chosen = optax.with_extra_args_support(make(learning_rate, **options))  # type: ignore[misc]
-    further = [scaled(scale)] if scale and any(factor != 1 for factor in scale.values()) else []
-    further += [fading(decay)] if decay else []
+    further = (
+        [scale_by_family(scale)] if scale and any(factor != 1 for factor in scale.values()) else []
+    )
+    further += [scale_by_decay(decay)] if decay else []
     return optax.with_extra_args_support(optax.chain(chosen, *further)) if further else chosen
 
 
@@ -222,16 +223,18 @@ def _takes_rate(thing: Any) -> bool:
 
 
 class Trend(NamedTuple):
-    """slope: of the least-squares line, per iteration. stderr: its standard error, from the
-    residuals.
+    """A least-squares line.
+
+    slope: per iteration.
+    stderr: standard error of the slope, from the residuals.
     """
 
     slope: float
     stderr: float
 
 
-def trend(values: Sequence[float] | np.ndarray) -> Trend:
-    """The straight line through `values`, at least three of them."""
+def fit_trend(values: Sequence[float] | np.ndarray) -> Trend:
+    """Fit a straight line to `values`, at least three of them."""
     y = np.asarray(values, float)
     if y.ndim != 1 or len(y) < 3:
         raise ValueError(
@@ -246,16 +249,15 @@ def trend(values: Sequence[float] | np.ndarray) -> Trend:
 
 def is_rising(values: Sequence[float] | np.ndarray, confidence: float = 0.95) -> bool:
     """Whether the slope is positive beyond its two-sided confidence interval (Student's t)."""
-    slope, stderr = trend(values)
+    slope, stderr = fit_trend(values)
     return slope > student_quantile((1 + confidence) / 2, len(values) - 2) * stderr
 
 
-def onset(values: Sequence[float] | np.ndarray, window: int = WINDOW) -> int | None:
-    """Iteration at which the plateau began: where the earlier rise, extrapolated, meets the
-    plateau's mean.
+def find_onset(values: Sequence[float] | np.ndarray, window: int = WINDOW) -> int | None:
+    """Iteration at which the plateau began: where the earlier rise, extrapolated, meets its mean.
 
     A parabola is fitted to [l − 12W, l − 2W]; of its intersections with the mean of the last W
-    values the one where it rises counts. None if there is none, or none between l − 12W and l − W.
+    values the rising one counts. None if there is none, or none between l − 12W and l − W.
     """
     l = len(values)  # noqa: E741, the paper's letter
     level = float(np.mean(values[-window:]))
@@ -266,7 +268,7 @@ def onset(values: Sequence[float] | np.ndarray, window: int = WINDOW) -> int | N
     x = np.arange(begin, end)
     middle = (begin + end - 1) / 2  # in units of half the span the fit is well conditioned
     half = (end - begin) / 2
-    crossing = rising_root(
+    crossing = find_rising_root(
         *np.polyfit((x - middle) / half, np.asarray(values[begin:end], float) - level, 2)
     )
     if crossing is None:
@@ -275,7 +277,7 @@ def onset(values: Sequence[float] | np.ndarray, window: int = WINDOW) -> int | N
     return math.floor(crossing_at) if begin <= crossing_at <= l - window else None
 
 
-def rising_root(a: float, b: float, c: float) -> float | None:
+def find_rising_root(a: float, b: float, c: float) -> float | None:
     """The x with ax² + bx + c = 0 and 2ax + b > 0, or None."""
     discriminant = b * b - 4 * a * c
     if discriminant <= 0:
@@ -285,32 +287,35 @@ def rising_root(a: float, b: float, c: float) -> float | None:
     return -2 * c / (b + root) if b >= 0 else (root - b) / (2 * a) if a != 0 else None
 
 
-def escalation(
+def find_escalation(
     values: Sequence[float] | np.ndarray,
     tier_start: int,
     *,
     window: int = WINDOW,
     confidence: float = 0.95,
 ) -> int | None:
-    """None while J rises; else the iteration from which to go on with the next ensemble size.
+    """None while J rises; else the iteration from which to continue with the next ensemble size.
 
-    tier_start: iteration at which the present ensemble size began. The answer is `len(values)` for
-    going on in place, before the fit window exists; otherwise the plateau's onset, or l − W where
-    no onset is admissible; or `tier_start` if that lies within W of it.
+    The result is `len(values)` to continue in place, before the fit window exists; otherwise the
+    plateau's onset, or l − W where no onset is admissible; or `tier_start` if that lies within W of
+    it.
+
+    tier_start: iteration at which the present ensemble size began.
     """
     l = len(values)  # noqa: E741
     if l - tier_start < window or is_rising(values[-window:], confidence):
         return None
     if l < FIT_FROM * window:
         return l
-    begin_of_plateau = onset(values, window)
+    begin_of_plateau = find_onset(values, window)
     breakpoint_ = l - window if begin_of_plateau is None else begin_of_plateau
     return tier_start if breakpoint_ < tier_start + window else breakpoint_
 
 
 def student_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t by Hill's expansion about the normal one: to 1e-3 from 8 degrees
-    on, 1e-5 from 30.
+    """Quantile of Student's t by Hill's expansion.
+
+    Accurate to 1e-3 from 8 degrees of freedom on, to 1e-5 from 30.
     """
     z = NormalDist().inv_cdf(probability)
     n = degrees

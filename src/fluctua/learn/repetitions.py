@@ -1,24 +1,22 @@
-"""How many more repetitions: from the gradient that a recording gives, and its errors.
+"""Number of repetitions for a given error of the gradient, and power laws with jackknife errors.
 
 With E trajectories the relative error of the gradient, each component in units of its own noise, is
 
     ε² = Σ_i V_i/E / V_i / Σ_i (∂_iJ)²/V_i = P/(E S),     S = Σ_i (∂_iJ)²/V_i,
 
 over the P components, V the variance of one trajectory's gradient, so that E = P/(S ε²), whatever
-units the parameters are in. (`runs.noise` has one such unit for a whole family of a lattice's
-parameters.) Noise raises ĝ², but not products of different trajectories: S is taken from ten parts
-of the recording, and its error by leaving each out. V is estimated from n trajectories, E[1/V̂] =
-(n − 1)/(n − 3)/V of normal ones, which is taken off.
+units the parameters are in. (`runs.noise` has one such unit per family of a lattice's parameters.)
+Noise raises ĝ², but not products of different trajectories: S is taken from ten parts of the
+recording, and its error by leaving each out. V is estimated from n trajectories, with E[1/V̂] = (n
+− 1)/(n − 3)/V for normal ones, which is divided out.
 
 A component of z standard errors is known to ε with E/(ε²(z² − 1)) trajectories, the 1 being what
-noise adds to z². What does not stand out yet, by two standard errors, has no such number, only a
-bound: the truth is below |z| + 2.
+noise adds to z². A component below two standard errors has only a bound: the truth is below |z| +
+2.
 
-Power laws through measured points, with errors that know that the points share their noise.
-
-Every measurement is kept as B batch means. A statistic of the means gets its error from leaving one
-batch out at a time (the jackknife), so points that were measured under the same noise, and hence
-err together, need no covariance.
+Power laws are fitted through measured points that may share their noise. Every measurement is kept
+as B batch means. The error of a statistic comes from leaving one batch out at a time (the
+jackknife), so correlated points need no covariance.
 """
 
 from __future__ import annotations
@@ -38,8 +36,10 @@ PARTS = 10
 
 
 class Needed(NamedTuple):
-    """Trajectories in all. at_least: whether it is a bound, because the gradient does not stand
-    out yet.
+    """A required number of trajectories.
+
+    trajectories: in total.
+    at_least: whether it is only a bound, because the gradient is not resolved yet.
     """
 
     trajectories: float
@@ -54,13 +54,18 @@ class Weakest(NamedTuple):
 
 
 class Repetitions(NamedTuple):
-    """recorded: E. signal: S. error: asked for; whole: for the gradient; components: for `share` of
-    its components.
+    """Required numbers of trajectories, made by `repetitions`.
 
-    reached: the relative error of what was recorded, None if the gradient does not stand out.
-    training: for a relative error of 1, at which a step points within 45° of the gradient. clear,
-    trainable: components that stand out, of those that can be estimated. weakest: the component
-    that stands out least.
+    recorded: E.
+    signal: S.
+    error: the requested relative error.
+    whole: required for the gradient as a whole.
+    reached: relative error of the recording; None if the gradient is not resolved.
+    training: required for a relative error of 1, at which a step points within 45° of the gradient.
+    share: requested share of the components.
+    components: required for `share` of the components.
+    clear, trainable: number of resolved components, of those that can be estimated.
+    weakest: the least resolved component.
     """
 
     recorded: int
@@ -79,12 +84,15 @@ class Repetitions(NamedTuple):
 def repetitions(
     estimate: Estimate, parts: np.ndarray | None, *, error: float = 0.1, share: float = 0.9
 ) -> Repetitions:
-    """What it takes to know the gradient to a relative `error`, and `share` of its components each
-    to that.
+    """Number of trajectories that know the gradient to a relative `error`.
 
-    parts: (PARTS, P), estimates from every tenth trajectory, as `insitu.estimate` gives them.
+    Args:
+        estimate: of `fluctua.insitu.estimate(recording, process, objective)`.
+        parts: (PARTS, P), estimates from every tenth trajectory, of the same function.
+        error: requested relative error.
+        share: of the components that are to be known to that error.
 
-    `estimate` and `parts` are those of `fluctua.insitu.estimate(recording, process, objective)`.
+    Returns: a `Repetitions`.
     """
     if not error > 0 or not 0 < share <= 1:
         raise ValueError(
@@ -98,11 +106,11 @@ def repetitions(
         )
     known = _select_components(estimate)
     spread = np.sqrt(count * (count - 1) / (count - 3)) * known.stderr
-    signal = _signal(parts[:, known.which] / spread)
+    signal = _estimate_signal(parts[:, known.which] / spread)
     size = len(known.names)
 
-    def per(wanted):
-        return _whole(signal, size, wanted)
+    def required(wanted):
+        return _require_for_gradient(signal, size, wanted)
 
     z2 = (known.gradient / known.stderr) ** 2
     weakest = int(np.argmin(z2))
@@ -111,21 +119,19 @@ def repetitions(
         count,
         signal,
         error,
-        per(error),
+        required(error),
         float(np.sqrt(size / signal.value / count)) if stands else None,
-        per(1.0),
+        required(1.0),
         share,
-        _components(z2, count, error, share),
+        _require_for_components(z2, count, error, share),
         int(np.sum(z2 > CLEAR**2)),
         size,
         Weakest(known.names[weakest], float(np.sqrt(z2[weakest]))),
     )
 
 
-def _signal(parts: np.ndarray) -> Measured:
-    """S and its jackknife error. parts: (K, P), estimates of the parts in units of one
-    trajectory's noise.
-    """
+def _estimate_signal(parts: np.ndarray) -> Measured:
+    """S and its jackknife error. parts: (K, P), in units of one trajectory's noise."""
     count = len(parts)
     left = np.array([_cross_products(parts[np.arange(count) != k]) for k in range(count)])
     error = float(np.sqrt((count - 1) * np.mean((left - left.mean()) ** 2)))
@@ -133,29 +139,31 @@ def _signal(parts: np.ndarray) -> Measured:
 
 
 def _cross_products(parts: np.ndarray) -> float:
-    """Mean product of different parts, summed over components: without the noise of squares."""
+    """Mean product of different parts, summed over components; free of the bias of squares."""
     count = len(parts)
     return float(np.sum(parts.sum(axis=0) ** 2) - np.sum(parts**2)) / (count * (count - 1))
 
 
-def _whole(signal: Measured, size: int, error: float) -> Needed:
+def _require_for_gradient(signal: Measured, size: int, error: float) -> Needed:
     if signal.value > CLEAR * signal.error:
         return Needed(size / (signal.value * error**2), False)
     return Needed(size / ((max(signal.value, 0.0) + CLEAR * signal.error) * error**2), True)
 
 
-def _components(z2: np.ndarray, count: int, error: float, share: float) -> Needed:
-    last = float(
-        np.sort(z2)[::-1][max(0, int(np.ceil(share * z2.size)) - 1)]
-    )  # the least of those asked for
+def _require_for_components(z2: np.ndarray, count: int, error: float, share: float) -> Needed:
+    # the least of those asked for
+    last = float(np.sort(z2)[::-1][max(0, int(np.ceil(share * z2.size)) - 1)])
     if last > CLEAR**2:
         return Needed(count / (error**2 * (last - 1)), False)
     return Needed(count / (error**2 * (np.sqrt(last) + CLEAR) ** 2), True)
 
 
 class Components(NamedTuple):
-    """Of those that can be estimated: names, and the gradient with its error in one array each.
-    which: (P,) of all.
+    """The components of a gradient that can be estimated.
+
+    names: one per component.
+    gradient, stderr: of these components.
+    which: (P,) bool, of all components.
     """
 
     names: list[str]
@@ -193,21 +201,20 @@ class Measured(NamedTuple):
 
 
 class PowerLaw(NamedTuple):
-    """y = factor · x^exponent."""
+    """The law y = factor · x^exponent."""
 
     exponent: Measured
     factor: Measured
 
     def __call__(self, x: Any) -> np.ndarray:
-        """Y. Any shape."""
+        """Evaluate y at x, of any shape."""
         return self.factor.value * np.asarray(x, float) ** self.exponent.value
 
 
 def jackknife(
     statistic: Callable[[np.ndarray], np.ndarray], batches: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """statistic(mean over batches) and its standard error. batches: (..., B), each a mean over as
-    many samples.
+    """statistic(mean over batches) and its standard error. batches: (..., B), of equal size.
 
     error² = (B−1)/B Σ_b (f_b − f̄)², f_b the statistic without batch b.
 
@@ -225,8 +232,7 @@ def jackknife(
 def power_law(
     x: np.ndarray, batches: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray] = np.abs
 ) -> PowerLaw:
-    """The straight line through (ln x, ln statistic(y)), least squares. x: (S,). batches of y: (S,
-    B).
+    """Least-squares line through (ln x, ln statistic(y)). x: (S,), batches of y: (S, B).
 
     >>> values = np.array([[3.0, 3.0], [12.0, 12.0]])
     >>> round(power_law(np.array([1.0, 2.0]), values).exponent.value, 9)
@@ -245,11 +251,8 @@ def power_law(
     )
 
 
-def into_batches(samples: np.ndarray, count: int) -> np.ndarray:
-    """Means of `count` equal stretches of the samples.
-
-    (E,) -> (B,); a remainder at the end is left out.
-    """
+def average_in_batches(samples: np.ndarray, count: int) -> np.ndarray:
+    """Means over `count` equal stretches of samples, (E,) -> (count,); a remainder is left out."""
     size = len(samples) // count
     if size < 1:
         raise ValueError(f"{count} batches need as many samples at least; got {len(samples)}.")

@@ -1,18 +1,18 @@
-"""An estimator that calibrates its model on the trajectories that it rewards: for a device of which
-the structure is known and no number is.
+"""Estimator that calibrates its model as it trains a device with unknown offsets and gains.
 
-A device is set to θ and does something else: a detuning has an offset, a coupling a gain, a loss
-was never measured. With these unknowns φ the model's parameters are p(θ, φ), and every call
+The structure of the model is known and its numbers are not: a detuning has an offset, a coupling a
+gain, a loss was never measured. With these unknowns φ the model's parameters are p(θ, φ), and every
+call
 
-1. measures some trajectories at θ, which are rewarded;
-2. finds the φ̂ that is most probable, given them and all that was measured before
-(`fluctua.learn.fit`); 3. asks the model at p(θ, φ̂) for ∂J/∂p and hands on (∂p/∂θ)ᵀ ∂J/∂p.
+1. measures trajectories at θ, which are rewarded;
+2. finds the most probable φ̂, given them and all earlier measurements (`fluctua.learn.fit`);
+3. computes ∂J/∂p of the model at p(θ, φ̂) and returns (∂p/∂θ)ᵀ ∂J/∂p.
 
 One model serves score and twin. Its error is in the error bar, Cov[∇J] = H Λ⁻¹ Hᵀ with H = ∂²J/∂θ∂φ
-and Λ the precision of φ̂, and two readings say when not to trust it: the score of new trajectories
-has mean zero where the model is right, and so has that of unknowns that are watched and not fitted.
-The residuals at φ̂ are examined beside them (`fluctua.core.likelihood.guard`): against a structure
-that the unknowns cannot express, whatever the correction.
+and Λ the precision of φ̂. Two tests tell when not to trust it: the score of new trajectories has
+mean zero where the model is right, and so has the score of unknowns that are watched and not
+fitted. The residuals at φ̂ are tested too (`fluctua.core.likelihood.guard`), for a structure that
+the unknowns cannot express.
 """
 
 from __future__ import annotations
@@ -43,24 +43,23 @@ from fluctua.learn import shrunk_correction as shrinking
 from fluctua.learn.calibration_options import CalibrationOptions
 
 RENEWED = "renewed"
-"""Begins the event of a call before which everything was forgotten."""
+"""First word of the event of a call before which everything was forgotten."""
 
 NEW_TASK = "new task"
-"""The event of a call whose model is another than that of the call before."""
+"""Event of a call whose model differs from that of the call before."""
 
 WEIGHTS = "correction_"
-"""Marks what the weights of the correction remember, in a state."""
+"""Prefix of the sums of the correction's weights in a state."""
 
 
 DOUBT = "doubt"
-"""The reason of a doubt, in a state."""
+"""Name of the reason of a doubt in a state."""
 
 TESTS = "residuals_"
-"""Marks the sums of the residual tests, in a state."""
+"""Prefix of the sums of the residual tests in a state."""
 
-MOST_TESTS = 5000
-"""Sums of residual tests that are kept from call to call; larger systems have enough steps in each
-call.
+MAX_TESTS = 5000
+"""Maximum number of sums of residual tests kept between calls; larger systems need only one call.
 """
 
 SUMS = ("information", "vector", "trajectories", "calls", "surprise")
@@ -70,29 +69,28 @@ class SelfCalibrating(PlainEstimator):
     """An estimator of ∇θJ that calibrates its model as it measures.
 
     Args:
-        model: an estimator with a twin in the parameters p, which simulates:
-            ppgt(simulator, objective, baseline=Twin()), or task.estimator("cpu", baseline="twin")
-            of a resonator network. For a task that changes on the way, call -> such an estimator:
-            what is known of the device stays, and the history says when.
-        device: (key, theta, count) -> Trajectories, an instrument or what stands for one. Every one
-            is counted.
+        model: an estimator with a twin in the parameters p, which simulates: ppgt(simulator,
+            objective, baseline=Twin()), or task.estimator("cpu", baseline="twin") of a resonator
+            network. For a task that changes on the way, a function call -> such an estimator: the
+            calibration of the device stays, and the history has the event.
+        device: (key, theta, count) -> Trajectories, an instrument or a substitute. All its
+            trajectories are counted.
         effective: (theta, phi) -> p, written in JAX: {"omega": theta["omega"] + phi["offset"],
             ...}.
-        unknown: φ before anything was measured, any pytree of floats.
+        unknown: φ before the first measurement, any pytree of floats.
         spread: standard deviations of φ about that, a pytree like φ or a prefix of it.
         options: further settings, as a record.
         **changes: further settings by name, those of `CalibrationOptions`: watch, forget_after,
             renew, correction, steps, simulated, samples, measure_every, every, readout, on_doubt,
             returns.
 
-    `calibration` says what is known, `doubt` why not to trust it, if so. It has a state; put it
-    back to go on where another left off. Trajectories of a model that is not linear in φ are part
-    of it until a Gaussian describes them (`fluctua.learn.kept`).
+    `calibration` is the posterior of φ, `doubt` the reason not to trust it, if any. The estimator
+    has a state; restore it to continue. Trajectories of a model that is not linear in φ are part of
+    it until a Gaussian describes them (`fluctua.learn.kept`).
 
     >>> model, device = fl.ppgt(simulator, objective, baseline=fl.Twin()), simulator
     >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
     >>> fl.SelfCalibrating(model, device, effective, jnp.zeros(()), spread=0.2)(key, theta, 4)
-
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class SelfCalibrating(PlainEstimator):
         leaves, tree = jax.tree.flatten(unknown)
         size = sum(leaf.size for leaf in leaves)
         self._select_task = models.as_schedule(model)
-        self._turn_to(self._select_task(0))
+        self._set_task(self._select_task(0))
         self.device = device
         self.effective = effective
         self.unknown = unknown
@@ -130,14 +128,14 @@ class SelfCalibrating(PlainEstimator):
             beliefs.prior_precision(spread, unknown),
             empty,
             np.zeros(size),
-            ~beliefs.chosen(unknown, options.watch),
+            ~beliefs.find_watched(unknown, options.watch),
         )
         self._kept = keeping.Kept(self.belief)
         self._trajectories = self._calls = self._last = 0
         self._surprise = (0.0, 0)
 
     def cost(self, theta: Params) -> int:
-        """Measured trajectories per sample: 0 after a call that asked the model alone."""
+        """Measured trajectories per sample: 0 after a call that used the model alone."""
         return int(self._last > 0 or self._calls == 0)
 
     def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
@@ -149,10 +147,9 @@ class SelfCalibrating(PlainEstimator):
         task = self._select_task(self._calls)
         self.event = ""
         if task is not self._task:
-            self._turn_to(task)
-            self._kept = keeping.Kept(
-                self.belief
-            )  # trajectories of another task are of another model
+            self._set_task(task)
+            # trajectories of another task are of another model
+            self._kept = keeping.Kept(self.belief)
             self.event = NEW_TASK
         measured = None
         before = self.belief
@@ -164,40 +161,40 @@ class SelfCalibrating(PlainEstimator):
 
         scored = measured if self.options.uses_measured and before.information.any() else None
         belief = self.belief if scored is None else before
-        direct, correction, returns = self._rows(k_model, theta, belief.mean, scored)
-        made = self._combine_rows(theta, direct, correction, scored)
-        gradient = made.gradient
-        departed = self._calibration_variance(k_model, k_error, theta, belief, scored, made)
-        variance = made.variance + departed
-        stderr = np.hypot(made.stderr, np.sqrt(departed))
+        direct, correction, returns = self._gradient_rows(k_model, theta, belief.mean, scored)
+        combined = self._combine_rows(theta, direct, correction, scored)
+        gradient = combined.gradient
+        calibration_variance = self._calibration_variance(
+            k_model, k_error, theta, belief, scored, combined
+        )
+        variance = combined.variance + calibration_variance
+        stderr = np.hypot(combined.stderr, np.sqrt(calibration_variance))
         conversion = np.zeros(())
         if measured is not None:
             returns = self._returns(theta, self.belief.mean, measured)
             conversion = self._conversion_variance(k_error, theta, measured, returns.mean())
-        many = max(self._last, 1)
-        _, unravel = ravel_pytree(theta)
+        count_measured = max(self._last, 1)
+        flat, unravel = ravel_pytree(theta)
 
-        def shaped(v):
-            return unravel(jnp.asarray(v, ravel_pytree(theta)[0].dtype))
+        def shape_like(v: np.ndarray) -> Params:
+            return unravel(jnp.asarray(v, flat.dtype))
 
         error = estimates.sample_error(returns) if len(returns) > 1 else np.nan
         error = np.hypot(error, np.sqrt(conversion))
         return estimates.Estimate(
-            shaped(gradient),
-            shaped(stderr),
-            shaped(gradient**2 + many * variance),
+            shape_like(gradient),
+            shape_like(stderr),
+            shape_like(gradient**2 + count_measured * variance),
             jnp.asarray(returns.mean()),
             jnp.asarray(error),
             self._last,
         )
 
     def learn(self, theta: Params, trajectories: records.Trajectories) -> None:
-        """Refine the calibration by trajectories that were taken at θ, of the device or of
-        a recording.
-        """
+        """Refine the calibration by trajectories taken at θ, of the device or of a recording."""
         share = 1 - 1 / self.options.forget_after
-        before = self.belief if share == 1 else self.belief.faded(share)
-        kept = self._kept if share == 1 else self._kept.faded(share)
+        before = self.belief if share == 1 else self.belief.fade(share)
+        kept = self._kept if share == 1 else self._kept.fade(share)
         readout = (
             evidences.measure_readout(trajectories)
             if isinstance(self.options.readout, str)
@@ -212,14 +209,14 @@ class SelfCalibrating(PlainEstimator):
         likelihoods.append(latest)
         fit = fitting.fit_map(likelihoods, kept.belief, before.mean)
         self._surprise = fit.surprise()
-        if beliefs.beyond(*self._surprise):
+        if beliefs.exceeds_chance(*self._surprise):
             renewed = self.options.renew and before.information.any()
             self._add_event(
                 "{} χ² {:.4g} of {}".format(RENEWED if renewed else "unexpected", *self._surprise)
             )
             if renewed:
                 likelihoods = [latest]
-                kept = keeping.Kept(before.faded(0.0))
+                kept = keeping.Kept(before.fade(0.0))
                 fit = fitting.fit_map(likelihoods, kept.belief, fit.point)
         self.belief = fit.posterior
         self._kept = keeping.Kept(fit.posterior)
@@ -229,14 +226,14 @@ class SelfCalibrating(PlainEstimator):
                 self._kept = longer
         self._trajectories += len(trajectories.x)
         self._examine(theta, trajectories, readout, share)
-        self._warn()
+        self._warn_about_doubt()
         if not fit.converged:
             self._warn_not_settled(fit)
 
     def _likelihood(
         self, theta: Params, trajectories: records.Trajectories, readout: float, weight: float = 1.0
     ) -> fitting.Likelihood:
-        """u -> what trajectories say there, with a weight."""
+        """The function u -> weighted evidence of trajectories."""
 
         def evidence(u: np.ndarray) -> evidences.Evidence:
             score, information, linear = self.model.evidence(
@@ -261,7 +258,7 @@ class SelfCalibrating(PlainEstimator):
         )
 
     def check_doubt(self) -> None:
-        """Raise `DoubtError` where the model is in doubt and a run was not asked to go on."""
+        """Raise `DoubtError` where the model is in doubt and on_doubt="stop"."""
         if self.doubt and self.options.on_doubt == "stop":
             raise guard.DoubtError(
                 f"the model is in doubt: {self.doubt} What was measured is kept. Mend the model or "
@@ -270,32 +267,35 @@ class SelfCalibrating(PlainEstimator):
 
     @property
     def calibration(self) -> beliefs.Posterior:
-        """What is known of the device."""
+        """The posterior of the unknowns of the device."""
         b = self.belief
         values = b.mean.copy()
         errors = np.zeros(b.start.size)
         errors[b.free] = np.sqrt(np.diag(np.linalg.inv(b.posterior_precision)))
         chi2 = 0.0
         if not b.free.all():
-            values[~b.free], errors[~b.free], chi2 = b.watched()
-
-        def tree(v):
-            return beliefs.like(self.unknown, v)
+            values[~b.free], errors[~b.free], chi2 = b.estimate_watched()
 
         degrees = int((~b.free).sum())
         watched = tuple(bool(v) for v in ~b.free)
         return beliefs.Posterior(
-            tree(values), tree(errors), self._trajectories, *self._surprise, chi2, degrees, watched
+            beliefs.unflatten_like(self.unknown, values),
+            beliefs.unflatten_like(self.unknown, errors),
+            self._trajectories,
+            *self._surprise,
+            chi2,
+            degrees,
+            watched,
         )
 
     @property
     def phi(self) -> Params:
-        """φ̂, with which the model is asked."""
-        return beliefs.like(self.unknown, self.belief.mean)
+        """φ̂, the unknowns with which the model is used."""
+        return beliefs.unflatten_like(self.unknown, self.belief.mean)
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as plain arrays; empty before the first call."""
+        """The state of the estimator as plain arrays; empty before the first call."""
         if not self._calls and not self._trajectories:
             return {}
         numbers = (self._trajectories, self._calls, self._surprise)
@@ -306,7 +306,7 @@ class SelfCalibrating(PlainEstimator):
         )
         remembered = {
             f"{WEIGHTS}{name}": value for name, value in self.sums.items()
-        } | self._kept.arrays()
+        } | self._kept.to_arrays()
         remembered |= {f"{TESTS}{name}": _pack(sums) for name, sums in (self._tests or {}).items()}
         if self.doubt:
             remembered[DOUBT] = np.array(self.doubt)
@@ -316,18 +316,16 @@ class SelfCalibrating(PlainEstimator):
         }
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
-        """Put a `state` back; an empty one is that before the first call. theta: not needed
-        here.
-        """
+        """Restore a `state`; an empty one is that before the first call. theta: not used."""
         if not state:
-            self.belief = self.belief.faded(0.0)
+            self.belief = self.belief.fade(0.0)
             self._kept = keeping.Kept(self.belief)
             self._tests = None
             self.doubt = ""
             self.sums = {}
             self._trajectories = self._calls = self._last = 0
             self._surprise = (0.0, 0)
-            self._turn_to(self._select_task(0))
+            self._set_task(self._select_task(0))
             return
         missing = sorted(set(SUMS) - set(state))
         if missing:
@@ -346,52 +344,45 @@ class SelfCalibrating(PlainEstimator):
         self._trajectories = int(state["trajectories"])
         self._calls = int(state["calls"])
         self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
-        marked = {
-            name.removeprefix(WEIGHTS): value
-            for name, value in state.items()
-            if name.startswith(WEIGHTS)
-        }
-        self.sums = {name: np.array(value) for name, value in marked.items()}
-        tests = {
-            name.removeprefix(TESTS): _unpack(v)
-            for name, v in state.items()
-            if name.startswith(TESTS)
-        }
-        self._tests = tests or None
+        weights = _select_prefixed(state, WEIGHTS)
+        self.sums = {name: np.array(value) for name, value in weights.items()}
+        tests = _select_prefixed(state, TESTS)
+        self._tests = {name: _unpack(value) for name, value in tests.items()} or None
         self.doubt = str(state.get(DOUBT, ""))
-        self._turn_to(self._select_task(max(self._calls - 1, 0)))
+        self._set_task(self._select_task(max(self._calls - 1, 0)))
 
-    def _turn_to(self, task: Any) -> None:
-        """Ask this model from now on."""
+    def _set_task(self, task: Any) -> None:
+        """Use this model from now on."""
         self._task = task
         self.model = models.as_calibratable(task)
 
     # --------------------------------------------------------------------------------- the gradient
 
-    def _rows(
+    def _gradient_rows(
         self, key: Array, theta: Params, u: np.ndarray, scored: records.Trajectories | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """∇θJ if the unknowns are u, a row a trajectory, simulated or of those `scored`; a
-        part to weight; returns.
+        """Direct part and correction of ∇θJ at unknowns u, one row per trajectory, and returns.
+
+        scored: measured trajectories; None simulates.
         """
         p, pull = jax.vjp(lambda th: self.at(th, jnp.asarray(u, jnp.result_type(float))), theta)
-        parts = (
-            self.model.split(key, p, self.options.simulated)
-            if scored is None
-            else self.model.recorded(p, scored)
-        )
+        if scored is None:
+            parts = self.model.split(key, p, self.options.simulated)
+        else:
+            parts = self.model.recorded(p, scored)
 
-        def rows(each):
-            return np.asarray(jax.vmap(lambda g: ravel_pytree(pull(g)[0])[0])(each), np.float64)
+        def rows(gradients: Params) -> np.ndarray:
+            flat = jax.vmap(lambda g: ravel_pytree(pull(g)[0])[0])(gradients)
+            return np.asarray(flat, np.float64)
 
         returns = np.asarray(parts.returns, np.float64)
-        each = parts.direct
         if self.options.correction == "weighted":
-            return rows(each), rows(parts.correction), returns
+            return rows(parts.direct), rows(parts.correction), returns
+        gradients = parts.direct
         if self.options.correction != "none":
-            each = jax.tree.map(jnp.add, each, parts.correction)
-        taken = rows(each)
-        return taken, np.zeros_like(taken), returns
+            gradients = jax.tree.map(jnp.add, gradients, parts.correction)
+        direct = rows(gradients)
+        return direct, np.zeros_like(direct), returns
 
     def _combine_rows(
         self,
@@ -399,14 +390,16 @@ class SelfCalibrating(PlainEstimator):
         direct: np.ndarray,
         correction: np.ndarray,
         scored: records.Trajectories | None,
-    ) -> shrinking.Weighed:
-        """The rows put together; what the weights remember is of measured trajectories alone."""
+    ) -> shrinking.CombinedGradient:
+        """Combine direct part and correction; only measured trajectories enter the weights."""
         if self.options.correction == "weighted" and scored is not None:
-            made = shrinking.weigh(theta, self.sums, direct, correction, self.options.steps)
-            self.sums = made.sums
-            return made
+            combined = shrinking.combine_parts(
+                theta, self.sums, direct, correction, self.options.steps
+            )
+            self.sums = combined.sums
+            return combined
         variance = direct.var(axis=0, ddof=1) / len(direct)
-        return shrinking.Weighed(
+        return shrinking.CombinedGradient(
             direct.mean(axis=0), np.sqrt(variance), variance, np.zeros_like(direct), self.sums
         )
 
@@ -417,17 +410,15 @@ class SelfCalibrating(PlainEstimator):
         theta: Params,
         belief: beliefs.Belief,
         scored: records.Trajectories | None,
-        made: shrinking.Weighed,
+        combined: shrinking.CombinedGradient,
     ) -> np.ndarray:
-        """diag HΛ⁻¹Hᵀ: the gradient at departures of φ that its posterior allows, on the
-        same noise. (P,)
-        """
+        """diag HΛ⁻¹Hᵀ, from the gradient at deviations of φ under the same noise. Shape (P,)."""
 
         def change(u: np.ndarray) -> np.ndarray:
-            direct, correction, _ = self._rows(key, theta, u, scored)
-            return (direct + made.worth * correction).mean(axis=0) - made.gradient
+            direct, correction, _ = self._gradient_rows(key, theta, u, scored)
+            return (direct + combined.worth * correction).mean(axis=0) - combined.gradient
 
-        return self._propagate(k_error, belief, change, np.zeros_like(made.gradient))
+        return self._propagate(k_error, belief, change, np.zeros_like(combined.gradient))
 
     def _propagate(
         self,
@@ -436,33 +427,30 @@ class SelfCalibrating(PlainEstimator):
         change: models.ArrayFunction,
         total: np.ndarray,
     ) -> np.ndarray:
-        """Variance of what changes with φ: the squares of its changes at departures that the
-        posterior allows.
+        """Variance of a quantity due to the posterior of φ: its squared changes at deviations.
 
-        total: zeros of its shape.
+        total: zeros of the quantity's shape.
         """
         unknowns = int(belief.free.sum())
         if not self.options.samples or not unknowns:
             return total
-        whole = unknowns <= self.options.samples
+        exact = unknowns <= self.options.samples
         normals = np.eye(unknowns)
-        if not whole:
+        if not exact:
             normals = np.asarray(
                 jax.random.normal(key, (self.options.samples, unknowns)), np.float64
             )
-        for away in belief.deviations(normals):
+        for away in belief.scale_deviations(normals):
             total = total + change(belief.mean + away) ** 2
-        return total if whole else total / self.options.samples
+        return total if exact else total / self.options.samples
 
     def _examine(
         self, theta: Params, trajectories: records.Trajectories, readout: float, fade: float
     ) -> None:
-        """Compare the residuals at the calibrated model with common faults, of this call and of all
-        together.
+        """Test the residuals at the calibrated model for common faults, with earlier calls.
 
-        At the posterior mean, which has taken in these trajectories, sums of residuals scatter no
-        more than at the
-        truth: what the unknowns can express is gone.
+        At the posterior mean, which includes these trajectories, sums of residuals scatter no more
+        than at the truth: what the unknowns can express is gone.
         """
         if RENEWED in self.event:
             self._tests = None
@@ -470,15 +458,15 @@ class SelfCalibrating(PlainEstimator):
         residuals, sums, _ = self.model.examine(
             p, trajectories, readout, alternatives.fade(self._tests, fade)
         )
-        few = sums is not None and sum(one.total.size for one in sums.values()) <= MOST_TESTS
-        self._tests = sums if few else None
+        size = sum(family.total.size for family in (sums or {}).values())
+        self._tests = sums if size <= MAX_TESTS else None
         if residuals.cause:
             self._raise_doubt(
                 f"the trajectories are not those of the model. {residuals.cause}", stacklevel=5
             )
 
     def _raise_doubt(self, reason: str, stacklevel: int) -> None:
-        """Warn, and keep the reason: for the history, and for the call after this one."""
+        """Warn, and keep the reason for the history and for the next call."""
         self.doubt = self.doubt or reason
         short = reason.split(" (")[0].replace(",", "")
         self.event = "; ".join(filter(None, (self.event, f"{DOUBT}: {short}")))
@@ -487,9 +475,7 @@ class SelfCalibrating(PlainEstimator):
     # --------------------------------------------------------------------------------- the value
 
     def _returns(self, theta: Params, u: np.ndarray, measured: records.Trajectories) -> np.ndarray:
-        """Returns of measured trajectories: what the device says, or of the model if the
-        unknowns are u. (E,)
-        """
+        """Returns of measured trajectories, from the device or from the model at u. Shape (E,)."""
         if self.returns is None:
             p = self.at(theta, jnp.asarray(u, jnp.result_type(float)))
             return np.asarray(self.model.returns(p, measured), np.float64)
@@ -504,9 +490,7 @@ class SelfCalibrating(PlainEstimator):
     def _conversion_variance(
         self, key: Array, theta: Params, measured: records.Trajectories, value: float
     ) -> np.ndarray:
-        """Variance of J by the error of the model that makes returns of states; 0 where the
-        device says them.
-        """
+        """Variance of J due to the model between states and returns; 0 if measured directly."""
         if self.returns is not None:
             return np.zeros(())
 
@@ -515,9 +499,9 @@ class SelfCalibrating(PlainEstimator):
 
         return self._propagate(key, self.belief, change, np.zeros(()))
 
-    def _warn(self) -> None:
+    def _warn_about_doubt(self) -> None:
         chi2, degrees = self._surprise
-        if beliefs.beyond(chi2, degrees) and RENEWED not in self.event:
+        if beliefs.exceeds_chance(chi2, degrees) and RENEWED not in self.event:
             self._raise_doubt(
                 "the calibrated model did not expect what was measured: χ² of the score is "
                 f"{chi2:.4g} with {degrees} degrees of freedom. The device has changed (give "
@@ -548,8 +532,13 @@ class SelfCalibrating(PlainEstimator):
 # ------------------------------------------------------------------------------------------ helpers
 
 
+def _select_prefixed(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The entries of a state whose names begin with `prefix`, without it."""
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
 def _pack(sums: alternatives.FamilySums) -> np.ndarray:
-    """One array. (4, rows, columns)"""
+    """The sums as one array. Shape (4, rows, columns)."""
     return np.stack([sums.total, sums.variance, sums.third, np.full_like(sums.total, sums.terms)])
 
 

@@ -1,4 +1,4 @@
-"""How much of the correction to take: all of it where it is resolved, none of it where it is noise.
+"""Shrinkage of the twin's correction: all of it where it is resolved, none where it is noise.
 
 With a good twin almost all of the noise is in the correction and almost none of the mean; with a
 path that noise leaves at once the correction is nearly everything. A training adds up its steps.
@@ -9,12 +9,12 @@ square error is least, leaf by leaf, at
     G = ⟨direct⟩ + w⟨correction⟩,   w = b²/(b² + V),   b² ≈ |c|² − V,   that is w = (1 − V/|c|²)₊,
 
 with c the average of the correction over iterations, weights ∝ trajectories · (1 − 1/m)^age, where
-m is `forget_after`. c is worth keeping for its own sake: it is what the twin misses of the
-gradient, with an error bar.
+m is `forget_after`. c is useful by itself: it is what the twin misses of the gradient, with an
+error bar.
 
-Weights look at nothing that they weight. w of one half of a call's trajectories is that of the
-other half and of the calls before, so that E[w⟨correction⟩] = E[w] b; and c is not weighted by
-1/variance, which for a skewed sample goes with its mean.
+Weights are independent of what they weight. w of one half of a call's trajectories comes from the
+other half and from earlier calls, so that E[w⟨correction⟩] = E[w] b; and c is not weighted by
+1/variance, which for a skewed sample is correlated with its mean.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ import numpy as np
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate, sample_error
 from fluctua.core.estimator import PPGT
-from fluctua.core.integrators import step_at
+from fluctua.core.integrators import map_step_parameters
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.protocols import Estimator, EstimatorWrapper
 from fluctua.core.simulate import Simulator
 from fluctua.core.twin.correction import TwinSamples
+from fluctua.learn.belief import unflatten_like
 
 SUMS = ("weight", "weight_square", "correction", "square", "direct")
-"""What is remembered: Σw, Σw²/count, and of each parameter Σw⟨c⟩, Σw²Var⟨c⟩, Σw⟨d⟩."""
+"""Entries of the state: Σw, Σw²/count, and of each parameter Σw⟨c⟩, Σw²Var⟨c⟩, Σw⟨d⟩."""
 
 FIRST = 1e-3
-"""Weight of a call that has no λ̄ of an earlier one although it should: it is much louder than
-those that follow.
+"""Weight of a first call without the λ̄ of an earlier one, which has much more noise than the next.
 """
 
-FEWEST = 4
-"""Trajectories of a call that has halves, each with a spread."""
+MIN_SPLIT = 4
+"""Minimum number of trajectories per call for two halves that each have a spread."""
 
 COVERS = 1.96
-"""Standard errors on either side of an interval of 95 %."""
+"""Standard errors on either side of a 95 % interval."""
 
 Sums = Mapping[str, np.ndarray]
 
 
 class Splits(Estimator, Protocol):
-    """An estimator that gives its samples in two parts, as `ppgt(..., baseline=Twin())` does."""
+    """An estimator that returns its samples in two parts, as `ppgt(..., baseline=Twin())` does."""
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples: ...
 
 
 class TwinErrorReport(NamedTuple):
-    """What the twin misses: the mean correction over recent iterations, leaf by leaf, and its
-    standard error.
+    """What the twin misses of the gradient: its mean correction over recent iterations.
 
-    gradient: of the same iterations, to compare with. trajectories: as many as all of equal weight
-    would be. Prints a line for each family:
+    Prints one line per family with three numbers. rms: √⟨c²⟩/√⟨G²⟩, the correction relative to the
+    gradient. error: the same of the standard errors, the resolution. chi²: ⟨(c/stderr)²⟩, about 1
+    where the twin misses nothing that is resolved.
 
-    rms: √⟨c²⟩/√⟨G²⟩, the correction relative to the gradient. error: the same of the standard
-    errors; below it nothing is resolved. chi²: ⟨(c/stderr)²⟩, about 1 where the twin misses nothing
-    that shows.
+    A large chi² means that the expansion V misses something, not that the twin's parameters are
+    wrong: a linear expansion (`Twin(order=1)`) misses what noise adds to the return even where
+    every parameter is exact. `measure_own_certificate` reports that part alone, from trajectories
+    of the twin itself; the rest is the error of the model.
 
-    A large chi² says that the guess V misses something, not that the twin's parameters are wrong: a
-    linear guess (`Twin(order=1)`) misses what noise adds to the return even where every parameter
-    is exact. `measure_own_certificate` is the same of the twin on trajectories of its own, which is
-    that part alone; the rest is the error of the model.
+    correction, stderr: mean correction, leaf by leaf, and its standard error.
+    gradient: of the same iterations, to compare with.
+    trajectories: equivalent number of equally weighted trajectories.
     """
 
     correction: Params
@@ -87,7 +87,7 @@ class TwinErrorReport(NamedTuple):
         rest = zip(
             leaves, jax.tree.leaves(self.stderr), jax.tree.leaves(self.gradient), strict=True
         )
-        return [_row(path, c, error, g) for (path, c), error, g in rest]
+        return [_summarise_leaf(path, c, error, g) for (path, c), error, g in rest]
 
     def __repr__(self) -> str:
         room = max(6, *(len(row[0]) for row in self.rows))
@@ -101,12 +101,14 @@ class TwinErrorReport(NamedTuple):
         return "\n".join(lines)
 
 
-class Weighed(NamedTuple):
-    """Direct part and correction of some trajectories, put together.
+class CombinedGradient(NamedTuple):
+    """Direct part and weighted correction of some trajectories.
 
-    gradient, stderr, variance (P,): the standard error has what is left out in it, the variance is
-    that of sampling. worth (E, P): w of every trajectory's correction. sums: what is remembered
-    with these trajectories.
+    gradient: (P,).
+    stderr: (P,), including what is left out.
+    variance: (P,), of sampling alone.
+    worth: w of every trajectory's correction (E, P).
+    sums: the state with these trajectories.
     """
 
     gradient: np.ndarray
@@ -116,52 +118,52 @@ class Weighed(NamedTuple):
     sums: dict[str, np.ndarray]
 
 
-def weigh(
+def combine_parts(
     theta: Params,
     sums: Sums,
     direct: np.ndarray,
     correction: np.ndarray,
     forget_after: float,
-    loud: float = 1.0,
-) -> Weighed:
-    """⟨direct⟩ + w⟨correction⟩ with w of other trajectories.
+    loudness: float = 1.0,
+) -> CombinedGradient:
+    """Compute ⟨direct⟩ + w⟨correction⟩ with weights w from other trajectories.
 
     Args:
         theta: parameters, whose leaves have a w each.
-        sums: what is remembered of earlier calls; empty before the first.
+        sums: state of earlier calls; empty before the first.
         direct: rows (E, P).
         correction: rows (E, P).
         forget_after: calls over which `sums` fade; 1 remembers nothing and takes all of the
             correction.
-        loud: how much less than others these trajectories count for `sums`.
-    Returns: a `Weighed`.
+        loudness: factor by which these trajectories count less than others in `sums`.
 
+    Returns: a `CombinedGradient`.
     """
     count, size = direct.shape
-    faded = _fade(sums if sums else _empty(size), 1 - 1 / forget_after)
+    faded = _fade(sums if sums else _zero_sums(size), 1 - 1 / forget_after)
 
-    def own(rows):
-        return _add_batch(faded, direct[rows], correction[rows], loud)
+    def sum_with(rows):
+        return _add_batch(faded, direct[rows], correction[rows], loudness)
 
-    whole = own(slice(None))
+    summed = sum_with(slice(None))
     worth = np.ones_like(correction)
-    if forget_after > 1 and count >= FEWEST:
+    if forget_after > 1 and count >= MIN_SPLIT:
         halves = slice(0, None, 2), slice(1, None, 2)
-        for mine, other in (halves, halves[::-1]):
-            worth[mine] = _worth(theta, own(other))
+        for half, other in (halves, halves[::-1]):
+            worth[half] = _shrinkage_weights(theta, sum_with(other))
     elif forget_after > 1 and sums:
-        worth[:] = _worth(theta, faded)
+        worth[:] = _shrinkage_weights(theta, faded)
     mixed = direct + worth * correction
     variance = _variance(mixed)
     left = 1 - worth.mean(axis=0)
-    c = whole["correction"] / whole["weight"]
-    spread = whole["square"] / whole["weight"] ** 2
+    c = summed["correction"] / summed["weight"]
+    spread = summed["square"] / summed["weight"] ** 2
     stderr = np.sqrt(variance + left**2 * spread) + np.abs(left * c) / COVERS
-    return Weighed(mixed.mean(axis=0), stderr, variance, worth, whole)
+    return CombinedGradient(mixed.mean(axis=0), stderr, variance, worth, summed)
 
 
 def _variance(rows: np.ndarray) -> np.ndarray:
-    """Of the mean of rows. (P,)"""
+    """Variance of the mean of rows. Shape (P,)."""
     return rows.var(axis=0, ddof=1) / len(rows)
 
 
@@ -171,25 +173,25 @@ def _fade(sums: Sums, fade: float) -> dict[str, np.ndarray]:
 
 
 def _add_batch(
-    sums: Sums, direct: np.ndarray, correction: np.ndarray, loud: float
+    sums: Sums, direct: np.ndarray, correction: np.ndarray, loudness: float
 ) -> dict[str, np.ndarray]:
-    """And another batch, which counts by its trajectories."""
-    own = len(direct) * loud
+    """The sums with another batch, weighted by its trajectories."""
+    weight = len(direct) * loudness
     more = (
-        own,
-        own**2 / len(direct),
-        own * correction.mean(axis=0),
-        own**2 * _variance(correction),
-        own * direct.mean(axis=0),
+        weight,
+        weight**2 / len(direct),
+        weight * correction.mean(axis=0),
+        weight**2 * _variance(correction),
+        weight * direct.mean(axis=0),
     )
     return {name: sums[name] + value for name, value in zip(SUMS, more, strict=True)}
 
 
-def _worth(theta: Params, sums: Sums) -> np.ndarray:
-    """(1 − V/|c|²)₊ of each leaf, for every parameter. (P,)"""
+def _shrinkage_weights(theta: Params, sums: Sums) -> np.ndarray:
+    """w = (1 − V/|c|²)₊ of each leaf, for every parameter. Shape (P,)."""
     parts = []
     for total, square in zip(
-        _leaves(theta, sums["correction"]), _leaves(theta, sums["square"]), strict=True
+        _split_leaves(theta, sums["correction"]), _split_leaves(theta, sums["square"]), strict=True
     ):
         size = np.sum(total**2)  # both times the weight squared
         parts.append(np.full(total.size, max(0.0, 1 - np.sum(square) / size) if size else 1.0))
@@ -197,28 +199,24 @@ def _worth(theta: Params, sums: Sums) -> np.ndarray:
 
 
 class ShrunkCorrection(EstimatorWrapper):
-    """An estimator that takes as much of the correction as is resolved: (key, theta, count) ->
-    Estimate.
+    """An estimator that takes as much of the twin's correction as is resolved.
 
     Args:
         estimator: anything with `split`, such as ppgt(..., baseline=Twin()).
-        forget_after: iterations whose steps add up: over so many the correction must be resolved
-            to be taken. 1 takes all of it always, the plain unbiased estimator; the more, the
-            smaller the bias that is accepted.
-        carry: also hand the mean Λ of one iteration to the next as its λ̄; `split` must then take a
+        forget_after: iterations whose steps add up: over so many the correction must be resolved to
+            be taken. 1 always takes all of it, the plain unbiased estimator; a larger number
+            accepts a smaller bias.
+        carry: also use the mean Λ of one iteration as λ̄ of the next; `split` must then take a
             `table`.
 
-    w of each leaf of θ is that of `fluctua.learn.shrunk_correction`: from half of the call's
-    trajectories for the other half, and from calls before. What is left out, (1 − w)b, is a bias
-    towards the twin's gradient. It is estimated, and the standard error widened by it and by its
-    own error, which assumes that θ moved so little within `forget_after` that the mean correction
-    did not change by more. Where nothing is known of other trajectories, in a first call of two or
-    three, w = 1.
+    w of each leaf of θ comes from half of the call's trajectories for the other half, and from
+    earlier calls (`fluctua.learn.shrunk_correction`). What is left out, (1 − w)b, is a bias towards
+    the twin's gradient. It is estimated, and the standard error widened by it and by its own error,
+    which assumes that θ moved so little within `forget_after` that the mean correction did not
+    change by more. In a first call of two or three trajectories, w = 1.
 
-    The second moment is gradient² + count·variance, of one trajectory out of `count`, which is what
-    a rule such as `rms_ascent` asks for. It has a state; put it back to go on where another left
-    off.
-
+    The second moment is gradient² + count·variance, of one trajectory out of `count`, as
+    `rms_ascent` needs it. The estimator has a state; restore it to continue.
     """
 
     def __init__(self, estimator: Splits, forget_after: float = 100, *, carry: bool = False):
@@ -240,9 +238,7 @@ class ShrunkCorrection(EstimatorWrapper):
         self._like: Params = None
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Estimate ∇θJ from `count` new trajectories; earlier ones say how much of their
-        correction to take.
-        """
+        """Estimate ∇θJ from `count` new trajectories, correction weighted by earlier ones."""
         if count < 2:
             raise ValueError(
                 "`ShrunkCorrection` needs two trajectories a call, to know their spread; got "
@@ -259,18 +255,20 @@ class ShrunkCorrection(EstimatorWrapper):
                 f"the state is of {self._state['correction'].size} parameters and θ has "
                 f"{direct.shape[1]}. Begin anew with another `ShrunkCorrection`."
             )
-        loud = FIRST if self.carry and not options else 1.0
-        made = weigh(theta, self._state, direct, correction, self.forget_after, loud)
-        self._state = made.sums
+        loudness = FIRST if self.carry and not options else 1.0
+        combined = combine_parts(
+            theta, self._state, direct, correction, self.forget_after, loudness
+        )
+        self._state = combined.sums
         self._like = theta
         if self.carry:
             self._state["table"] = np.asarray(samples.mean_lambda)
         returns = np.asarray(samples.returns, np.float64)
 
         return Estimate(
-            _shape_like(theta, made.gradient),
-            _shape_like(theta, made.stderr),
-            _shape_like(theta, made.gradient**2 + count * made.variance),
+            _shape_like(theta, combined.gradient),
+            _shape_like(theta, combined.stderr),
+            _shape_like(theta, combined.gradient**2 + count * combined.variance),
             jnp.asarray(returns.mean(), samples.returns.dtype),
             jnp.asarray(sample_error(returns), samples.returns.dtype),
             count,
@@ -287,15 +285,11 @@ class ShrunkCorrection(EstimatorWrapper):
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as plain arrays: three numbers a parameter; empty before
-        the first call.
-        """
+        """The state as plain arrays, three numbers per parameter; empty before the first call."""
         return {name: value.copy() for name, value in self._state.items()}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
-        """Put a `state` back. theta: any of the parameters it is of, for a `certificate`
-        before the next call.
-        """
+        """Restore a `state`. theta: parameters like those of the state, for `certificate`."""
         missing = sorted({*SUMS} - set(state)) if state else []
         if missing:
             raise ValueError(
@@ -307,16 +301,14 @@ class ShrunkCorrection(EstimatorWrapper):
 
 
 def read_certificate(state: Mapping[str, np.ndarray], theta: Params) -> TwinErrorReport:
-    """What the state of a `ShrunkCorrection` says about its twin. theta: any parameters that the
-    state is of.
-    """
+    """The error report of a twin from the state of a `ShrunkCorrection`. theta: any parameters."""
     w = state["weight"]
     parts = (
         state["correction"] / w,
         np.sqrt(state["square"]) / w,
         (state["correction"] + state["direct"]) / w,
     )
-    correction, stderr, gradient = (_split_like(theta, flat) for flat in parts)
+    correction, stderr, gradient = (unflatten_like(theta, flat) for flat in parts)
     return TwinErrorReport(
         correction, stderr, gradient, float(np.mean(w**2 / state["weight_square"]))
     )
@@ -325,12 +317,12 @@ def read_certificate(state: Mapping[str, np.ndarray], theta: Params) -> TwinErro
 def measure_own_certificate(
     key: Array, estimator: PPGT, theta: Params, count: int
 ) -> TwinErrorReport:
-    """What the twin misses on `count` trajectories of its own: that of its order, not of its
-    parameters.
+    """What the twin misses on `count` trajectories of its own: the error of its order alone.
 
     `estimator` has a `Twin` and runs a simulator, whose start and times are used; the trajectories
-    are simulated with the twin's process at the twin's parameters, so nothing is measured. Where it
-    agrees with the certificate of the device, nothing shows that the model is wrong.
+    are simulated with the twin's process at the twin's parameters, so nothing is measured. Where
+    the result agrees with the certificate of the device, there is no evidence of an error of the
+    model.
     """
     method = estimator.method
     substrate = estimator.substrate
@@ -350,7 +342,7 @@ def measure_own_certificate(
         def own_noise(th, *rest):
             return noise(at(th), *rest)  # type: ignore[misc]
 
-    step = step_at(twin.process.integrator, lambda theta, context: at(theta))
+    step = map_step_parameters(twin.process.integrator, lambda theta, context: at(theta))
     own = Process(
         lambda th, *rest: drift(at(th), *rest),
         own_noise,
@@ -365,43 +357,32 @@ def measure_own_certificate(
     return weighted.certificate
 
 
-def _leaves(theta: Params, array: np.ndarray) -> list[np.ndarray]:
-    """(..., P) leaf by leaf."""
+def _split_leaves(theta: Params, array: np.ndarray) -> list[np.ndarray]:
+    """Split (..., P) leaf by leaf."""
     return np.split(
         array, np.cumsum([np.size(leaf) for leaf in jax.tree.leaves(theta)])[:-1], axis=-1
     )
 
 
-def _empty(size: int) -> dict[str, np.ndarray]:
+def _zero_sums(size: int) -> dict[str, np.ndarray]:
     return {name: np.zeros(size) for name in SUMS}
 
 
 def _rows(tree: Params) -> np.ndarray:
-    """Leaves (E, ...) as one matrix (E, P), in double precision: the sums run over many
-    iterations.
-    """
+    """Leaves (E, ...) as one matrix (E, P), in double precision for sums over many iterations."""
     return np.concatenate(
         [np.asarray(v, np.float64).reshape(np.shape(v)[0], -1) for v in jax.tree.leaves(tree)], 1
-    )
-
-
-def _split_like(theta: Params, flat: np.ndarray) -> Params:
-    """(P,) in the structure of θ, in double precision."""
-    leaves, tree = jax.tree.flatten(theta)
-    pieces = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return jax.tree.unflatten(
-        tree, [v.reshape(np.shape(leaf)) for v, leaf in zip(pieces, leaves, strict=True)]
     )
 
 
 def _shape_like(theta: Params, flat: np.ndarray) -> Params:
     """(P,) in the structure and precision of θ."""
     return jax.tree.map(
-        lambda v, leaf: jnp.asarray(v, jnp.asarray(leaf).dtype), _split_like(theta, flat), theta
+        lambda v, leaf: jnp.asarray(v, jnp.asarray(leaf).dtype), unflatten_like(theta, flat), theta
     )
 
 
-def _row(
+def _summarise_leaf(
     path: Any, c: np.ndarray, error: np.ndarray, g: np.ndarray
 ) -> tuple[str, float, float, float]:
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"

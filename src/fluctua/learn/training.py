@@ -38,20 +38,19 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What is trained, from where, and how. Refused when built if anything does not fit.
+    """Description of a training, checked when built.
 
     Args:
         estimator: of ∇θJ, as made by `ppgt`, or any function (key, theta, count) -> `Estimate`.
         theta: parameters to start from, any pytree of floats.
-        optimiser: of optax or `fluctua.optimisers`; one that asks for extra arguments gets
-            `second_moment`, `value` and `natural`.
+        optimiser: of optax or `fluctua.optimisers`; extra arguments are `second_moment`, `value`
+            and `natural`.
         trajectories: samples of the estimator per iteration, or a function of the iteration.
         bounds: (low, high), each a pytree like θ or a prefix of it down to one number. θ is clipped
             to them after every step. None for no bounds.
         seed: of all random numbers; iteration l uses fold_in(key(seed), l).
 
     >>> training = Training(estimator, theta, optax.adam(0.05), trajectories=200, bounds=(0, 2))
-
     """
 
     estimator: Estimator | Estimates
@@ -99,8 +98,11 @@ class Training:
 
 
 class Iterate(NamedTuple):
-    """Where a training stands: θ and the optimiser's state before iteration `iteration`.
+    """State of a training before iteration `iteration`.
 
+    iteration: index of the next iteration.
+    theta: parameters.
+    optimiser_state: of optax.
     trajectories: spent so far.
     """
 
@@ -133,22 +135,21 @@ def train(
     *,
     start_from: Record | Iterate | None = None,
 ) -> Iterator[Record]:
-    """Train, one record per iteration: θ ← Π[θ + update(∇θJ)].
+    """Train with one record per iteration: θ ← Π[θ + update(∇θJ)].
 
-    A training that goes on from any of its records repeats itself exactly. To keep it in a folder
-    that survives a kill, use `run`.
+    A training continued from any of its records repeats itself exactly. To keep it in a folder that
+    survives a kill, use `run`.
 
     Args:
         training: what to train.
-        iterations: how many; None goes on until the caller stops iterating.
-        start_from: a record to go on from.
+        iterations: how many; None continues until the caller stops iterating.
+        start_from: a record to continue from.
 
     Returns: an iterator of `Record`s.
 
     >>> training = Training(estimator, theta, optax.adam(0.05), trajectories=200)
     >>> for record in train(training, iterations=50):
     ...     print(record.iteration, record.estimate.value)
-
     """
     if iterations is not None and iterations < 0:
         raise ValueError(f"`iterations` must not be negative; got {iterations}.")
@@ -157,22 +158,22 @@ def train(
 
 
 class Length(NamedTuple):
-    """How far a training goes.
+    """Length of a training.
 
-    iterations: how many; None for no end. planned: iterations whose work decides whether a
-    simulator with backend="auto" runs a kernel; `iterations` if None. Beyond it, and without
-    either, the iterations so far decide.
+    iterations: how many; None for no end.
+    planned: iterations whose work decides whether a simulator with backend="auto" runs a kernel;
+        `iterations` if None. Beyond it, and without either, the iterations so far decide.
     """
 
     iterations: int | None
     planned: int | None = None
 
     def ends_at(self, iteration: int) -> bool:
-        """Whether `iteration` is not run any more."""
+        """Whether the training ends before `iteration`."""
         return self.iterations is not None and iteration >= self.iterations
 
     def calls(self, iteration: int) -> int:
-        """Calls of the estimator that `iteration` is one of, wherever the training began."""
+        """Planned number of calls of the estimator at `iteration`, wherever the training began."""
         planned = self.iterations if self.planned is None else self.planned
         return max(planned or 0, iteration + 1)
 

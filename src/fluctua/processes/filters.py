@@ -30,7 +30,7 @@ import scipy
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Density, Reparameterised, Start
-from fluctua.core.integrators import refuse_step
+from fluctua.core.integrators import require_euler
 from fluctua.core.objective import Objective
 from fluctua.core.process import NoiseProduct, Process
 
@@ -77,7 +77,7 @@ def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
         raise ValueError(
             "coloured noise needs a `Process` whose `noise` is one amplitude per component, (M,)."
         )
-    refuse_step(
+    require_euler(
         checked,
         "coloured noise",
         "Leave `integrator` off, or set it on the process that this returns.",
@@ -296,7 +296,7 @@ def filtered(
         or isinstance(checked.noise, NoiseProduct)
     ):
         raise ValueError("a filter is added to a `Process` whose `noise` is (M,) or (M, W).")
-    refuse_step(
+    require_euler(
         checked, "a filter", "Leave `integrator` off, or set it on the process that this returns."
     )
     if objective.running is None:

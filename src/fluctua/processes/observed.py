@@ -40,7 +40,7 @@ from fluctua.core import process as processes
 from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.diffusion import diffusion_matrix
-from fluctua.core.integrators import refuse_step
+from fluctua.core.integrators import require_euler
 from fluctua.core.simulate import advance_diffusion
 from fluctua.core.text import names
 
@@ -93,7 +93,7 @@ class Observed:
         process = check.process(self.process)
         if not isinstance(process, processes.Process):
             raise TypeError(f"`Observed` needs a `Process`; got {type(process).__name__}.")
-        refuse_step(
+        require_euler(
             process,
             "an `Observed`",
             "Leave `integrator` off, or use transition=local_linear for long steps.",
@@ -177,7 +177,7 @@ class Observed:
 
     def score_start(
         self, theta: Params, x: Array, t: Array, context: PyTree
-    ) -> tuple[Params, processes.Memory]:
+    ) -> tuple[Params, processes.ScoreState]:
         """∂θ ln p(y₀), and mean and covariance of X₀ given y₀ with their tangents."""
 
         def first(theta: Params) -> FilteredState:
@@ -197,8 +197,8 @@ class Observed:
         return unravel(score), self._pack_memory(now, slopes)
 
     def update(
-        self, theta: Params, step: processes.Step, memory: processes.Memory
-    ) -> tuple[Params, processes.Memory]:
+        self, theta: Params, step: processes.Step, memory: processes.ScoreState
+    ) -> tuple[Params, processes.ScoreState]:
         """∂θ ln p(y' | y and all before it), and the filtered hidden state after it."""
         mean, mean_slope = memory.own[:2]
         covariance, covariance_slope = memory.shared or memory.own[2:]
@@ -218,12 +218,12 @@ class Observed:
             "`ppgt` carry them along."
         )
 
-    def _pack_memory(self, now: FilteredState, slopes: FilteredState) -> processes.Memory:
+    def _pack_memory(self, now: FilteredState, slopes: FilteredState) -> processes.ScoreState:
         mean = (now.mean, slopes.mean)
         covariance = (now.covariance, slopes.covariance)
         if self.shared:
-            return processes.Memory(covariance, mean)
-        return processes.Memory(None, mean + covariance)
+            return processes.ScoreState(covariance, mean)
+        return processes.ScoreState(None, mean + covariance)
 
     # ----------------------------------------------------------------------------------- the filter
 

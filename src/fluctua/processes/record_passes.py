@@ -124,9 +124,9 @@ def average_products(
         for which in range(2):
             offset = levels[which, 1] / max(levels[which, 0] * traces, 1)
             sums = [part - offset * z for part, z in zip(sums, kicks[which], strict=True)]
-    flat = source.recording
+    recording = source.recording
     recorded.check_scores(
-        sums[0].sum(axis=1), source.process, source.theta, flat.trajectory, flat.t
+        sums[0].sum(axis=1), source.process, source.theta, recording.read_trajectory, recording.t
     )
     near, far = (part.reshape(-1, size) / length for part in sums)
     return near, far

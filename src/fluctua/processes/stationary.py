@@ -132,11 +132,11 @@ class Stationary(NamedTuple):
 
     @property
     def bias_bound(self) -> Params:
-        """95 % bound on what the window leaves out: (|missing| + 2 missing_stderr) / (1 − r), like θ.
+        """95 % bound on what the window leaves out, like θ.
 
-        Every further window adds r times the contribution of the one before. r is the ratio of
-        `missing` to the gradient, over all components and without their noise, and at least
-        e^{−w/τ}, with τ of the slowest state.
+        (|missing| + 2 missing_stderr) / (1 − r): every further window adds r times the contribution
+        of the one before. r is the ratio of `missing` to the gradient, over all components and
+        without their noise, and at least e^{−w/τ}, with τ of the slowest state.
         """
 
         def flat(tree):
@@ -321,7 +321,7 @@ def _find_window(memory: float, steps: int) -> int:
 
 
 def average_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> estimates.Estimate:
-    """The estimate from gradients (B, P) and mean rewards (B',) of batches; intervals may be skewed."""
+    """The estimate from gradients (B, P) and mean rewards (B',) of batches."""
     gradient = estimates.reduce_samples(
         estimates.Samples(_unflatten_rows(theta, batches), jnp.asarray(batches[:, 0]))
     )

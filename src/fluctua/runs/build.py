@@ -14,7 +14,7 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.baselines import Twin, binned
 from fluctua.core.protocols import Estimator
 from fluctua.learn import training
-from fluctua.learn.optimisers import by_name
+from fluctua.learn.optimisers import make_optimiser
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.runs.config import Config
 from fluctua.runs.heeded import is_unknown
@@ -157,9 +157,8 @@ def _make_undivided(config: Config, task: tcmt.Task) -> Estimator:
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and
         # little without
         return ShrunkCorrection(splits, forget_after=b.forget_after, carry=backend != "jax")
-    if (
-        b.kind == "binned"
-    ):  # groups keep the cost linear in the ensemble, and 200 in a bin are as good as more
+    # groups keep the cost linear in the ensemble, and 200 in a bin are as good as more
+    if b.kind == "binned":
         kernels: dict[str, Any] = {} if backend == "jax" else {"every": b.every, "group": GROUP}
         return task.estimator(backend, baseline=binned(bins=b.bins, **kernels))
     return task.estimator(backend, baseline=b.kind)
@@ -185,7 +184,7 @@ def build(config: Config, cluster: str | None = None) -> LatticeParts:
     task = make_task(config)
     o = config.optimiser
     scales = {name: getattr(o, f"{name}_scale") for name in FAMILIES}
-    rule = by_name(o.rule, o.learning_rate, o.options, scales, o.decay)
+    rule = make_optimiser(o.rule, o.learning_rate, o.options, scales, o.decay)
     sides = {name: getattr(config.bounds, name) for name in FAMILIES}
     low = {name: side[0] for name, side in sides.items()}
     high = {name: side[1] for name, side in sides.items()}

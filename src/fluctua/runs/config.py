@@ -469,9 +469,8 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, float):
         return repr(value)  # shortest text that reads back as the same number
-    return json.dumps(
-        value, ensure_ascii=False
-    )  # strings, integers and truth values look alike in both
+    # strings, integers and truth values look alike in both
+    return json.dumps(value, ensure_ascii=False)
 
 
 # ------------------------------------------------------------------------------------------ presets

@@ -56,12 +56,10 @@ def evaluate(
     sigma_w = 0 is allowed: no score is taken.
     """
     device = resolve_backend(config.backend if backend is None else backend)
-    alone = (
-        device == "cuda" and config.ensemble.shards and resolve_backend("auto") != "cuda"
-    )  # GPUs of a cluster
-    device = (
-        "cpu" if device == "jax" or alone else device
-    )  # the same noise and the same law, in a fraction of the time
+    # GPUs of a cluster
+    alone = device == "cuda" and config.ensemble.shards and resolve_backend("auto") != "cuda"
+    # the same noise and the same law, in a fraction of the time
+    device = "cpu" if device == "jax" or alone else device
     _COUNT("trajectories", trajectories)
     task = make_task(config, sigma_w=sigma_w, sigma_kappa=sigma_kappa, dt=dt)
     if is_unknown(config):  # J is the device's, whatever was believed of it

@@ -210,7 +210,7 @@ def escalate(
     if e.schedule != "escalation" or state.tier == len(e.budgets) - 1:
         return Escalated(new, "")
     checkpoint.remember(new, state.now, e.window)
-    back_to = optimisers.escalation(
+    back_to = optimisers.find_escalation(
         new.values, new.tier_start, window=e.window, confidence=e.confidence
     )
     if back_to is None:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core.arrays import Array, Params
-from fluctua.learn.repetitions import Measured, into_batches
+from fluctua.learn.repetitions import Measured, average_in_batches
 from fluctua.tcmt.tasks import Task, with_noise
 
 BATCHES = 20
@@ -63,7 +63,7 @@ def variances(
         estimator: Any = with_noise(task, sigma_w=sigma).estimator(backend, baseline=baseline)
         samples = np.asarray(estimator.samples(key, theta, count).gradient["omega"], float)
         spread = (samples - samples.mean(axis=0)) ** 2
-        rows.append(into_batches(spread.mean(axis=1) * count / (count - 1), BATCHES))
+        rows.append(average_in_batches(spread.mean(axis=1) * count / (count - 1), BATCHES))
         done(count)
     return np.array(rows)
 
@@ -108,13 +108,13 @@ def returns(
         return r.reshape(-1, 2).mean(axis=1)
 
     def squares(r):
-        return into_batches(pairs((r - r.mean()) ** 2), batches)
+        return average_in_batches(pairs((r - r.mean()) ** 2), batches)
 
     bias = []
     square = []
     for sigma in sigma_w:
         r = _returns(key, with_noise(task, sigma_w=sigma), theta, count, backend)
-        bias.append(into_batches(pairs(r - silent), batches))
+        bias.append(average_in_batches(pairs(r - silent), batches))
         square.append(squares(r))
         done(count)
     return Returns(np.array(bias), np.array(square), float(silent.mean()), squares(silent))

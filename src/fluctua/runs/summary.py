@@ -38,9 +38,8 @@ def conclude(place: RunFolder, config: Config) -> dict[str, Any]:
         return {}
     summary = gather(place, config, rows)
     replace(place.path / "summary.txt", format_summary(summary).encode())
-    replace(
-        place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode()
-    )  # last: the run is complete
+    # last: the run is complete
+    replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary
 
 
@@ -190,9 +189,8 @@ def _summarise_twin(place: RunFolder, config: Config, theta: dict[str, Any]) -> 
     certificate = read_certificate(memory, theta)
 
     def rms(v):
-        return float(
-            np.sqrt(np.mean(np.square(v)))
-        )  # not relative to the gradient, which vanishes at the end
+        # not relative to the gradient, which vanishes at the end
+        return float(np.sqrt(np.mean(np.square(v))))
 
     return {
         "twin": {

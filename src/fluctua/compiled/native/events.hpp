@@ -36,7 +36,7 @@ INLINE void events(const F* u, const F* w, const V* c, const V* x, const U* stre
   if (SCORED) EACH(k, EVENT_SCORES) p[STATE + k] = bc(F(0));
   V since = bc(F(0));
   B going = mask(1);
-  for (unsigned k = 0; any(going) && k < MOST_EVENTS; k++) {
+  for (unsigned k = 0; any(going) && k < MAX_EVENTS; k++) {
     U a = U{}, b = U{} + k;
     threefry(k0, k1, a, b);
     V draws[3] = {since, exponential_of(uniform_from(a, b, 0)), uniform_from(a, b, 1)};
