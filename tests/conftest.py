@@ -26,7 +26,7 @@ from cuda_device import device  # noqa: F401
 from fluctua.compiled import backend
 from processes import compile_quickly
 
-backend.WORTHWHILE = (
+backend.MIN_KERNEL_WORK = (
     10**18
 )  # large calls of other tests stay on JAX: none waits for a compiler of C++
 compile_quickly()  # before JAX first looks for devices

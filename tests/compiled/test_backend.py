@@ -36,7 +36,7 @@ def estimator(process=PROCESS, *, baseline="none", **options):
 @pytest.fixture
 def small(monkeypatch):
     """Any call is worth a kernel; reasons are told again."""
-    monkeypatch.setattr(backend, "WORTHWHILE", 1)
+    monkeypatch.setattr(backend, "MIN_KERNEL_WORK", 1)
     monkeypatch.setattr(backend, "_logged", set())
 
 
@@ -64,8 +64,8 @@ def test_a_library_that_was_changed_is_built_again(harm, kernels):
         library.with_suffix(".sha256").unlink()
     else:
         library.chmod(0o777)
-    assert not cpu.intact(library)
-    assert cpu.intact(cpu.find_or_build(source, "-O0"))
+    assert not cpu.is_intact(library)
+    assert cpu.is_intact(cpu.find_or_build(source, "-O0"))
     assert answer(library) == 42
 
 
@@ -77,8 +77,8 @@ def test_a_folder_that_others_own_is_refused(monkeypatch, tmp_path):
 
 
 def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkeypatch, caplog):
-    monkeypatch.setattr(cpu, "compiler", lambda: None)
-    monkeypatch.setattr(backend.cuda, "available", lambda: False)
+    monkeypatch.setattr(cpu, "find_compiler", lambda: None)
+    monkeypatch.setattr(backend.cuda, "is_available", lambda: False)
     kernels.make_kernel.cache_clear()
     expected = estimator(backend="jax").samples(jax.random.key(0), THETA, 8)
     with caplog.at_level(logging.WARNING, logger="fluctua"):
@@ -121,9 +121,11 @@ def test_generated_source_has_the_names_of_the_parameters():
 
 
 def test_a_step_of_jumps_counts_for_several(monkeypatch):
-    monkeypatch.setattr(backend, "WORTHWHILE", 100 * 4 * backend.STEP_OF_JUMPS)  # T has 4 steps
+    monkeypatch.setattr(
+        backend, "MIN_KERNEL_WORK", 100 * 4 * backend.JUMP_STEP_WORK
+    )  # T has 4 steps
     jumps = fl.Jumps(lambda theta, x: x, np.eye(2))
-    left = lambda process, count: backend.Compiled("auto")._leaves(
+    left = lambda process, count: backend.Compiled("auto")._is_too_small(
         SimpleNamespace(count=count, substrate=fl.simulator(process, jnp.ones(2), T))
     )
     assert [left(jumps, 99), left(jumps, 100), left(PROCESS, 100)] == [True, False, True]
@@ -135,7 +137,7 @@ def kernel_calls(monkeypatch):
 
     Ten calls of 8 × 4 steps pay.
     """
-    monkeypatch.setattr(backend, "WORTHWHILE", 10 * 8 * 4)
+    monkeypatch.setattr(backend, "MIN_KERNEL_WORK", 10 * 8 * 4)
     monkeypatch.setattr(backend, "_logged", set())
     calls = []
 

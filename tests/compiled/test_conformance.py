@@ -145,7 +145,7 @@ def test_changes_of_random_size_stay_on_jax():
     process = fl.Jumps(lambda theta, x: theta[None], size)
     simulator = fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 1, 5), backend="cpu")
     estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda theta, x: x[0]), process=process)
-    with pytest.raises(ValueError, match="Sized.*random size"):
+    with pytest.raises(ValueError, match="RandomJump.*random size"):
         estimator(jax.random.key(0), jnp.array(2.0), COUNT)
 
 

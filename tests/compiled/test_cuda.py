@@ -22,7 +22,7 @@ COUNT = 40  # a warp and a part of one
 @pytest.fixture
 def kernels_of_device(device):
     """Kernels are made afresh: those of an emulated device are no use to another one."""
-    caches = (kernels.make_kernel, twin.twin_kernel, cuda._module, cuda.available)
+    caches = (kernels.make_kernel, twin.make_twin_kernel, cuda._compile_module, cuda.is_available)
     clear = [kernels.KERNELS.clear, *(kept.cache_clear for kept in caches)]
     for forget in clear:
         forget()
@@ -121,13 +121,13 @@ def test_a_twin():
 
 
 @pytest.mark.usefixtures("kernels_of_device")
-def test_events_of_a_kernel_that_begins():
+def test_events_of_a_self_starting_kernel():
     with jax.enable_x64(False):
         assert_alike((*events.ring_of_genes()[:5], "optimal"), 2e-5)
 
 
 @pytest.mark.usefixtures("kernels_of_device")
-def test_a_parameter_that_enters_a_silent_component_later_is_refused_by_name():
+def test_a_parameter_that_enters_a_noiseless_component_later_is_refused_by_name():
     process = fl.Process(
         lambda theta, x, t: jnp.array([x[1] + theta * (t > 0.5), -x[1]]),
         lambda theta, x: jnp.array([0.0, 0.5]),
@@ -189,9 +189,9 @@ def test_a_call_repeats_itself_to_the_last_bit():
     ],
 )
 def test_auto_leaves_to_jax_what_it_does_faster(monkeypatch, cupy, gpu, parameters, place):
-    monkeypatch.setattr(cuda, "available", lambda: cupy)
+    monkeypatch.setattr(cuda, "is_available", lambda: cupy)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if gpu else "cpu")
-    choose = lambda: backend.Compiled("auto").place(np.zeros(parameters))
+    choose = lambda: backend.Compiled("auto").choose_place(np.zeros(parameters))
     if place is not None:
         assert choose() == place
         return

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluctua.compiled.graph import Graph
-from fluctua.compiled.scalar import Unsupported, _equation, scalarise
+from fluctua.compiled.scalar import Unsupported, _scalarise_equation, scalarise
 
 ARRAY = st.lists(st.floats(-2, 2, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
 UNARY = [
@@ -147,7 +147,7 @@ def test_loops_of_newer_versions_of_jax(known):
         params["ft_in"] = SimpleNamespace(unpack=lambda: ((), (None,), (None,)))
     graph = Graph()
     x = np.array([graph.leaf("x", k) for k in range(3)])
-    once = lambda: _equation(graph, Renamed(eqn, params), [x[0], x])
+    once = lambda: _scalarise_equation(graph, Renamed(eqn, params), [x[0], x])
     if not known:
         with pytest.raises(Unsupported, match="num_consts"):
             once()

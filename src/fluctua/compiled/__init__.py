@@ -1,1 +1,1 @@
-"""The code generator: one fused kernel of a user's own process, score, reward and reduction."""
+"""Code generator: one fused kernel of a user's process, score, reward and reduction."""

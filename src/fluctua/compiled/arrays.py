@@ -1,6 +1,4 @@
-"""Operations on the shape of an array, sums over its axes, products and factors of small matrices,
-written out.
-"""
+"""Rules for array operations of JAX: shapes, reductions, and small matrices, element by element."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled.elements import NODES, Unsupported, constant, each
+from fluctua.compiled.elements import MAX_NODES, Unsupported, make_constants, map_elements
 from fluctua.compiled.graph import Graph
 
-UNROLLED = 16
-"""Rows of a matrix that is factorised or solved with, element by element."""
+MAX_MATRIX_ROWS = 16
+"""Largest matrix that is factorised or solved with, element by element."""
 
 
 # ------------------------------------------------------------------------------------------ shapes
@@ -54,7 +52,7 @@ def _unstack(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
 
 
 def _argument(order: str) -> Callable:
-    """The place of the largest ("lt") or smallest element; of equal ones the first."""
+    """Rule for argmax ("lt") and argmin ("gt"); the first of equal elements."""
 
     def rule(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
         (axis,) = eqn.params["axes"]
@@ -62,11 +60,11 @@ def _argument(order: str) -> Callable:
         best = rows[0]
         where = np.full(rows.shape[1:], graph.const(0.0))
         for k, row in enumerate(rows[1:], 1):
-            better = each(
+            better = map_elements(
                 lambda a, b: graph.make("lt", *((a, b) if order == "lt" else (b, a))), best, row
             )
-            best = each(lambda c, a, b: graph.make("select", c, a, b), better, row, best)
-            where = each(
+            best = map_elements(lambda c, a, b: graph.make("select", c, a, b), better, row, best)
+            where = map_elements(
                 lambda c, a, k=k: graph.make("select", c, graph.const(float(k)), a), better, where
             )
         return where
@@ -95,12 +93,12 @@ def _iota(graph: Graph, eqn: Any, *_: Any) -> np.ndarray:
     shape = eqn.params["shape"]
     axis = eqn.params["dimension"]
     along = [-1 if k == axis else 1 for k in range(len(shape))]
-    row = constant(graph, np.arange(shape[axis]))
+    row = make_constants(graph, np.arange(shape[axis]))
     return np.broadcast_to(row.reshape(along), shape)
 
 
 def _indices(graph: Graph, eqn: Any, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Constant whole numbers; the index of an element of a state must be one."""
+    """Return indices as integers; raise for an index that is not a constant."""
     if any(graph.value(int(node)) is None for ids in arrays for node in ids.ravel()):
         raise Unsupported(eqn.primitive.name, "an index that is not a constant")
     return [
@@ -109,20 +107,27 @@ def _indices(graph: Graph, eqn: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     ]
 
 
+def _clamped_slices(
+    starts: list[np.ndarray], shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[slice, ...]:
+    """Return slices of some sizes, moved inside the array as JAX does."""
+    slices = []
+    for start, length, size in zip(starts, shape, sizes, strict=True):
+        first = min(max(int(start), 0), length - size)
+        slices.append(slice(first, first + size))
+    return tuple(slices)
+
+
 def _dynamic_slice(graph: Graph, eqn: Any, x: np.ndarray, *starts: np.ndarray) -> np.ndarray:
     sizes = eqn.params["slice_sizes"]
-    at = [int(v) for v in _indices(graph, eqn, *starts)]
-    at = [min(max(a, 0), n - size) for a, n, size in zip(at, x.shape, sizes, strict=True)]
-    return x[tuple(slice(a, a + size) for a, size in zip(at, sizes, strict=True))]
+    return x[_clamped_slices(_indices(graph, eqn, *starts), x.shape, sizes)]
 
 
 def _dynamic_update_slice(
     graph: Graph, eqn: Any, x: np.ndarray, new: np.ndarray, *starts: np.ndarray
 ) -> np.ndarray:
-    at = [int(v) for v in _indices(graph, eqn, *starts)]
-    at = [min(max(a, 0), n - size) for a, n, size in zip(at, x.shape, new.shape, strict=True)]
     x = x.copy()
-    x[tuple(slice(a, a + size) for a, size in zip(at, new.shape, strict=True))] = new
+    x[_clamped_slices(_indices(graph, eqn, *starts), x.shape, new.shape)] = new
     return x
 
 
@@ -139,7 +144,7 @@ def _gather(graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray) -> np.ndar
 def _scatter(
     graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray, new: np.ndarray
 ) -> np.ndarray:
-    """Where each update goes is asked of JAX, by sending unit vectors along."""
+    """Scatter updates; JAX tells where each goes, from unit vectors in their place."""
     (where,) = _indices(graph, eqn, index)
     p = eqn.params
     numbers = {
@@ -181,11 +186,13 @@ START = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf, "and": True, "or
 
 
 def _fold(graph: Graph, op: str, rows: np.ndarray) -> np.ndarray:
-    """Combine along the last axis."""
+    """Combine elements along the last axis."""
     total = np.full(rows.shape[:-1], graph.const(START[op]), dtype=np.int64)
     for k in range(rows.shape[-1]):
         total = (
-            rows[..., k] if k == 0 else each(lambda a, b: graph.make(op, a, b), total, rows[..., k])
+            rows[..., k]
+            if k == 0
+            else map_elements(lambda a, b: graph.make(op, a, b), total, rows[..., k])
         )
     return total
 
@@ -197,7 +204,7 @@ def _cumulative(op: str) -> Callable:
         rows = rows[::-1] if eqn.params["reverse"] else rows
         out = [rows[0]]
         for row in rows[1:]:
-            out.append(each(lambda a, b: graph.make(op, a, b), out[-1], row))
+            out.append(map_elements(lambda a, b: graph.make(op, a, b), out[-1], row))
         out = out[::-1] if eqn.params["reverse"] else out
         return np.moveaxis(np.stack(out), 0, axis)
 
@@ -215,20 +222,23 @@ def _dot(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     inner = int(np.prod([a.shape[k] for k in over_a]))
     left = np.transpose(a, [*batch_a, *free_a, *over_a]).reshape(batch, -1, inner)
     right = np.transpose(b, [*batch_b, *free_b, *over_b]).reshape(batch, -1, inner)
-    if left.shape[1] * right.shape[1] * batch * inner > 4 * NODES:
+    if left.shape[1] * right.shape[1] * batch * inner > 4 * MAX_NODES:
         raise Unsupported(
             "dot_general",
             f"a product of matrices {a.shape} and {b.shape} is too large to be written out",
         )
-    products = each(lambda p, q: graph.make("mul", p, q), left[:, :, None, :], right[:, None, :, :])
+    products = map_elements(
+        lambda p, q: graph.make("mul", p, q), left[:, :, None, :], right[:, None, :, :]
+    )
     return _fold(graph, "add", products).reshape(shape)
 
 
 def _matrices(eqn: Any, x: np.ndarray) -> np.ndarray:
-    """(batch, n, n)"""
-    if x.shape[-1] > UNROLLED:
+    """Return matrices as (batch, n, n); raise for one that is too large."""
+    if x.shape[-1] > MAX_MATRIX_ROWS:
         raise Unsupported(
-            eqn.primitive.name, f"a matrix of {x.shape[-1]} rows; up to {UNROLLED} are written out"
+            eqn.primitive.name,
+            f"a matrix of {x.shape[-1]} rows; up to {MAX_MATRIX_ROWS} are written out",
         )
     return x.reshape(-1, *x.shape[-2:])
 
@@ -280,28 +290,26 @@ def _triangular_solve(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> n
 
 
 def _lu(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
-    """Nothing yet: the solve that uses the factors starts again from its matrix, so that pivots
-    are choices.
-    """
+    """Return placeholders: the solve that uses the factors eliminates with its own pivots."""
     _matrices(eqn, x)
-    if all(graph.shared(int(node)) for node in x.ravel()):
+    if all(graph.is_shared(int(node)) for node in x.ravel()):
         raise Unsupported("lu", "left to JAX")
     return [np.full(v.aval.shape, -1) for v in eqn.outvars]
 
 
-def eliminated(graph: Graph, matrix: np.ndarray, side: np.ndarray) -> list[int]:
-    """The solution by elimination; the largest element of a column goes up by exchanges, chosen
-    for each trajectory.
-    """
+def solve_by_elimination(graph: Graph, matrix: np.ndarray, side: np.ndarray) -> list[int]:
+    """Solve matrix · y = side by elimination, with pivots chosen per trajectory."""
     make = graph.make
     n = len(side)
     rows = [[*map(int, row), int(b)] for row, b in zip(matrix, side, strict=True)]
     for k in range(n):
         for i in range(k + 1, n):
             larger = make("lt", make("abs", rows[k][k]), make("abs", rows[i][k]))
-            up = [make("select", larger, b, a) for a, b in zip(rows[k], rows[i], strict=True)]
+            pivot_row = [
+                make("select", larger, b, a) for a, b in zip(rows[k], rows[i], strict=True)
+            ]
             rows[i] = [make("select", larger, a, b) for a, b in zip(rows[k], rows[i], strict=True)]
-            rows[k] = up
+            rows[k] = pivot_row
         for i in range(k + 1, n):
             factor = make("div", rows[i][k], rows[k][k])
             for j in range(k + 1, n + 1):

@@ -1,7 +1,7 @@
-"""The door of simulated substrates, and the choice between JAX and a kernel of one's own process.
+"""`fluctua.simulator`, and the choice between JAX and a compiled kernel of the process.
 
-A kernel has the noise of the JAX path, number for number, and its gradients to rounding. What it
-does not do is left to JAX, with one line that says why.
+A kernel draws the noise of the JAX path, number for number, and its gradients agree to rounding.
+What kernels cannot do runs on JAX, and one logged line gives the reason.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from fluctua.compiled.scalar import Unsupported
 from fluctua.core import draws, simulate
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.process import AnyProcess
-from fluctua.core.streamed import Call, Swept
+from fluctua.core.streamed import Call, SweepResult
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
 
-WORTHWHILE = 4_000_000
-"""Trajectories times steps, over all calls of a training, from which on "auto" takes a kernel. A
-rule of sizes alone: the same training gives the same bits, whatever has been compiled before and
-wherever it was interrupted."""
+MIN_KERNEL_WORK = 4_000_000
+"""Trajectories times steps, over all calls of a training, from which "auto" takes a kernel.
 
-STEP_OF_JUMPS = 16
-"""Steps that one of a jump process counts for: it has events within, and JAX takes 1 µs and more
-for it.
-"""
+The rule depends on sizes alone: the same training gives the same bits, whatever was compiled
+before and wherever it was interrupted."""
 
-MOST_ON_GPU = 128
-"""Parameters up to which "auto" takes a kernel: on an H200 one with 94 is 4 to 17 times as fast as
-JAX, one with 256 as fast at best (`results/own`)."""
+JUMP_STEP_WORK = 16
+"""Work of one step of a jump process, in other steps: JAX takes 1 µs or more for its events."""
+
+MAX_GPU_PARAMETERS = 128
+"""Parameters up to which "auto" takes a kernel on a GPU.
+
+On an H200 a kernel with 94 is 4 to 17 times as fast as JAX, one with 256 as fast at best
+(`results/own`)."""
 
 CHOICES = ("auto", "jax", "cpu", "cuda")
 
@@ -53,32 +54,34 @@ def simulator(
     integrator: str | Callable[..., Array] | None = None,
     backend: str = "auto",
 ) -> simulate.Simulator:
-    """A simulated substrate X_{n+1} = m(X_n, Δt) + σ√Δt z, m = x + μΔt (Eq. 1, discretised), on the
-    grid `t` (T+1,).
+    """Simulate a process on a time grid: the substrate of an estimator.
+
+        X_{n+1} = m(X_n, Δt) + σ√Δt z,   m = x + μΔt   (Eq. 1, discretised)
 
     Args:
         process: drift and noise.
-        start: a fixed state (M,), a `Density`, or a `Reparameterised` start; left off where the
-            process brings its own (`Observed`).
-        t: the time grid.
-        context: key -> pytree, drawn once a trajectory, or `Counted`.
+        start: a fixed state (M,), a `Density`, or a `Reparameterised` start; omitted where the
+            process has its own (`Observed`).
+        t: the time grid (T+1,).
+        context: key -> pytree, drawn once per trajectory, or `Counted`.
         wiener: the source of z.
-        integrator: m, that of `process` if not given: "euler"; "heun" or "rk4", which bear longer
-            steps where the drift turns faster than it decays; `Exponential`. Estimators follow;
-            their running rewards are integrated by the trapezoid rule.
+        integrator: m; that of `process` if not given. "euler"; "heun" or "rk4", which allow longer
+            steps where the drift rotates faster than it decays; `Exponential`. Estimators use the
+            same integrator, and integrate running rewards by the trapezoid rule.
         backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the
             score and the reward with the system's C++ compiler, "cuda" one for an NVIDIA GPU
-            through CuPy; "jax" does not; "auto" compiles where a call, or a training with all its
-            iterations, is large and kernels can do it, for the GPU where there is one, and logs one
-            line where they cannot. The noise is the same, and gradients are equal to rounding.
+            through CuPy; "jax" compiles none. "auto" compiles one where a call, or a training with
+            all its iterations, is large enough, for the GPU if there is one; where kernels cannot
+            do it, it runs on JAX and logs the reason. The noise is the same with all of them, and
+            gradients are equal to rounding.
 
     Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
 
     """
     if backend not in CHOICES:
         raise ValueError(
-            f"`backend` is one of {', '.join(CHOICES)}; got "
-            f"{backend!r}.{close_match(backend, CHOICES)}"
+            f"`backend` must be one of {', '.join(CHOICES)}; got {backend!r}."
+            f"{close_match(backend, CHOICES)}"
         )
     if backend == "cuda":
         cuda.require_cupy()
@@ -89,45 +92,44 @@ def simulator(
 
 
 class Compiled(NamedTuple):
-    """A backend of `Simulator` that runs kernels. choice: "cpu" or "cuda" to insist, "auto" to
-    leave some to JAX.
+    """A backend of `Simulator` that runs kernels.
+
+    choice: "cpu" or "cuda" raises where no kernel can be made, "auto" then leaves the call to JAX.
     """
 
     choice: str
 
-    def samples(self, call: Call) -> Swept | None:
-        """Returns, gradients and final states; None to leave them to JAX."""
-        if self._leaves(call):
+    def samples(self, call: Call) -> SweepResult | None:
+        """Return returns, gradients and final states of a call; None leaves it to JAX."""
+        if self._is_too_small(call):
             return None
         try:
-            return collect_samples(call, self.place(call.theta))
+            return collect_samples(call, self.choose_place(call.theta))
         except NotFinite:
             return None
         except Unsupported as problem:
-            self._refused(problem)
+            self._refuse(problem)
             return None
 
     def parts(self, call: twin_sweep.TwinCall) -> twin_sweep.Parts | None:
-        """The two parts of the gradients with a twin; None to leave them to JAX."""
-        if self._leaves(call):
+        """Return the two parts of the gradients with a twin; None leaves the call to JAX."""
+        if self._is_too_small(call):
             return None
         try:
-            key = twin.TwinKey(call, kernels.OPTIMISE, self.place(call.numbers.theta))
-            return twin.parts(call, twin.twin_kernel(key, True))
+            key = twin.TwinKey(call, kernels.OPTIMISE, self.choose_place(call.numbers.theta))
+            return twin.collect_parts(call, twin.make_twin_kernel(key, True))
         except Unsupported as problem:
-            self._refused(problem)
+            self._refuse(problem)
             return None
 
-    def _leaves(self, call: Call | twin_sweep.TwinCall) -> bool:
-        """Whether all calls of the training together are too small for "auto" to compile a
-        kernel.
-        """
+    def _is_too_small(self, call: Call | twin_sweep.TwinCall) -> bool:
+        """Whether a training is too small for "auto" to compile a kernel, all calls together."""
         substrate = call.substrate
-        each = STEP_OF_JUMPS if isinstance(substrate.recipe.process, Jumps) else 1
-        work = simulate.planned_calls() * call.count * len(substrate.times.dt) * each
-        return self.choice == "auto" and work < WORTHWHILE
+        step_work = JUMP_STEP_WORK if isinstance(substrate.recipe.process, Jumps) else 1
+        work = simulate.planned_calls() * call.count * len(substrate.times.dt) * step_work
+        return self.choice == "auto" and work < MIN_KERNEL_WORK
 
-    def _refused(self, problem: Unsupported) -> None:
+    def _refuse(self, problem: Unsupported) -> None:
         if self.choice != "auto":
             raise ValueError(
                 f'no kernel can be made of this process: {problem}. Use backend="auto" or "jax".'
@@ -135,34 +137,34 @@ class Compiled(NamedTuple):
         _log(str(problem))
 
     def source(self, call: Call | twin_sweep.TwinCall) -> str:
-        """The generated text of the kernel."""
+        """Return the generated text of the kernel of a call."""
         if isinstance(call, twin_sweep.TwinCall):
-            return twin.twin_kernel(
-                twin.TwinKey(call, kernels.OPTIMISE, self.place(call.numbers.theta)), False
+            return twin.make_twin_kernel(
+                twin.TwinKey(call, kernels.OPTIMISE, self.choose_place(call.numbers.theta)), False
             ).source
-        return kernels.find_kernel(call, self.place(call.theta), build=False).source
+        return kernels.find_kernel(call, self.choose_place(call.theta), build=False).source
 
-    def place(self, theta: Params) -> str:
-        """Where kernels run. "auto" does not take work from a GPU that JAX does faster."""
+    def choose_place(self, theta: Params) -> str:
+        """Return "cpu" or "cuda". "auto" leaves to JAX what it does faster on a GPU."""
         if self.choice != "auto":
             return self.choice
         if jax.default_backend() == "gpu":
-            if not cuda.available():
+            if not cuda.is_available():
                 raise Unsupported(
                     "cupy",
                     "JAX has a GPU, and kernels for it need CuPy: pip install 'fluctua[cuda13]'",
                 )
             parameters = sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
-            if parameters > MOST_ON_GPU:
+            if parameters > MAX_GPU_PARAMETERS:
                 raise Unsupported(
                     "theta",
-                    f"{parameters} parameters: on a GPU, JAX is faster from {MOST_ON_GPU} on",
+                    f"{parameters} parameters: on a GPU, JAX is faster above {MAX_GPU_PARAMETERS}",
                 )
-        return "cuda" if cuda.available() else "cpu"
+        return "cuda" if cuda.is_available() else "cpu"
 
 
 def _log(why: str) -> None:
-    """One line, once for each reason."""
+    """Log one line, once per reason."""
     if why not in _logged:
         _logged.add(why)
         logging.getLogger("fluctua").warning("trajectories run on JAX, not on a kernel: %s", why)

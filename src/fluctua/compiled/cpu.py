@@ -1,8 +1,8 @@
 """Kernels for the CPU: compiled by the system's compiler, kept on disk, run on all cores.
 
-A library is known by the hash of its source, compiler, options and processor. It lies in a folder
-that is private to its user (mode 0700), beside the hash of its content, and is built again if
-anything about it is not as it was left.
+A library is named by the hash of its source, compiler, options and processor. It is kept in a
+folder private to the user (mode 0700), beside the hash of its content, and built again if owner,
+permissions or content have changed.
 """
 
 from __future__ import annotations
@@ -41,29 +41,23 @@ OPTIONS = (
     "-shared",
     "-fPIC",
 )
-"""Infinities and what is not a number keep their meaning: checks of states and gradients look for
-them.
-"""
+"""Without -ffast-math: checks of states and gradients look for infinities and NaN."""
 
 GROUP = 16
-"""Blocks of lanes that go through time together where sums over the ensemble are formed, as in
-native/sweep.hpp.
-"""
+"""Blocks of lanes that advance together where sums are formed, as in native/sweep.hpp."""
 
 KEPT_BYTES = 2**20
-"""Of scores that wait for the return of their trajectories, of one block of lanes."""
+"""Largest memory per block of lanes for scores that wait for the return of their trajectories."""
 
 ALIGNED = 64
-"""Bytes to whose multiples arrays are aligned, or JAX would copy them."""
+"""Alignment of arrays in bytes; JAX copies arrays of a smaller one."""
 
 SUM_BYTES = 64 * 2**20
 PARTS = 16
-"""Pieces of an ensemble that have sums of their own, at most; fewer where those would take more
-than `SUM_BYTES`.
-"""
+"""Pieces of an ensemble with sums of their own, at most; fewer if those exceed `SUM_BYTES`."""
 
 
-def cpu_source(
+def write_cpu_source(
     program: Program,
     layout: emit.Layout,
     *,
@@ -71,12 +65,12 @@ def cpu_source(
     noise64: bool,
     wiener: int,
     sweep: int,
-    begins: bool = False,
+    self_starting: bool = False,
 ) -> str:
-    """The whole text of a kernel.
+    """Return the complete text of a kernel.
 
-    sweep: 1 for a baseline that depends on time alone, 2 for one that is weighted. begins:
-    trajectories, from one state and a key.
+    sweep: 1 for a baseline that depends on time alone, 2 for a weighted one, 0 for none.
+    self_starting: the kernel starts its trajectories itself, from one state and a key.
     """
     head = {
         "LANES": 8 if double or noise64 else 16,
@@ -86,16 +80,16 @@ def cpu_source(
         "WIENER": wiener,
         "STREAM": {0: 0, 1: 2, 2: 3}[wiener],
         "SWEEP": sweep,
-        "BEGINS": int(begins),
+        "BEGINS": int(self_starting),
     }
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in head.items()),
-            emit.definitions(program, layout),
-            emit.common(*emit.COMMON, "vectors.hpp"),
-            emit.native("lanes.hpp", "noise.hpp"),
-            emit.functions(program, layout, scores=sweep > 0),
-            emit.native("sweep.hpp"),
+            emit.write_definitions(program, layout),
+            emit.read_common(*emit.COMMON, "vectors.hpp"),
+            emit.read_native("lanes.hpp", "noise.hpp"),
+            emit.write_functions(program, layout, scores=sweep > 0),
+            emit.read_native("sweep.hpp"),
         ]
     )
 
@@ -104,33 +98,27 @@ def cpu_source(
 
 
 @cache
-def compiler() -> str | None:
-    """The system's C++ compiler: $CXX, or the first of g++, clang++ and c++."""
-    named = os.environ.get("CXX")
-    return next(
-        (
-            path
-            for name in ([named] if named else ["g++", "clang++", "c++"])
-            if (path := shutil.which(name))
-        ),
-        None,
-    )
+def find_compiler() -> str | None:
+    """Find the system's C++ compiler: $CXX, or the first of g++, clang++ and c++."""
+    chosen = os.environ.get("CXX")
+    names = [chosen] if chosen else ["g++", "clang++", "c++"]
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
-def cache_folder() -> Path:
-    """Where libraries are kept: $FLUCTUA_KERNELS, or a folder in the user's cache."""
-    own = os.environ.get("FLUCTUA_KERNELS")
+def find_cache_folder() -> Path:
+    """Return the folder of libraries: $FLUCTUA_KERNELS, or one in the user's cache."""
+    chosen = os.environ.get("FLUCTUA_KERNELS")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(own) if own else base / "fluctua" / "kernels"
+    return Path(chosen) if chosen else base / "fluctua" / "kernels"
 
 
-def private_folder(folder: Path) -> Path:
-    """The folder, made if need be, after a check that no other user can write to it."""
+def make_private_folder(folder: Path) -> Path:
+    """Make a folder that only this user can write to; raise if another user owns it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(
-            f"{folder} must be a folder of your own; it holds compiled code that will be run."
+            f"{folder} must be a folder owned by you: it holds compiled code that will be run."
         )
     if stat.S_IMODE(status.st_mode) != 0o700:
         os.chmod(folder, 0o700)
@@ -138,7 +126,7 @@ def private_folder(folder: Path) -> Path:
 
 
 @cache
-def _processor() -> str:
+def _describe_processor() -> str:
     """What `-march=native` stands for on this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -149,30 +137,30 @@ def _processor() -> str:
 
 
 def find_or_build(source: str, optimise: str = "-O2") -> Path:
-    """The compiled library of a source, from the folder of kernels or built now."""
-    program = compiler()
+    """Return the compiled library of a source, from the cache folder or built now."""
+    program = find_compiler()
     if program is None:
         raise Unsupported(
-            "compiler", "there is no C++ compiler: install g++ or clang++, or set CXX"
+            "compiler", "no C++ compiler was found: install g++ or clang++, or set CXX"
         )
     real = Path(program).resolve()
     version = (str(real), str(real.stat().st_mtime_ns), str(real.stat().st_size))
-    identity = (source, *version, *OPTIONS, optimise, _processor())
+    identity = (source, *version, *OPTIONS, optimise, _describe_processor())
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:40]
     try:
-        folder = private_folder(cache_folder())
+        folder = make_private_folder(find_cache_folder())
     except OSError as problem:
         raise Unsupported(
             "cache", f"no private folder for kernels, {problem}. Set FLUCTUA_KERNELS"
         ) from None
     library = folder / f"{name}.so"
-    if not intact(library):
+    if not is_intact(library):
         _build(program, source, optimise, library)
     return library
 
 
-def intact(library: Path) -> bool:
-    """Whether a library is a file of this user alone, with the content that it was left with."""
+def is_intact(library: Path) -> bool:
+    """Whether a library is a file of this user alone whose content has not changed."""
     try:
         status = library.lstat()
         noted = library.with_suffix(".sha256").read_text().strip()
@@ -240,90 +228,86 @@ class _RunStruct(ctypes.Structure):
 
 
 class CpuArrays:
-    """Arrays of kernels on the CPU."""
+    """Arrays for kernels on the CPU; `cuda.GpuArrays` has the same methods."""
 
     def __init__(self, library: ctypes.CDLL, real: np.dtype):
         self.library = library
         self.real = real
 
-    def own(self, values: Any) -> np.ndarray:
-        """A copy that a pass may write to."""
+    def copy(self, values: Any) -> np.ndarray:
+        """Copy values, for a pass to write to."""
         return np.array(values, self.real, order="C")
 
     def empty(self, *shape: int) -> np.ndarray:
-        """Room for a pass to write to, where JAX takes it as it is."""
+        """Allocate an aligned array for a pass to write to."""
         size = math.prod(shape) * self.real.itemsize
-        room = np.empty(size + ALIGNED, np.uint8)
-        first = -room.ctypes.data % ALIGNED
-        return room[first : first + size].view(self.real).reshape(shape)
+        buffer = np.empty(size + ALIGNED, np.uint8)
+        first = -buffer.ctypes.data % ALIGNED
+        return buffer[first : first + size].view(self.real).reshape(shape)
 
-    def flags(self) -> np.ndarray:
-        """What a pass may set. (1,)"""
+    def make_flags(self) -> np.ndarray:
+        """Allocate the flags that a pass sets. (1,)"""
         return np.zeros(1, np.int32)
 
-    def read(self, flags: np.ndarray) -> int:
-        """What passes have set."""
+    def read_flags(self, flags: np.ndarray) -> int:
+        """Return the flags that passes have set."""
         return int(flags[0])
 
-    def kept(self, name: str, source: Any, make: Callable[[Any], np.ndarray]) -> np.ndarray:
-        """An array that is made of an object.
-
-        On a GPU it is there already, as long as the object is the same.
-        """
+    def keep(self, name: str, source: Any, make: Callable[[Any], np.ndarray]) -> np.ndarray:
+        """Return make(source); on a GPU it is kept for as long as `source` is the same."""
         return make(source)
 
-    def host(self, array: np.ndarray) -> np.ndarray:
-        """The numbers of an array."""
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        """Return an array on the host."""
         return array
 
     def zeros(self, *shape: int) -> np.ndarray:
-        """Room for sums in double precision."""
+        """Allocate sums in double precision, which start at zero."""
         return np.zeros(shape)
 
     def total(self, array: np.ndarray) -> float:
-        """The sum, in double precision."""
+        """Return the sum of an array, in double precision."""
         return float(array.sum(dtype=np.float64))
 
     def from_jax(self, array: Any) -> np.ndarray:
-        """A copy of an array of JAX, for a pass to write to."""
-        return self.own(array)
+        """Copy an array of JAX, for a pass to write to."""
+        return self.copy(array)
 
     def to_jax(self, array: np.ndarray) -> Any:
-        """An array as JAX takes it."""
+        """Return an array for JAX."""
         return array
 
 
 class CpuLibrary(CpuArrays):
-    """A loaded kernel: passes over an ensemble, whose arrays have the trajectory last."""
+    """The passes of a loaded kernel. Arrays have the trajectory last."""
 
     def __init__(self, path: Path, lanes: int, real: np.dtype):
         super().__init__(ctypes.CDLL(str(path)), real)
         self.lanes = lanes
         self.block = lanes * real.itemsize
 
-    def places(self, state: int, parameters: int, count: int) -> dict[str, np.ndarray]:
-        """Room for what a sweep leaves of every trajectory."""
+    def make_outputs(self, state: int, parameters: int, count: int) -> dict[str, np.ndarray]:
+        """Allocate the outputs of a sweep for every trajectory."""
         return {
             "reward": self.empty(count),
             "last": self.empty(state, count),
             "rows": self.empty(count, parameters),
         }
 
-    def with_gradient(
+    def set_gradient(
         self, places: dict[str, np.ndarray], before: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """With the part of the gradients that comes before the first step. (P, E)"""
+        """Start the gradients from what comes before the first step, `before` (P, E)."""
         return places | {"gradient": before}
 
-    def rows(self, places: dict[str, np.ndarray], flat: np.dtype) -> tuple[Any, Any, Any]:
-        """Returns (E,), gradients (E, P) in the type of θ, final states (E, M)."""
-
-        def taken(v):
-            return jax.device_put(v, may_alias=True)  # no pass writes to them any more
-
+    def collect_outputs(
+        self, places: dict[str, np.ndarray], flat: np.dtype
+    ) -> tuple[Any, Any, Any]:
+        """Return returns (E,), gradients (E, P) in the type of θ, and final states (E, M)."""
+        gradients = places["rows"].astype(flat, copy=False)
         return (
-            taken(places["reward"]),
-            taken(places["rows"].astype(flat, copy=False)),
+            jax.device_put(places["reward"], may_alias=True),  # no pass writes to it any more
+            jax.device_put(gradients, may_alias=True),
             places["last"].T,
         )
 
@@ -338,51 +322,48 @@ class CpuLibrary(CpuArrays):
         scale: float = 1.0,
         same: float = 0.0,
     ) -> np.ndarray:
-        """One pass. sums: the shape of what is summed over the ensemble; returned in double
-        precision.
+        """Run one pass, and return its sums over the ensemble in double precision.
 
-        scale, same: as in `Run` of native/sweep.hpp.
+        sums: shape of those sums; () for none. scale, same: as in `Run` of native/sweep.hpp.
         """
-        bounds = self._parts(count, sums)
+        bounds = self._split_ensemble(count, sums)
         partial = np.zeros((len(bounds), *sums))
         function: Callable[..., Any] = self.library[name]
 
-        whole = _RunStruct(
+        template = _RunStruct(
             count=count, steps=steps, first=arrays.get("first", 0), scale=scale, same=same
         )
         for key in POINTERS:
             if arrays.get(key) is not None:
                 assert arrays[key].flags.c_contiguous
-                setattr(whole, key, arrays[key].ctypes.data)
+                setattr(template, key, arrays[key].ctypes.data)
         start = partial.ctypes.data
         size = 8 * math.prod(sums)
 
-        def piece(k: int) -> None:
-            run = _RunStruct.from_buffer_copy(whole)
+        def run_piece(k: int) -> None:
+            run = _RunStruct.from_buffer_copy(template)
             run.sums = start + k * size
             function(ctypes.byref(run), ctypes.c_int64(bounds[k][0]), ctypes.c_int64(bounds[k][1]))
 
-        each(piece, range(len(bounds)))
+        run_pieces(run_piece, range(len(bounds)))
         return partial.sum(axis=0)
 
-    def _parts(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(first, stop) of the pieces of an ensemble.
+    def _split_ensemble(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Return (first, stop) of each piece of an ensemble.
 
-        Of sums a function of sizes alone, so that sums are too.
+        With sums, pieces depend on sizes alone, so that sums do not depend on the number of cores.
         """
         unit = self.lanes * (GROUP if sums else 1)
-        most = (
-            4 * _cores()
-            if not sums
-            else max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
-        )
-        size = unit * -(-count // (unit * most))
+        pieces = 4 * _count_cores()
+        if sums:
+            pieces = max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
+        size = unit * -(-count // (unit * pieces))
         return [(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def each(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
-    """Do the work of every piece, on all cores: a kernel runs without the interpreter's lock."""
-    threads = min(len(pieces), _cores())
+def run_pieces(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
+    """Call work(piece) for every piece, on all cores: a kernel releases the interpreter's lock."""
+    threads = min(len(pieces), _count_cores())
     if threads == 1:
         for piece in pieces:
             work(piece)
@@ -391,5 +372,5 @@ def each(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
             list(pool.map(work, pieces))
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

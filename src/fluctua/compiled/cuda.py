@@ -1,8 +1,8 @@
-"""Kernels for an NVIDIA GPU: one trajectory a thread, compiled at run time through CuPy (NVRTC).
+"""Kernels for an NVIDIA GPU: one trajectory per thread, compiled through CuPy (NVRTC).
 
-Each pass is a module of its own, compiled when it is first asked for; CuPy keeps them on disk. An
-ensemble whose start is one state, without a context, is begun by the kernel itself. Where JAX is on
-the device too, parameters and gradients never leave it.
+Each pass is a module of its own, compiled when it is first used; CuPy keeps modules on disk. The
+kernel itself starts an ensemble that has one start state and no context. Where JAX is on the GPU
+too, parameters and gradients never leave it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.compiled.ahead import joined, rows
+from fluctua.compiled.ahead import concatenate_parameters, lay_out_ensemble
 from fluctua.compiled.emit import (
     COMMON,
     Layout,
-    common,
-    definitions,
-    functions,
-    native,
-    waves,
+    count_waves,
+    read_common,
+    read_native,
+    write_definitions,
+    write_functions,
 )
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
@@ -31,27 +31,25 @@ from fluctua.core.simulate import Ensemble, Simulator
 
 OPTIONS = ("-std=c++17", "--prec-div=false", "--prec-sqrt=false")
 CONSTANT_BYTES = 60_000
-"""Of constant memory, for the numbers that all trajectories share."""
+"""Constant memory for the numbers that all trajectories share."""
 
 REGISTERS = 200
-"""Sums of a trajectory that registers hold; more of them go to the memory of the block."""
+"""Sums per trajectory that registers hold; more go to the shared memory of the block."""
 
 BLOCK_BYTES = 200 * 2**10
-"""Of that memory, at most."""
+"""Largest shared memory of a block for sums."""
 
-MOST_INLINE = 40
-"""Sines and cosines of a step that are written out where they stand, with what large arguments
-need.
-"""
+MAX_INLINE_WAVES = 40
+"""Sines and cosines per step up to which each is inlined, with its reduction of large arguments."""
 
 HELPERS = 3
-"""Warps that draw normals for one that takes steps, where there are few trajectories."""
+"""Warps that draw normals for each warp that takes steps, if trajectories are few."""
 
-MOST_THREADS = 512
-"""Of a block, with the registers that the batch of a twin needs."""
+MAX_THREADS = 512
+"""Largest block, by the registers that the batch of a twin needs."""
 
 SUM_BYTES = 2**29
-"""Sums over the ensemble that warps hold together, at most."""
+"""Largest memory for sums over the ensemble, of all warps together."""
 
 POINTERS = (
     "timed",
@@ -71,14 +69,14 @@ POINTERS = (
 
 
 def require_cupy() -> Any:
-    """CuPy with a working device, or an error that says what is missing."""
+    """Return CuPy if it has a working device; raise with what is missing otherwise."""
     try:
         import cupy as cp
     except ImportError:
         raise ImportError(
             "backend='cuda' needs CuPy: pip install 'fluctua[cuda13]' for CUDA 13, "
-            "'fluctua[cuda12]' for CUDA 12 "
-            "(`nvidia-smi` shows which the driver has). backend='cpu' runs everywhere."
+            "'fluctua[cuda12]' for CUDA 12 (`nvidia-smi` shows the version of the driver). "
+            "backend='cpu' runs everywhere."
         ) from None
     try:
         if cp.cuda.runtime.getDeviceCount() > 0:
@@ -89,7 +87,7 @@ def require_cupy() -> Any:
 
 
 @cache
-def available() -> bool:
+def is_available() -> bool:
     """Whether there is a GPU, and CuPy to use it."""
     try:
         require_cupy()
@@ -98,12 +96,19 @@ def available() -> bool:
     return True
 
 
-class Form(NamedTuple):
-    """What the text of a pass depends on.
+class GpuSource(NamedTuple):
+    """What the text of a pass depends on; `write` returns that text.
 
-    wiener: 0 for none, 1 for threefry, 2 for Philox. weighted: the baseline looks at scores.
-    begins: trajectories, from one state and a key. twin: the functions of a twin. ahead: those of
-    `numbers_ahead`, of θ in the type `theta`.
+    program: nodes that a step computes.
+    layout: where the kernel finds its numbers.
+    real: type of states and sums.
+    noise64: normals are drawn in double precision.
+    wiener: 0 for no noise, 1 for threefry, 2 for Philox.
+    weighted: the baseline depends on scores.
+    self_starting: the kernel starts its trajectories itself, from one state and a key.
+    twin: text of the functions of a twin; "" for none.
+    ahead: text of `emit.write_numbers_ahead`; "" if the host computes those numbers.
+    theta: type of θ.
     """
 
     program: Program
@@ -112,26 +117,25 @@ class Form(NamedTuple):
     noise64: bool
     wiener: int
     weighted: bool = False
-    begins: bool = False
+    self_starting: bool = False
     twin: str = ""
     ahead: str = ""
     theta: np.dtype = np.dtype(np.float32)
 
-    def in_block(self, name: str) -> int:
-        """Bytes of the block's memory for the sums of its trajectories."""
+    def block_bytes(self, name: str) -> int:
+        """Shared memory of a block for the sums of its trajectories, in bytes."""
         sums = 2 * len(self.program.names)
         return 32 * self.real.itemsize * sums if name == "sweep" and sums > REGISTERS else 0
 
-    def threads(self, name: str, helpers: int) -> int:
-        """Of a block."""
-        return 32 if self.in_block(name) else 32 * (1 + helpers) if helpers else 64
+    def block_threads(self, name: str, helpers: int) -> int:
+        """Threads of a block. helpers: warps that draw normals for each that takes steps."""
+        return 32 if self.block_bytes(name) else 32 * (1 + helpers) if helpers else 64
 
-    def source(self, name: str, helpers: int = 0, threads: int = 0) -> str:
-        """The whole text of a pass: "rewards_summed", "weights", "sweep"; "twin_forward",
-        "twin_backward".
+    def write(self, name: str, helpers: int = 0, threads: int = 0) -> str:
+        """Return the complete text of a pass.
 
-        helpers: warps that draw normals for one that takes steps. threads: of a block, if not the
-        usual number.
+        name: "rewards_summed", "weights", "sweep", "twin_forward" or "twin_backward". helpers: as
+        of `block_threads`. threads: of a block, in place of `block_threads`.
         """
         together = {0: 1, 1: 4, 2: 2}.get(len(self.layout.normals), 1)
         head = {
@@ -140,36 +144,46 @@ class Form(NamedTuple):
             "WIENER": self.wiener,
             "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener],
             "WEIGHTED": int(self.weighted),
-            "BEGINS": int(self.begins),
-            "THREADS": threads or self.threads(name, helpers),
+            "BEGINS": int(self.self_starting),
+            "THREADS": threads or self.block_threads(name, helpers),
             "HELPERS": helpers,
-            "IN_BLOCK": int(self.in_block(name) > 0),
+            "IN_BLOCK": int(self.block_bytes(name) > 0),
             "PASS": name.upper(),
-            "MANY_FUNCTIONS": int(waves(self.program) > MOST_INLINE),
+            "MANY_FUNCTIONS": int(count_waves(self.program) > MAX_INLINE_WAVES),
             "THETA": "double" if self.theta == np.float64 else "float",
             # one draw of Philox serves two steps
             "BATCH": max(together, 2) if self.wiener == 2 else together,
         }
+        ahead = []
+        if self.ahead:
+            ahead = [read_native("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)]
+        passes = [read_native("sweep.cuh")]
+        if self.twin:
+            passes = [self.twin, read_native("twin.cuh")]
         return "\n".join(
             [
                 *(f"#define {key} {value}" for key, value in head.items()),
-                common(*COMMON),
-                native("device.cuh"),
-                definitions(self.program, self.layout).replace(
+                read_common(*COMMON),
+                read_native("device.cuh"),
+                write_definitions(self.program, self.layout).replace(
                     "constexpr int ", "__device__ constexpr int "
                 ),
-                native("noise.hpp"),
-                functions(self.program, self.layout, scores=not self.twin),
-                *([native("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)] if self.ahead else []),
-                native("ensemble.cuh"),
-                *([self.twin, native("twin.cuh")] if self.twin else [native("sweep.cuh")]),
+                read_native("noise.hpp"),
+                write_functions(self.program, self.layout, scores=not self.twin),
+                *ahead,
+                read_native("ensemble.cuh"),
+                *passes,
             ]
         )
 
 
 class _Pass(NamedTuple):
-    """A compiled pass: its module, its kernel, the one of `numbers_ahead`, the address of what
-    trajectories share.
+    """A compiled pass.
+
+    module: of CuPy.
+    run: kernel of the pass.
+    ahead: kernel that computes shared numbers; None if the host does.
+    shared: address of the numbers that trajectories share.
     """
 
     module: Any
@@ -179,7 +193,7 @@ class _Pass(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _module(source: str) -> Any:
+def _compile_module(source: str) -> Any:
     import cupy as cp
 
     try:
@@ -190,8 +204,8 @@ def _module(source: str) -> Any:
         raise Unsupported("compiler", f"NVRTC failed: {str(problem).strip()[:400]}") from None
 
 
-def _shared(cp: Any, module: Any, numbers: np.ndarray) -> None:
-    """Write the numbers that trajectories share into constant memory."""
+def _write_shared(cp: Any, module: Any, numbers: np.ndarray) -> None:
+    """Write the numbers that trajectories share into the constant memory of a module."""
     data = np.frombuffer(numbers.tobytes(), np.uint8)
     if data.size:
         cp.ndarray(data.shape, np.uint8, module.get_global("c_shared")).set(data)
@@ -200,11 +214,11 @@ def _shared(cp: Any, module: Any, numbers: np.ndarray) -> None:
 class GpuArrays:
     """Arrays on the current device, and compiled passes over them."""
 
-    def __init__(self, form: Form):
+    def __init__(self, source: GpuSource):
         self.cp = require_cupy()
-        self.form = form
-        self.real = form.real
-        shared = len(form.layout.shared) * self.real.itemsize
+        self.source = source
+        self.real = source.real
+        shared = len(source.layout.shared) * self.real.itemsize
         if shared > CONSTANT_BYTES:
             raise Unsupported(
                 "theta",
@@ -214,98 +228,95 @@ class GpuArrays:
         self._sources: dict[tuple[str, int], str] = {}
         self._kept: dict[str, tuple[Any, Any]] = {}
 
-    def own(self, values: Any) -> Any:
-        """A copy on the device that a pass may write to."""
+    def copy(self, values: Any) -> Any:
+        """Copy values to the device, for a pass to write to."""
         return self.cp.asarray(np.ascontiguousarray(values, self.real))
 
     def empty(self, *shape: int) -> Any:
-        """Room for a pass to write to."""
+        """Allocate an array for a pass to write to."""
         return self.cp.empty(shape, self.real)
 
-    def flags(self) -> Any:
-        """What a pass may set. (1,)"""
+    def make_flags(self) -> Any:
+        """Allocate the flags that a pass sets. (1,)"""
         return self.cp.zeros(1, np.int32)
 
-    def read(self, flags: Any) -> int:
-        """What passes have set."""
+    def read_flags(self, flags: Any) -> int:
+        """Return the flags that passes have set."""
         return int(flags.get()[0])
 
-    def host(self, array: Any) -> np.ndarray:
-        """The numbers of an array."""
+    def to_host(self, array: Any) -> np.ndarray:
+        """Copy an array to the host."""
         return array.get()
 
     def zeros(self, *shape: int) -> Any:
-        """Room for sums in double precision."""
+        """Allocate sums in double precision, which start at zero."""
         return self.cp.zeros(shape)
 
     def total(self, array: Any) -> float:
-        """The sum, in double precision."""
+        """Return the sum of an array, in double precision."""
         return float(array.sum(dtype=np.float64))
 
-    def kept(self, name: str, source: Any, make: Callable[[Any], np.ndarray]) -> Any:
-        """An array of the host that was made of an object and is the same as long as that is."""
+    def keep(self, name: str, source: Any, make: Callable[[Any], np.ndarray]) -> Any:
+        """Return make(source) on the device; made again only for another `source`."""
         if name not in self._kept or self._kept[name][0] is not source:
             self._kept[name] = (source, self.cp.asarray(make(source)))
         return self._kept[name][1]
 
     def from_jax(self, array: Any) -> Any:
-        """An array of JAX: as it is, where JAX is on the device too."""
-        return (
-            self.cp.from_dlpack(array)
-            if jax.default_backend() == "gpu"
-            else self.cp.asarray(np.asarray(array))
-        )
+        """Return an array of JAX on the device, without a copy if JAX is there too."""
+        if jax.default_backend() == "gpu":
+            return self.cp.from_dlpack(array)
+        return self.cp.asarray(np.asarray(array))
 
     def to_jax(self, array: Any) -> Any:
-        """An array as JAX takes it."""
+        """Return an array of the device for JAX, without a copy if JAX is there too."""
         return jax.dlpack.from_dlpack(array) if jax.default_backend() == "gpu" else array.get()
 
-    def ensemble(self, wiener: int, ensemble: Ensemble) -> dict[str, Any]:
-        """Trajectories that JAX has begun."""
+    def load_ensemble(self, wiener: int, ensemble: Ensemble) -> dict[str, Any]:
+        """Return the arrays of trajectories that JAX has started."""
         return {
-            name: self.from_jax(array) for name, array in rows(wiener, self.real, ensemble).items()
+            name: self.from_jax(array)
+            for name, array in lay_out_ensemble(wiener, self.real, ensemble).items()
         }
 
-    def times(self, substrate: Simulator) -> Any:
-        """t (T+1,), then Δt (T,), in double precision."""
+    def load_times(self, substrate: Simulator) -> Any:
+        """Return t (T+1,), then Δt (T,), in double precision, as one array."""
 
-        def both(times):
+        def concatenate(times):
             return np.concatenate([np.asarray(v, np.float64) for v in times])
 
-        return self.kept("times", substrate.times, both)
+        return self.keep("times", substrate.times, concatenate)
 
-    def parameters(self, *thetas: Params) -> Any:
-        """One vector."""
-        return self.from_jax(joined(*thetas))
+    def load_parameters(self, *thetas: Params) -> Any:
+        """Return parameters as one vector."""
+        return self.from_jax(concatenate_parameters(*thetas))
 
-    def compiled(self, kernel: str, source: str, in_block: int = 0) -> _Pass:
-        """A pass, compiled and loaded. in_block: bytes of the block's memory that it takes."""
-        if source not in self._passes:
-            module = _module(source)
+    def compile_pass(self, kernel: str, text: str, block_bytes: int = 0) -> _Pass:
+        """Compile and load a pass, once per text. block_bytes: shared memory of its blocks."""
+        if text not in self._passes:
+            module = _compile_module(text)
             function = module.get_function(kernel)
-            if in_block:
-                function.max_dynamic_shared_size_bytes = in_block
-            ahead = module.get_function("numbers_ahead") if self.form.ahead else None
-            self._passes[source] = _Pass(
+            if block_bytes:
+                function.max_dynamic_shared_size_bytes = block_bytes
+            ahead = module.get_function("numbers_ahead") if self.source.ahead else None
+            self._passes[text] = _Pass(
                 module, function, ahead, np.uint64(module.get_global("c_shared").ptr)
             )
-        return self._passes[source]
+        return self._passes[text]
 
-    def prepared(self, compiled: _Pass, arrays: dict[str, Any], steps: int) -> dict[str, Any]:
-        """The arrays of a pass on the device, after the numbers that trajectories share
-        went to constant memory.
-        """
+    def prepare(self, compiled: _Pass, arrays: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Return the arrays of a pass on the device, with its shared numbers in constant memory."""
         if compiled.ahead is None:
-            _shared(self.cp, compiled.module, arrays["shared"])
+            _write_shared(self.cp, compiled.module, arrays["shared"])
         else:
-            timed = self.empty(steps, len(self.form.layout.timed))
-            to = timed if timed.size else np.uint64(0)
+            timed = self.empty(steps, len(self.source.layout.timed))
+            target = timed if timed.size else np.uint64(0)
             numbers = (
                 np.int64(steps),
                 arrays["theta"],
                 arrays["times"],
                 compiled.shared,
-                to,
+                target,
                 arrays["flags"],
             )
             compiled.ahead((-(-steps // 128),), (128,), numbers)
@@ -344,50 +355,47 @@ TWIN_POINTERS = (
 
 
 class GpuTwinLibrary(GpuArrays):
-    """The passes of a twin."""
+    """The passes of a twin on the current device."""
 
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int
     ) -> None:
-        """One pass. segment: a multiple of 4."""
+        """Run one pass of a twin. segment: a multiple of 4."""
         blocks = -(-count // 64)
         threads = 64
-        form = self.form
+        source = self.source
         if name == "twin_backward":
-            most = int(np.diff(arrays["edges"]).max())
+            largest = int(np.diff(arrays["edges"]).max())
             blocks = len(arrays["edges"]) - 1
-            threads = -(-most // 32) * 32
-            if threads > MOST_THREADS:
+            threads = -(-largest // 32) * 32
+            if threads > MAX_THREADS:
                 raise Unsupported(
-                    "twin", f"batches of {most} trajectories; a GPU takes up to {MOST_THREADS}"
+                    "twin", f"batches of {largest} trajectories; a GPU takes up to {MAX_THREADS}"
                 )
-            wide = 2 * form.program.state + len(form.layout.normals)
-            arrays = arrays | {"path": self.empty(segment, wide, count)}
+            width = 2 * source.program.state + len(source.layout.normals)
+            arrays = arrays | {"path": self.empty(segment, width, count)}
         if (name, threads) not in self._sources:
-            self._sources[name, threads] = form.source(name, threads=threads)
-        compiled = self.compiled("twin_pass", self._sources[name, threads])
-        ready = self.prepared(compiled, arrays, steps)
+            self._sources[name, threads] = source.write(name, threads=threads)
+        compiled = self.compile_pass("twin_pass", self._sources[name, threads])
+        ready = self.prepare(compiled, arrays, steps)
         numbers = [np.int64(v) for v in (count, steps, segment)]
         compiled.run((blocks,), (threads,), (*numbers, *_pointers(TWIN_POINTERS, ready)))
 
 
 class GpuLibrary(GpuArrays):
-    """A kernel on the current device: passes over an ensemble, whose arrays have the trajectory
-    last.
-    """
+    """The passes of a kernel on the current device. Arrays have the trajectory last."""
 
-    def __init__(self, form: Form):
-        super().__init__(form)
-        if form.in_block("sweep") > BLOCK_BYTES:
+    def __init__(self, source: GpuSource):
+        super().__init__(source)
+        if source.block_bytes("sweep") > BLOCK_BYTES:
             raise Unsupported(
-                "theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold"
+                "theta", f"{len(source.program.names)} parameters, whose sums a GPU cannot hold"
             )
-        self._processors = int(
-            self.cp.cuda.Device().attributes["MultiProcessorCount"]
-        )  # slow to ask for
+        # kept: the query is slow
+        self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])
 
-    def places(self, state: int, parameters: int, count: int) -> dict[str, Any]:
-        """Room for what a sweep leaves of every trajectory, in one piece."""
+    def make_outputs(self, state: int, parameters: int, count: int) -> dict[str, Any]:
+        """Allocate the outputs of a sweep for every trajectory, in one array."""
         out = self.empty(1 + state + parameters, count)
         return {
             "out": out,
@@ -396,14 +404,14 @@ class GpuLibrary(GpuArrays):
             "gradient": out[1 + state :],
         }
 
-    def with_gradient(self, places: dict[str, Any], before: Any) -> dict[str, Any]:
-        """With the part of the gradients that comes before the first step. (P, E)"""
+    def set_gradient(self, places: dict[str, Any], before: Any) -> dict[str, Any]:
+        """Start the gradients from what comes before the first step, `before` (P, E)."""
         places["gradient"][...] = before
         return places
 
-    def rows(self, places: dict[str, Any], flat: np.dtype) -> tuple[Any, Any, Any]:
-        """Returns (E,), gradients (E, P) in the type of θ, final states (E, M)."""
-        return _rows(self.to_jax(places["out"]), len(places["last"]), flat)
+    def collect_outputs(self, places: dict[str, Any], flat: np.dtype) -> tuple[Any, Any, Any]:
+        """Return returns (E,), gradients (E, P) in the type of θ, and final states (E, M)."""
+        return _split_outputs(self.to_jax(places["out"]), len(places["last"]), flat)
 
     def run(
         self,
@@ -416,31 +424,28 @@ class GpuLibrary(GpuArrays):
         scale: float = 1.0,
         same: float = 0.0,
     ) -> np.ndarray:
-        """One pass. sums: the shape of what is summed over the ensemble; returned in double
-        precision.
+        """Run one pass, and return its sums over the ensemble in double precision.
 
-        scale, same: as in `Run` of native/ensemble.cuh.
+        sums: shape of those sums; () for none. scale, same: as in `Run` of native/ensemble.cuh.
         """
-        in_block = self.form.in_block(name)
-        helpers = 0 if in_block else self._helpers(count)
-        block = self.form.threads(name, helpers)
+        block_bytes = self.source.block_bytes(name)
+        helpers = 0 if block_bytes else self._count_helpers(count)
+        block = self.source.block_threads(name, helpers)
         if (name, helpers) not in self._sources:
-            self._sources[name, helpers] = self.form.source(name, helpers)
-        compiled = self.compiled("one_pass", self._sources[name, helpers], in_block)
+            self._sources[name, helpers] = self.source.write(name, helpers)
+        compiled = self.compile_pass("one_pass", self._sources[name, helpers], block_bytes)
         together = block // 32 if helpers == 0 else 1
-        warps = -(-self._warps(count, sums) // together) * together
+        warps = -(-self._count_warps(count, sums) // together) * together
         totals = self.cp.zeros((warps, *sums)) if sums else None
-        ready = self.prepared(compiled, arrays, steps) | {"sums": totals}
+        ready = self.prepare(compiled, arrays, steps) | {"sums": totals}
         numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
         last = (self.real.type(scale), self.real.type(same))
         arguments = (*numbers, *_pointers(POINTERS, ready), *last)
-        compiled.run((warps // together,), (block,), arguments, shared_mem=in_block)
+        compiled.run((warps // together,), (block,), arguments, shared_mem=block_bytes)
         return np.empty(0) if totals is None else totals.sum(axis=0).get()
 
-    def _warps(self, count: int, sums: tuple[int, ...]) -> int:
-        """Groups of 32 trajectories that run side by side: as many as there are, or as many
-        as sums leave room for.
-        """
+    def _count_warps(self, count: int, sums: tuple[int, ...]) -> int:
+        """Return the number of warps: one per 32 trajectories, fewer if sums need the memory."""
         wanted = -(-count // 32)
         if sums:
             wanted = min(
@@ -448,14 +453,16 @@ class GpuLibrary(GpuArrays):
             )
         return wanted
 
-    def _helpers(self, count: int) -> int:
-        """Warps that do nothing else than draw normals, where the GPU would be idle otherwise."""
-        few = -(-count // 32) <= 2 * self._processors
+    def _count_helpers(self, count: int) -> int:
+        """Return the number of helper warps: some if the GPU would be idle otherwise."""
+        is_idle = -(-count // 32) <= 2 * self._processors
         return (
-            HELPERS if few and 0 < len(self.form.layout.normals) * self.real.itemsize <= 32 else 0
+            HELPERS
+            if is_idle and 0 < len(self.source.layout.normals) * self.real.itemsize <= 32
+            else 0
         )
 
 
 @partial(jit, static_argnums=(1, 2))
-def _rows(out: Any, state: int, flat: np.dtype) -> tuple[Any, Any, Any]:
+def _split_outputs(out: Any, state: int, flat: np.dtype) -> tuple[Any, Any, Any]:
     return out[0], out[1 + state :].T.astype(flat), out[1 : 1 + state].T

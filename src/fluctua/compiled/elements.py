@@ -1,4 +1,4 @@
-"""Operations that act on every element by itself: arithmetic, functions, comparisons, conversions.
+"""Rules for elementwise operations of JAX: arithmetic, functions, comparisons, conversions.
 
 A rule is (graph, equation, *identities of the inputs) -> identities of the outputs, an array of the
 output's shape.
@@ -14,13 +14,15 @@ import numpy as np
 
 from fluctua.compiled.graph import Graph
 
-NODES = 30_000
-"""Nodes of a graph, beyond which a compiler takes too long."""
+MAX_NODES = 30_000
+"""Largest graph; beyond, a compiler takes too long."""
 
 
 class Unsupported(Exception):
-    """An operation that no kernel is made for. primitive: its name in JAX. why: what is in the
-    way.
+    """An operation that kernels do not have.
+
+    primitive: its name in JAX.
+    why: the reason.
     """
 
     def __init__(self, primitive: str, why: str):
@@ -79,7 +81,7 @@ BINARY = {
     "le_to": "le",
 }
 
-SAME = {
+IDENTITY = {
     "copy",
     "copy_p",
     "stop_gradient",
@@ -90,26 +92,26 @@ SAME = {
 }
 
 
-def constant(graph: Graph, value: Any) -> np.ndarray:
-    """Identities of the elements of an array of numbers."""
+def make_constants(graph: Graph, value: Any) -> np.ndarray:
+    """Return the identities of the elements of a constant array."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise Unsupported("random key", "random numbers come from the noise of the simulator alone")
     array = np.asarray(value)
-    if array.size > NODES:
+    if array.size > MAX_NODES:
         raise Unsupported(
             "constant", f"an array of {array.size} numbers is too long to be written out"
         )
 
-    def number(v):
-        return graph.pair(graph.const(v.real), graph.const(v.imag))
+    def make_complex(v):
+        return graph.make_complex(graph.const(v.real), graph.const(v.imag))
 
-    make = number if array.dtype.kind == "c" else graph.const
+    make = make_complex if array.dtype.kind == "c" else graph.const
     return np.array([make(v) for v in array.ravel()], dtype=np.int64).reshape(array.shape)
 
 
-def each(function: Callable[..., int], *arrays: np.ndarray) -> np.ndarray:
-    """The function of every element, after broadcasting."""
+def map_elements(function: Callable[..., int], *arrays: np.ndarray) -> np.ndarray:
+    """Apply a function to every element, after broadcasting."""
     arrays = np.broadcast_arrays(*arrays)
     flat = [
         function(*elements) for elements in zip(*(a.ravel().tolist() for a in arrays), strict=True)
@@ -117,37 +119,33 @@ def each(function: Callable[..., int], *arrays: np.ndarray) -> np.ndarray:
     return np.array(flat, dtype=np.int64).reshape(arrays[0].shape)
 
 
-def _whole(eqn: Any) -> bool:
+def _is_integer(eqn: Any) -> bool:
     return eqn.outvars[0].aval.dtype.kind in "iu"
 
 
-def _numbers_only(graph: Graph, eqn: Any, *inputs: np.ndarray) -> None:
-    """Whole numbers that differ between trajectories are kept as floats, where only sums and
-    products are exact.
-    """
-    if _whole(eqn) and any(graph.depends[node] for ids in inputs for node in ids.ravel()):
-        raise Unsupported(
-            eqn.primitive.name, "whole numbers that depend on the state, the time or θ"
-        )
+def _refuse_varying_integers(graph: Graph, eqn: Any, *inputs: np.ndarray) -> None:
+    """Raise for integers that are not constant: kernels keep them as floats."""
+    if _is_integer(eqn) and any(graph.depends[node] for ids in inputs for node in ids.ravel()):
+        raise Unsupported(eqn.primitive.name, "integers that depend on the state, the time or θ")
 
 
 def _unary(op: str) -> Callable:
     def rule(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-        return each(lambda a: graph.make(op, a), x)
+        return map_elements(lambda a: graph.make(op, a), x)
 
     return rule
 
 
 def _binary(op: str) -> Callable:
     def rule(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return each(lambda a, b: graph.make(op, a, b), x, y)
+        return map_elements(lambda a, b: graph.make(op, a, b), x, y)
 
     return rule
 
 
 def _swapped(op: str) -> Callable:
     def rule(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return each(lambda a, b: graph.make(op, b, a), x, y)
+        return map_elements(lambda a, b: graph.make(op, b, a), x, y)
 
     return rule
 
@@ -155,26 +153,26 @@ def _swapped(op: str) -> Callable:
 def _logical(op: str) -> Callable:
     def rule(graph: Graph, eqn: Any, *inputs: np.ndarray) -> np.ndarray:
         if eqn.outvars[0].aval.dtype != bool:
-            raise Unsupported(eqn.primitive.name, "bits of whole numbers")
-        return each(lambda *a: graph.make(op, *a), *inputs)
+            raise Unsupported(eqn.primitive.name, "bits of integers")
+        return map_elements(lambda *a: graph.make(op, *a), *inputs)
 
     return rule
 
 
 def _div(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    if _whole(eqn):
-        _numbers_only(graph, eqn, x, y)
-        return each(lambda a, b: graph.make("trunc", graph.make("div", a, b)), x, y)
-    return each(lambda a, b: graph.make("div", a, b), x, y)
+    if _is_integer(eqn):
+        _refuse_varying_integers(graph, eqn, x, y)
+        return map_elements(lambda a, b: graph.make("trunc", graph.make("div", a, b)), x, y)
+    return map_elements(lambda a, b: graph.make("div", a, b), x, y)
 
 
 def _rem(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    _numbers_only(graph, eqn, x, y)
-    return each(lambda a, b: graph.make("rem", a, b), x, y)
+    _refuse_varying_integers(graph, eqn, x, y)
+    return map_elements(lambda a, b: graph.make("rem", a, b), x, y)
 
 
 def _pow(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    def one(a: int, b: int) -> int:
+    def raise_to(a: int, b: int) -> int:
         value = graph.value(b)
         if value is not None and value == int(value) and abs(value) <= 16:
             return graph.power(a, int(value))
@@ -182,36 +180,36 @@ def _pow(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
             return graph.make("sqrt", a)
         return graph.make("pow", a, b)
 
-    return each(one, x, y)
+    return map_elements(raise_to, x, y)
 
 
 def _integer_pow(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    return each(lambda a: graph.power(a, int(eqn.params["y"])), x)
+    return map_elements(lambda a: graph.power(a, int(eqn.params["y"])), x)
 
 
 def _conj(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    def one(a: int) -> int:
-        re, im = graph.parts(a)
-        return graph.pair(re, graph.make("neg", im))
+    def conjugate(a: int) -> int:
+        re, im = graph.split_complex(a)
+        return graph.make_complex(re, graph.make("neg", im))
 
-    return each(one, x)
+    return map_elements(conjugate, x)
 
 
 def _square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    return each(lambda a: graph.make("mul", a, a), x)
+    return map_elements(lambda a: graph.make("mul", a, a), x)
 
 
 def _one_minus_square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    return each(lambda a: graph.make("sub", graph.const(1.0), graph.make("mul", a, a)), x)
+    return map_elements(lambda a: graph.make("sub", graph.const(1.0), graph.make("mul", a, a)), x)
 
 
 def _rsqrt(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    return each(lambda a: graph.make("div", graph.const(1.0), graph.make("sqrt", a)), x)
+    return map_elements(lambda a: graph.make("div", graph.const(1.0), graph.make("sqrt", a)), x)
 
 
 def _logistic(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     one = graph.const(1.0)
-    return each(
+    return map_elements(
         lambda a: graph.make(
             "div", one, graph.make("add", one, graph.make("exp", graph.make("neg", a)))
         ),
@@ -221,20 +219,20 @@ def _logistic(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
 
 def _round(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     even = eqn.params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN
-    return each(lambda a: graph.make("round_even" if even else "round_away", a), x)
+    return map_elements(lambda a: graph.make("round_even" if even else "round_away", a), x)
 
 
 def _clamp(graph: Graph, eqn: Any, low: np.ndarray, x: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return each(lambda a, b, c: graph.make("min", graph.make("max", a, b), c), low, x, high)
+    return map_elements(lambda a, b, c: graph.make("min", graph.make("max", a, b), c), low, x, high)
 
 
 def _select_n(graph: Graph, eqn: Any, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
     if eqn.invars[0].aval.dtype == bool:
         no, yes = cases if len(cases) == 2 else (cases[0], cases[0])
-        return each(lambda c, a, b: graph.make("select", c, a, b), which, yes, no)
+        return map_elements(lambda c, a, b: graph.make("select", c, a, b), which, yes, no)
     chosen = cases[0]
     for k, case in enumerate(cases[1:], 1):
-        chosen = each(
+        chosen = map_elements(
             lambda w, a, b, k=k: graph.make(
                 "select", graph.make("eq", w, graph.const(float(k))), a, b
             ),
@@ -250,24 +248,28 @@ def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     new = eqn.outvars[0].aval.dtype
     if new.kind == "c":
         zero = graph.const(0.0)
-        return x if old.kind == "c" else each(lambda a: graph.pair(a, zero), x)
+        return x if old.kind == "c" else map_elements(lambda a: graph.make_complex(a, zero), x)
     if old.kind == "c":
-        x = each(lambda a: graph.parts(a)[0], x)
+        x = map_elements(lambda a: graph.split_complex(a)[0], x)
     if new.kind == "b":
-        return x if old.kind == "b" else each(lambda a: graph.make("ne", a, graph.const(0.0)), x)
+        return (
+            x
+            if old.kind == "b"
+            else map_elements(lambda a: graph.make("ne", a, graph.const(0.0)), x)
+        )
     if old.kind == "b":
         one = graph.const(1.0)
         zero = graph.const(0.0)
-        return each(lambda a: graph.make("select", a, one, zero), x)
+        return map_elements(lambda a: graph.make("select", a, one, zero), x)
     if new.kind in "iu" and old.kind == "f":
-        return each(lambda a: graph.make("trunc", a), x)
+        return map_elements(lambda a: graph.make("trunc", a), x)
     return x
 
 
 ELEMENTWISE: dict[str, Callable] = {
     **{name: _unary(op) for name, op in UNARY.items()},
     **{name: _binary(op) for name, op in BINARY.items()},
-    **{name: lambda graph, eqn, *inputs: list(inputs) for name in SAME},
+    **{name: lambda graph, eqn, *inputs: list(inputs) for name in IDENTITY},
     "gt": _swapped("lt"),
     "ge": _swapped("le"),
     "and": _logical("and"),
@@ -280,10 +282,10 @@ ELEMENTWISE: dict[str, Callable] = {
     "integer_pow": _integer_pow,
     "square": _square,
     "one_minus_square": _one_minus_square,
-    "real": lambda graph, eqn, x: each(lambda a: graph.parts(a)[0], x),
-    "imag": lambda graph, eqn, x: each(lambda a: graph.parts(a)[1], x),
+    "real": lambda graph, eqn, x: map_elements(lambda a: graph.split_complex(a)[0], x),
+    "imag": lambda graph, eqn, x: map_elements(lambda a: graph.split_complex(a)[1], x),
     "conj": _conj,
-    "complex": lambda graph, eqn, x, y: each(graph.pair, x, y),
+    "complex": lambda graph, eqn, x, y: map_elements(graph.make_complex, x, y),
     "rsqrt": _rsqrt,
     "logistic": _logistic,
     "round": _round,

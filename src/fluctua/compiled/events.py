@@ -1,9 +1,8 @@
-"""The events of a jump process in a kernel: one event is straight-line code, and a loop runs it
-until a step is over.
+"""Events of a jump process in a kernel: one traced event, and the inputs of the loop over events.
 
-What is traced is `fluctua.processes.jumps` itself, with the numbers of chance as inputs.
-native/events.hpp draws those, number for number as JAX does, and has the loop: all lanes go round
-until the last of them has passed the end.
+`fluctua.processes.jumps` itself is traced, with its random numbers as inputs. native/events.hpp
+draws them, number for number as JAX does, and has the loop: all lanes repeat until the last of
+them has passed the end of the step.
 """
 
 from __future__ import annotations
@@ -24,12 +23,17 @@ DRAWS = 3
 """Inputs p of an event: the time since the step began, a standard exponential, a uniform number."""
 
 
-class Inner(NamedTuple):
+class EventProgram(NamedTuple):
     """One event, as nodes of a graph: functions of x and of `DRAWS` numbers p.
 
-    x: (M,) after it. after: its time since the step began. over: there is none before the step
-    ends. score: (P,). The step itself then has for its p where the events lead (M,), and the score
-    of `scores`, the parameters that have one.
+    The step itself has other numbers p: the state after all events (M,), and their score in the
+    parameters `scores`.
+
+    x: state after the event (M,).
+    after: time of the event since the step began.
+    over: whether no event is left before the step ends.
+    score: score of the event (P,).
+    scores: parameters whose score is not zero.
     """
 
     x: list[int]
@@ -39,39 +43,40 @@ class Inner(NamedTuple):
     scores: list[int]
 
 
-def served(recipe: Recipe) -> Jumps | None:
-    """The jump process of a simulator, if it is one and a kernel can be made of it."""
+def find_jumps(recipe: Recipe) -> Jumps | None:
+    """Return the jump process of a simulator, None for another; raise if kernels cannot run it."""
     process = recipe.process
     if not isinstance(process, Jumps):
         return None
     if isinstance(process.changes, RandomJump):
-        raise Unsupported("Sized", "changes of random size")
+        raise Unsupported("RandomJump", "changes of random size")
     if recipe.wiener is not threefry:
         raise Unsupported("wiener", "`Jumps` are simulated with JAX's own generator")
     return process
 
 
 def bind_event(process: Jumps, unravel: Callable[[Array], PyTree]) -> Callable:
-    """(θ, x, t, Δt, context, p) -> state, time, whether there is none, score: the next event of
-    a step.
-    """
+    """Return a function (θ, x, t, Δt, context, p) -> (state, time, over, score) of one event."""
 
     def event(
         flat: Array, x: Array, t: Array, dt: Array, context: PyTree, p: Array
     ) -> tuple[Array, ...]:
         step = EventStep(x, t, dt, context)
-        new = next_event(process, unravel(flat), step, p[0], EventDraws(p[1], p[2]), _take)
+        new = next_event(process, unravel(flat), step, p[0], EventDraws(p[1], p[2]), _select_row)
         return new.x, new.after, new.over, ravel_pytree(new.score)[0]
 
     return event
 
 
-def _take(table: Array, row: Array) -> Array:
-    """table[row] as a sum of choices: indices of a kernel are constants."""
-    here = jnp.arange(len(table)) == row
-    return jnp.sum(jnp.where(here.reshape(-1, *(1,) * (table.ndim - 1)), table, 0), axis=0)
+def _select_row(table: Array, row: Array) -> Array:
+    """Return table[row] as a sum over all rows: a kernel's indices are constants."""
+    is_row = jnp.arange(len(table)) == row
+    mask = is_row.reshape(-1, *(1,) * (table.ndim - 1))
+    return jnp.sum(jnp.where(mask, table, 0), axis=0)
 
 
-def left_by(unravel: Callable[[Array], PyTree], x: Array, jumped: Array, score: Array) -> Scored:
-    """What the events of a step leave for its score."""
+def collect_events(
+    unravel: Callable[[Array], PyTree], x: Array, jumped: Array, score: Array
+) -> Scored:
+    """Return the jump and the score of all events of a step, for the score of the step."""
     return Scored(jumped - x, unravel(score), jnp.zeros((), int))

@@ -1,8 +1,7 @@
-"""From a jaxpr to scalar expressions: every element of every small array becomes a node of a graph.
+"""Scalar expressions of a jaxpr: every element of every array becomes a node of a graph.
 
-What cannot be written as scalars, and is the same for all trajectories or for all steps, is left to
-JAX, which computes it ahead of the run. Anything else raises `Unsupported` with the operation and
-the reason.
+An operation without a rule is left to JAX, ahead of the run, if its inputs are the same for all
+trajectories or for all steps. Otherwise it raises `Unsupported` with its name and the reason.
 """
 
 from __future__ import annotations
@@ -15,13 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from fluctua.compiled.arrays import ARRAYS, UNROLLED, eliminated
-from fluctua.compiled.elements import ELEMENTWISE, NODES, Unsupported, constant, each
+from fluctua.compiled.arrays import ARRAYS, MAX_MATRIX_ROWS, solve_by_elimination
+from fluctua.compiled.elements import (
+    ELEMENTWISE,
+    MAX_NODES,
+    Unsupported,
+    make_constants,
+    map_elements,
+)
 from fluctua.compiled.graph import CONTEXT, NOISE, STATE, TIME, External, Graph
 from fluctua.core.arrays import jit
 
-LENGTH = 128
-"""Steps of a loop that is written out."""
+MAX_LOOP_STEPS = 128
+"""Largest number of steps of a loop that is unrolled."""
 
 CALLS = {
     "jit": "jaxpr",
@@ -38,12 +43,12 @@ CALLS = {
 
 
 def scalarise(graph: Graph, closed: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Identities of the outputs of a jaxpr from those of its inputs, each an array of its shape."""
-    consts = [constant(graph, value) for value in closed.consts]
-    return _run(graph, closed.jaxpr, consts, inputs)
+    """Return the identities of the outputs of a jaxpr from those of its inputs."""
+    consts = [make_constants(graph, value) for value in closed.consts]
+    return _scalarise_jaxpr(graph, closed.jaxpr, consts, inputs)
 
 
-def _run(
+def _scalarise_jaxpr(
     graph: Graph, jaxpr: Jaxpr, consts: Sequence[np.ndarray], inputs: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     known: dict[Any, np.ndarray] = dict(
@@ -51,21 +56,21 @@ def _run(
     )
 
     def read(atom):
-        return constant(graph, atom.val) if isinstance(atom, Literal) else known[atom]
+        return make_constants(graph, atom.val) if isinstance(atom, Literal) else known[atom]
 
-    needed = _needed(jaxpr)
+    needed = _find_needed(jaxpr)
     for eqn in jaxpr.eqns:
         if not any(v in needed for v in eqn.outvars):
             continue
-        outputs = _equation(graph, eqn, [read(atom) for atom in eqn.invars])
+        outputs = _scalarise_equation(graph, eqn, [read(atom) for atom in eqn.invars])
         known.update(zip(eqn.outvars, outputs, strict=True))
-        if len(graph) > NODES:
-            raise Unsupported(eqn.primitive.name, f"more than {NODES} operations a step")
+        if len(graph) > MAX_NODES:
+            raise Unsupported(eqn.primitive.name, f"more than {MAX_NODES} operations per step")
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _needed(jaxpr: Jaxpr) -> set:
-    """Variables that the outputs are made of: what is dead need not be supported."""
+def _find_needed(jaxpr: Jaxpr) -> set:
+    """Return the variables that outputs depend on; dead code need not be supported."""
     needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
         if any(v in needed for v in eqn.outvars):
@@ -73,17 +78,17 @@ def _needed(jaxpr: Jaxpr) -> set:
     return needed
 
 
-def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
+def _scalarise_equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
     name = eqn.primitive.name
     try:
         if name in CALLS:
             inner = eqn.params[CALLS[name]]
             if isinstance(inner, ClosedJaxpr):
                 return scalarise(graph, inner, inputs)
-            return _run(graph, inner, [], inputs)
+            return _scalarise_jaxpr(graph, inner, [], inputs)
         rule = RULES.get(name)
         if rule is None:
-            raise Unsupported(name, "no kernel is written for it")
+            raise Unsupported(name, "kernels have no rule for it")
         if name != "custom_linear_solve" and any((ids < 0).any() for ids in inputs):
             raise Unsupported(
                 "lu", "factors of a matrix that depends on the state, other than to solve with"
@@ -104,15 +109,13 @@ def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarr
                 depends |= graph.depends[node] if node >= 0 else STATE
         if depends & (STATE | NOISE) or (depends & CONTEXT and depends & TIME):
             raise problem from None
-        return _left_to_jax(graph, eqn, inputs, depends)
+        return _leave_to_jax(graph, eqn, inputs, depends)
 
 
-def _left_to_jax(
+def _leave_to_jax(
     graph: Graph, eqn: Any, inputs: list[np.ndarray], depends: int
 ) -> list[np.ndarray]:
-    """Outputs that JAX computes ahead, with one row a step or a trajectory where the inputs
-    have them.
-    """
+    """Add outputs that JAX computes ahead, with a row per step or trajectory of the inputs."""
     if any(
         jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended)
         for v in [*eqn.invars, *eqn.outvars]
@@ -123,30 +126,29 @@ def _left_to_jax(
     params = eqn.primitive.get_bind_params(eqn.params)
     if any(np.dtype(v.aval.dtype).kind == "c" for v in [*eqn.invars, *eqn.outvars]):
         raise Unsupported(eqn.primitive.name, "of complex numbers")
-    functions, params = (
-        params if isinstance(params, tuple) else ((), params)
-    )  # a pair in older versions of JAX
+    # a pair in older versions of JAX
+    functions, params = params if isinstance(params, tuple) else ((), params)
 
-    def bound(*arrays: Any) -> Sequence[Any]:
+    def bind(*arrays: Any) -> Sequence[Any]:
         outputs = eqn.primitive.bind(*functions, *arrays, **params)
         return outputs if eqn.primitive.multiple_results else [outputs]
 
-    once = jit(bound)
-    along = jit(jax.vmap(bound))
+    once = jit(bind)
+    batched = jit(jax.vmap(bind))
 
     def call(*arrays, many):
-        return (along if many else once)(*map(jnp.asarray, arrays))
+        return (batched if many else once)(*map(jnp.asarray, arrays))
 
     dtypes = [np.dtype(v.aval.dtype) for v in eqn.invars]
     shapes = [v.aval.shape for v in eqn.outvars]
-    if not depends:  # all constant: no need to wait
+    if not depends:  # all constant: computed now
         values = [
             np.array([graph.value(int(i)) for i in ids.ravel()], dtype).reshape(ids.shape)
             for ids, dtype in zip(inputs, dtypes, strict=True)
         ]
         with jax.ensure_compile_time_eval():
-            return [constant(graph, v) for v in call(*values, many=False)]
-    which = graph.external(External(call, tuple(zip(inputs, dtypes, strict=True)), depends))
+            return [make_constants(graph, v) for v in call(*values, many=False)]
+    which = graph.add_external(External(call, tuple(zip(inputs, dtypes, strict=True)), depends))
     outputs = []
     for output, shape in enumerate(shapes):
         ids = [graph.result(which, output, k) for k in range(int(np.prod(shape)))]
@@ -166,8 +168,8 @@ def _linear_solve(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarra
     if not any((ids < 0).any() for ids in factors):
         return scalarise(graph, jaxprs.solve, [*factors, *sides])
     (side,) = sides
-    if side.size > UNROLLED:
-        raise Unsupported("solve", f"{side.size} unknowns; up to {UNROLLED} are written out")
+    if side.size > MAX_MATRIX_ROWS:
+        raise Unsupported("solve", f"{side.size} unknowns; up to {MAX_MATRIX_ROWS} are written out")
     zero = graph.const(0.0)
     one = graph.const(1.0)
     units = np.where(np.eye(side.size, dtype=bool), one, zero).reshape(side.size, *side.shape)
@@ -175,7 +177,9 @@ def _linear_solve(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarra
         scalarise(graph, jaxprs.matvec, [*inputs[: ends[0]], unit])[0].ravel() for unit in units
     ]
     return [
-        np.array(eliminated(graph, np.stack(columns, axis=1), side.ravel())).reshape(side.shape)
+        np.array(solve_by_elimination(graph, np.stack(columns, axis=1), side.ravel())).reshape(
+            side.shape
+        )
     ]
 
 
@@ -187,9 +191,11 @@ def _cond(graph: Graph, eqn: Any, which: np.ndarray, *inputs: np.ndarray) -> lis
     cases = [scalarise(graph, branch, inputs) for branch in branches]
     chosen = cases[0]
     for k, case in enumerate(cases[1:], 1):
-        here = graph.make("le", graph.const(float(k)), int(which))
+        is_case = graph.make("le", graph.const(float(k)), int(which))
         chosen = [
-            each(lambda a, b, here=here: graph.make("select", here, a, b), new, old)
+            map_elements(
+                lambda a, b, is_case=is_case: graph.make("select", is_case, a, b), new, old
+            )
             for new, old in zip(case, chosen, strict=True)
         ]
     return chosen
@@ -197,8 +203,10 @@ def _cond(graph: Graph, eqn: Any, which: np.ndarray, *inputs: np.ndarray) -> lis
 
 def _scan(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarray]:
     p = eqn.params
-    if p["length"] > LENGTH:
-        raise Unsupported("scan", f"a loop of {p['length']} steps; up to {LENGTH} are written out")
+    if p["length"] > MAX_LOOP_STEPS:
+        raise Unsupported(
+            "scan", f"a loop of {p['length']} steps; up to {MAX_LOOP_STEPS} are written out"
+        )
     # numbers of arguments that are constant and carried; newer versions of JAX keep a tree of them
     fixed, carried = (
         map(len, p["ft_in"].unpack()[:2]) if "ft_in" in p else (p["num_consts"], p["num_carry"])

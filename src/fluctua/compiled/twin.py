@@ -1,8 +1,7 @@
-"""The twin correction in a kernel: simulation, noise-free path, reverse sweep and score in one
-program.
+"""The twin correction in a kernel: simulation, noise-free path, reverse sweep and score.
 
-One step is traced from the functions of `fluctua.core.twin`; what comes after the last step and
-before the first is theirs as well.
+One step is traced from the functions of `fluctua.core.twin`, which also compute what comes after
+the last step and before the first.
 """
 
 from __future__ import annotations
@@ -29,20 +28,24 @@ from fluctua.core.twin import correction as core_twin
 from fluctua.core.twin import sweep as twin_sweep
 
 KEPT_BYTES = 256 * 2**20
-"""The most that the kept states of the trajectories of one pass may take."""
+"""Largest memory for the kept states of the trajectories of one pass."""
 
 MAX_ORDER_TWO_STATES = 8
-"""States of a twin of order 2, whose Hessian is written out."""
+"""Largest state of a twin of order 2, whose Hessian is written out element by element."""
 
 BASELINES = {baselines.none: 0, baselines.time_only: 0, baselines.mean: 1, baselines.optimal: 2}
 
 
 class TwinProgram(NamedTuple):
-    """One step of a trajectory and its twin. program: its explicit terms are those of the direct
-    part.
+    """One step of a trajectory and its twin, as nodes of a graph.
 
-    ahead: x̄ₙ₊₁ (M,). delta: δₙ without the reward of the step. reward: gΔt + r. left: r − r̃.
-    gain: vₙ − vₙ₊₁. slope: pₙ (M,), and Sₙ of order 2.
+    program: the step; its explicit terms are those of the direct part.
+    ahead: x̄ₙ₊₁ (M,).
+    delta: δₙ without the reward of the step.
+    reward: gΔt + r.
+    left: r − r̃.
+    gain: vₙ − vₙ₊₁.
+    slope: pₙ (M,), followed by Sₙ (M·M,) for order 2.
     """
 
     program: trace.Program
@@ -55,9 +58,7 @@ class TwinProgram(NamedTuple):
 
 
 def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgram:
-    """The step of a trajectory and of its twin, from the first of an ensemble that is about to
-    begin.
-    """
+    """Trace one step of a trajectory and its twin. ensemble: shapes and types before step 0."""
     twin = call.twin
     numbers = call.numbers
     t = call.substrate.t
@@ -70,18 +71,18 @@ def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgra
     program = trace.trace_step(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
     tracer = trace.Tracer(program.graph)
     m = x.size
-    (flat, unravel) = trace.flatten_parameters(numbers.theta)
-    (own, unravel_own) = trace.flatten_parameters(numbers.twin)
+    flat, unravel = trace.flatten_parameters(numbers.theta)
+    flat_twin, unravel_twin = trace.flatten_parameters(numbers.twin)
 
-    def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
-        one = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
+    def advance(flat_twin: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
+        states, contexts = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
         return backward.advance_twin(
-            twin, core_twin.Numbers(None, unravel_own(own)), one[0], t, dt, one[1]
+            twin, core_twin.Numbers(None, unravel_twin(flat_twin)), states, t, dt, contexts
         )[0]
 
-    def back(
+    def step_back(
         flat: Array,
-        own: Array,
+        flat_twin: Array,
         x: Array,
         x_next: Array,
         xbar: Array,
@@ -91,7 +92,7 @@ def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgra
         context: PyTree,
         origin: Array,
     ) -> tuple[Array, ...]:
-        numbers = core_twin.Numbers(unravel(flat), unravel_own(own))
+        numbers = core_twin.Numbers(unravel(flat), unravel_twin(flat_twin))
         guess = unflatten_guess(flat_guess, m)
         step = Step(x, x_next, t, dt, context)
         direct, expected, reward, left = core_twin.direct_terms(
@@ -102,10 +103,10 @@ def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgra
 
     time, origin = (jax.ShapeDtypeStruct(shape, t.dtype) for shape in ((), (2,)))
     flat_guess = jax.ShapeDtypeStruct((m + m * m if twin.order == 2 else m,), x.dtype)
-    values = (flat, own, x, x, x, flat_guess, time, time, context, origin)
+    values = (flat, flat_twin, x, x, x, flat_guess, time, time, context, origin)
     inputs = [
         tracer.input("theta", flat),
-        tracer.input("theta", own, flat.size),
+        tracer.input("theta", flat_twin, flat.size),
         tracer.input("x", x),
         np.array(program.x_next),
         tracer.input("p", x),
@@ -115,24 +116,24 @@ def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgra
         tracer.tree("context", context),
         tracer.input("origin", origin),
     ]
-    some = [1, 4, 6, 7, 8]
-    (later,) = tracer.call(forwards, [values[k] for k in some], [inputs[k] for k in some])
-    direct, delta, reward, left, gain, slope = tracer.call(back, list(values), inputs)
+    of_twin = [1, 4, 6, 7, 8]
+    (ahead,) = tracer.call(advance, [values[k] for k in of_twin], [inputs[k] for k in of_twin])
+    direct, delta, reward, left, gain, slope = tracer.call(step_back, list(values), inputs)
     program = program._replace(explicit=direct.tolist())
     return TwinProgram(
-        program, later.tolist(), int(delta), int(reward), int(left), int(gain), slope.tolist()
+        program, ahead.tolist(), int(delta), int(reward), int(left), int(gain), slope.tolist()
     )
 
 
 def flatten_guess(guess: core_twin.Guess) -> Array:
-    """V in one vector: the slope, and the bend of order 2. (…, M) or (…, M + M²)"""
+    """Return V as one vector: its slope, and its bend for order 2. (…, M) or (…, M + M²)"""
     if guess.bend is None:
         return guess.slope
     return jnp.concatenate([guess.slope, guess.bend.reshape(*guess.bend.shape[:-2], -1)], axis=-1)
 
 
 def unflatten_guess(flat_guess: Array, m: int) -> core_twin.Guess:
-    """The way back."""
+    """Return V from its vector, the inverse of `flatten_guess`. m: size of the state."""
     bend = (
         flat_guess[..., m:].reshape(*flat_guess.shape[:-1], m, m)
         if flat_guess.shape[-1] > m
@@ -141,18 +142,18 @@ def unflatten_guess(flat_guess: Array, m: int) -> core_twin.Guess:
     return core_twin.Guess(flat_guess[..., :m], bend)
 
 
-def _write_twin_functions(of: TwinProgram, layout: emit.Layout) -> str:
-    """The functions `twin_ahead` and `twin_back`."""
-    program = of.program
-    ahead = [("y", k, node) for k, node in enumerate(of.ahead)]
+def _write_twin_functions(traced: TwinProgram, layout: emit.Layout) -> str:
+    """Return the text of the functions `twin_ahead` and `twin_back`."""
+    program = traced.program
+    ahead = [("y", k, node) for k, node in enumerate(traced.ahead)]
     back = [
         *(("s", k, program.score[p]) for k, p in enumerate(layout.scores)),
         *(("d", k, program.explicit[p]) for k, p in enumerate(layout.explicits)),
-        ("delta", None, of.delta),
-        ("reward", None, of.reward),
-        ("left", None, of.left),
-        ("gain", None, of.gain),
-        *(("q", k, node) for k, node in enumerate(of.slope)),
+        ("delta", None, traced.delta),
+        ("reward", None, traced.reward),
+        ("left", None, traced.left),
+        ("gain", None, traced.gain),
+        *(("q", k, node) for k, node in enumerate(traced.slope)),
     ]
     results = "const V *p, V *s, V *d, V &delta, V &reward, V &left, V &gain, V *q"
     return "\n".join(
@@ -163,13 +164,19 @@ def _write_twin_functions(of: TwinProgram, layout: emit.Layout) -> str:
     )
 
 
-def _write_defines(key: TwinKey, of: TwinProgram) -> str:
-    return f"#define TWIN_BASELINE {key.baseline}\n#define GUESS {len(of.slope)}\n"
+def _write_defines(key: TwinKey, traced: TwinProgram) -> str:
+    return f"#define TWIN_BASELINE {key.baseline}\n#define GUESS {len(traced.slope)}\n"
 
 
 class TwinKernel(NamedTuple):
-    """A program, where its numbers are, its text, the loaded library and the type of its
-    numbers.
+    """A compiled step of a trajectory and its twin.
+
+    program: nodes that a step computes.
+    layout: where the kernel finds its numbers.
+    source: generated text.
+    library: loaded passes; None if only the text was asked for.
+    real: type of states and sums.
+    guess: numbers of V, the length of `flatten_guess`.
     """
 
     program: trace.Program
@@ -177,11 +184,11 @@ class TwinKernel(NamedTuple):
     source: str
     library: CpuTwinLibrary | cuda.GpuTwinLibrary | None
     real: np.dtype
-    guess: int  # numbers of V
+    guess: int
 
 
 class TwinKey:
-    """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
+    """What a kernel depends on. Equal keys have the same code, structure and types, not numbers."""
 
     def __init__(self, call: twin_sweep.TwinCall, optimise: str, place: str = "cpu"):
         self.call = call
@@ -205,7 +212,7 @@ class TwinKey:
 
     @property
     def ensemble(self) -> Ensemble:
-        """Shapes and types of a trajectory that is about to begin."""
+        """Shapes and types of one trajectory before its first step."""
         return jax.eval_shape(lambda: begin_twin_ensemble(self.call, 1, 0))
 
     def __hash__(self) -> int:
@@ -216,10 +223,10 @@ class TwinKey:
 
 
 def encode_baseline(call: twin_sweep.TwinCall) -> int:
-    """How Λ is centred: by a table, by the mean of the others, by their weighted mean."""
-    of = call.twin.model.baseline
+    """Return how Λ is centred: 0 by a table, 1 by the mean of the others, 2 by a weighted mean."""
+    baseline = call.twin.model.baseline
     for make, number in BASELINES.items():
-        if make().function is of:
+        if make().function is baseline:
             return number
     raise Unsupported(
         "baseline", "this baseline of the twin's Λ; kernels serve none, time, mean, optimal"
@@ -228,7 +235,7 @@ def encode_baseline(call: twin_sweep.TwinCall) -> int:
 
 @functools.lru_cache(maxsize=64)
 def make_twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
-    """The kernel of a twin, traced, written and compiled."""
+    """Trace and write the kernel of a twin. build: compile and load its library too."""
     ensemble = key.ensemble
     traced_step = trace_twin_step(key.call, ensemble)
     program = traced_step.program
@@ -241,28 +248,22 @@ def make_twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
         text = _write_defines(key, traced_step) + _write_twin_functions(traced_step, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.call.numbers[:2])))
         ahead = emit.write_numbers_ahead(program, layout)
-        form = cuda.GpuSource(
+        source_on_gpu = cuda.GpuSource(
             program, layout, real, key.noise64, key.wiener, twin=text, ahead=ahead, theta=theta
         )
         return TwinKernel(
             program,
             layout,
-            form.source("twin_backward"),
-            cuda.GpuTwinLibrary(form) if build else None,
+            source_on_gpu.write("twin_backward"),
+            cuda.GpuTwinLibrary(source_on_gpu) if build else None,
             real,
             len(traced_step.slope),
         )
     source = cpu.write_cpu_source(
         program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0
     )
-    twin = emit.read_native("twin.hpp")
-    source = "\n".join(
-        [
-            source,
-            _write_defines(key, traced_step) + _write_twin_functions(traced_step, layout),
-            twin,
-        ]
-    )
+    text = _write_defines(key, traced_step) + _write_twin_functions(traced_step, layout)
+    source = "\n".join([source, text, emit.read_native("twin.hpp")])
     loaded = (
         CpuTwinLibrary(ctypes.CDLL(str(cpu.find_or_build(source, key.optimise))), real)
         if build
@@ -304,12 +305,12 @@ class _TwinRunStruct(ctypes.Structure):
 
 
 class CpuTwinLibrary(cpu.CpuArrays):
-    """The passes of a twin on the CPU: pieces of an ensemble, on all cores."""
+    """The passes of a twin on the CPU, over pieces of an ensemble on all cores."""
 
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int
     ) -> None:
-        """One pass."""
+        """Run one pass of a twin."""
         pieces = [(a, min(a + 128, count)) for a in range(0, count, 128)]
         if name == "twin_backward":
             pieces = [(k, k + 1) for k in range(len(arrays["edges"]) - 1)]
@@ -325,22 +326,22 @@ class CpuTwinLibrary(cpu.CpuArrays):
 
 
 def begin_twin_ensemble(call: twin_sweep.TwinCall, count: int, low: int) -> Ensemble:
-    """Trajectories from number `low` on, before their first step."""
+    """Return `count` trajectories from number `low` on, before their first step."""
     substrate = call.substrate
-    return twin_sweep.begin_from(
+    return twin_sweep.start_batch(
         substrate.recipe, count, call.key, call.numbers.theta, substrate.x0, call.offset + low
     )
 
 
 def collect_parts(call: twin_sweep.TwinCall, kernel: TwinKernel) -> twin_sweep.Parts:
-    """Direct and correction (E, P), returns (E,), mean of Λ (T+1,)."""
+    """Return direct part and correction (E, P), returns (E,) and the mean of Λ (T+1,)."""
     steps = len(call.substrate.times.dt)
     segment = int(np.ceil(np.sqrt(steps)))
     if isinstance(kernel.library, cuda.GpuTwinLibrary):
         segment = 4 * -(-segment // 4)  # normals of up to four steps are drawn together
-    each = -(-steps // segment) * 2 * kernel.program.state * kernel.real.itemsize
-    slices = twin_sweep.batches(call.count, call.batch)
-    at_once = max(1, KEPT_BYTES // (each * call.batch))
+    bytes_each = -(-steps // segment) * 2 * kernel.program.state * kernel.real.itemsize
+    slices = twin_sweep.split_batches(call.count, call.batch)
+    at_once = max(1, KEPT_BYTES // (bytes_each * call.batch))
     pieces: list[twin_sweep.Parts] = []
     for k in range(0, len(slices), at_once):
         pieces += _run_pass(call, kernel, slices[k : k + at_once], segment)
@@ -350,7 +351,7 @@ def collect_parts(call: twin_sweep.TwinCall, kernel: TwinKernel) -> twin_sweep.P
 def _make_arrays(
     call: twin_sweep.TwinCall, kernel: TwinKernel, ensemble: Ensemble
 ) -> dict[str, Any]:
-    """An ensemble and the numbers that are computed ahead, or what a GPU computes them from."""
+    """Return the arrays of an ensemble and its shared numbers, or a GPU's inputs for those."""
     library = kernel.library
     substrate = call.substrate
     thetas = call.numbers[:2]
@@ -397,7 +398,7 @@ def _run_pass(
     states = backward.States(x, xbar)
     carry = backward.start_backward(twin, numbers, states, times, ensemble.context)
 
-    own = library.from_jax(_stack_carry(carry, real))
+    stacked = library.from_jax(_stack_carry(carry, real))
     v = kernel.guess
     edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
     bar = np.zeros(steps, real)
@@ -406,12 +407,12 @@ def _run_pass(
             "bar", numbers.table, lambda table: np.ascontiguousarray(np.asarray(table)[1:], real)
         )
     arrays |= {
-        "slope": own[:v],
-        "value": own[v],
-        "residual": own[v + 1],
-        "reward": own[v + 2],
-        "direct": own[v + 3 : v + 3 + p],
-        "correction": own[v + 3 + p :],
+        "slope": stacked[:v],
+        "value": stacked[v],
+        "residual": stacked[v + 1],
+        "reward": stacked[v + 2],
+        "direct": stacked[v + 3 : v + 3 + p],
+        "correction": stacked[v + 3 + p :],
         "bar": bar,
         "edges": edges,
         "sums": library.zeros(len(slices), steps),
@@ -423,7 +424,7 @@ def _run_pass(
     if flags:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
-    back = _unstack_carry(library.to_jax(own), m, v, np.dtype(carry.direct.dtype))
+    back = _unstack_carry(library.to_jax(stacked), m, v, np.dtype(carry.direct.dtype))
     last = np.asarray(jax_arrays.on_host(carry.residual), float)
     sums = library.to_host(arrays["sums"])
     ends = (ensemble.x, ensemble.context)
@@ -435,7 +436,7 @@ def _run_pass(
             )
         ]
     finished = []
-    # its draw leaves one out of a batch
+    # the score of a random start is centred by the rest of its batch
     for number, (first, stop) in enumerate((a - low, b - low) for a, b in slices):
         rows = slice(first, stop)
         part, (x0, context) = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (back, ends))
@@ -448,24 +449,22 @@ def _run_pass(
 
 @jax_arrays.jit
 def _split_ends(last: Array) -> tuple[Array, Array]:
-    """X_T and x̄_T (E, M), of what a kernel left."""
+    """Split the last states of a kernel into X_T and x̄_T, (E, M) each."""
     half = last.shape[0] // 2
     return last[:half].T, last[half:].T
 
 
 @functools.partial(jax_arrays.jit, static_argnums=1)
 def _stack_carry(carry: backward.Backward, real: np.dtype) -> Array:
-    """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward,
-    direct, correction.
-    """
+    """Stack the carry of the reverse sweep with the trajectory last, in the order of its fields."""
     count = len(carry.residual)
 
-    def every(v):
+    def broadcast(v):
         return jnp.broadcast_to(v, (count, *v.shape[1:]))
 
     numbers = [
-        every(flatten_guess(carry.guess)).T,
-        every(carry.value)[None],
+        broadcast(flatten_guess(carry.guess)).T,
+        broadcast(carry.value)[None],
         carry.residual[None],
         carry.reward[None],
     ]
@@ -473,10 +472,15 @@ def _stack_carry(carry: backward.Backward, real: np.dtype) -> Array:
 
 
 @functools.partial(jax_arrays.jit, static_argnums=(1, 2, 3))
-def _unstack_carry(own: Array, m: int, v: int, theta_dtype: np.dtype) -> backward.Backward:
-    """The way back, after the first step. v: numbers of V."""
-    p = (len(own) - v - 3) // 2
-    direct, correction = (own[k : k + p].T.astype(theta_dtype) for k in (v + 3, v + 3 + p))
+def _unstack_carry(stacked: Array, m: int, v: int, theta_dtype: np.dtype) -> backward.Backward:
+    """Return the carry from its stack, the inverse of `_stack_carry`. v: numbers of V."""
+    p = (len(stacked) - v - 3) // 2
+    direct, correction = (stacked[k : k + p].T.astype(theta_dtype) for k in (v + 3, v + 3 + p))
     return backward.Backward(
-        unflatten_guess(own[:v].T, m), own[v], own[v + 1], own[v + 2], direct, correction
+        unflatten_guess(stacked[:v].T, m),
+        stacked[v],
+        stacked[v + 1],
+        stacked[v + 2],
+        direct,
+        correction,
     )

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fluctua.compiled.emit import common
+from fluctua.compiled.emit import read_common
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, KernelSpec
 from fluctua.tcmt.native import _native
 
@@ -253,7 +253,7 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
 def source(*names: str) -> str:
     """The text of the device's source files, one after the other; `.hpp` are shared."""
     return "\n".join(
-        common(name) if name.endswith(".hpp") else (NATIVE / "cuda" / name).read_text("utf-8")
+        read_common(name) if name.endswith(".hpp") else (NATIVE / "cuda" / name).read_text("utf-8")
         for name in names
     )
 
