@@ -15,10 +15,10 @@ from fluctua.core.integrators import (
     MAPS,
     _diagonal_phi,
     _phi,
+    map_step_parameters,
     match_quadrature,
     mean_rate,
     reward_rate,
-    step_at,
 )
 from fluctua.core.process import STEPS
 from fluctua.core.scores import Gaussian, euler
@@ -181,7 +181,7 @@ def test_every_name_has_a_map():
 
 def test_a_step_at_other_parameters():
     inner = fl.integrators.Exponential(lambda theta: -theta["k"] * jnp.ones(2))
-    moved = step_at(inner, lambda theta, context: {"k": 2 * theta["k"]})
+    moved = map_step_parameters(inner, lambda theta, context: {"k": 2 * theta["k"]})
     drift = lambda theta, x, t, context: -2 * theta["k"] * x
     rates = [
         step(f, theta, START, 0.0, 0.5, None)
@@ -191,7 +191,7 @@ def test_a_step_at_other_parameters():
         )
     ]
     np.testing.assert_array_equal(*rates)
-    assert step_at("heun", None) == "heun"
+    assert map_step_parameters("heun", None) == "heun"
 
 
 @pytest.mark.long

@@ -25,9 +25,7 @@ Params = PyTree
 
 
 def working_dtype(theta: Params, x: Array) -> np.dtype:
-    """The precision of the states during an estimate: the finer of the parameters' and the
-    states'.
-    """
+    """The precision of an estimate: the finer of that of the parameters and that of the states."""
     return jax.numpy.result_type(x, *jax.tree.leaves(theta))
 
 

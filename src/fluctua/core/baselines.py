@@ -1,17 +1,16 @@
-"""Baselines λ̄ and the one table of their names: subtracted from the return-to-go, they change the
-variance and never the mean.
+"""Baselines λ̄ₙ: subtracted from the return-to-go, they change the variance and never the mean.
 
 A baseline is admissible when it is independent of the kick it multiplies. Those here get that
 either by leaving the trajectory itself out of every sum or by knowing nothing but the time. Bin
-membership uses the state *before* the inputs.
+membership uses the state *before* the kick.
 
-Writing another one takes a function of a `Inputs` that returns (E, P), or anything that broadcasts
-to it. It is tried once (`check_admissible`) and refused if it depends on the return or the score of
-its own trajectory.
+Another baseline is a function of `Inputs` that returns (E, P), or anything that broadcasts to it.
+It is tried once (`check_admissible`) and refused if it depends on the return or the score of its
+own trajectory.
 
 Every entry point (`ppgt`, `gradient`, `Task.estimator`, configurations, recordings, the command
-line) takes a name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name
-what it does not serve (`resolve_baseline`).
+line) takes a name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name what it
+does not serve (`resolve_baseline`).
 """
 
 from __future__ import annotations
@@ -43,9 +42,14 @@ BATCH = 256
 class Inputs(NamedTuple):
     """What a baseline sees of one step of the whole ensemble.
 
-    index: n, or −1 for the draw of X₀, whose score is ∂θ ln p₀. x: (E, M) the states before the
-    kick, None for the draw of X₀. returns: λ̂ₙ₊₁ (E,). score: Uₙ (E, P). values: the baseline's own
-    table.
+    index: n, or −1 for the draw of X₀, whose score is ∂θ ln p₀.
+    theta: θ, a pytree of floats.
+    x: states before the kick (E, M); None for the draw of X₀.
+    t: the time of the step.
+    context: pytree with leaves (E, ...), or None.
+    returns: λ̂ₙ₊₁ (E,).
+    score: Uₙ (E, P).
+    values: the table of the baseline, if it has one.
     """
 
     index: Array
@@ -61,11 +65,14 @@ class Inputs(NamedTuple):
 class Baseline(NamedTuple):
     """λ̄ₙ for every trajectory and parameter.
 
-    function: Inputs -> broadcastable to (E, P). needs_returns: whether `function` looks at `Inputs.returns`; if
-    so a simulated ensemble is run once for the returns and replayed. min_trajectories: trajectories it needs.
-    pilot: trajectories of an independent run that fills `values` with the mean return-to-go (T+1,);
-    where nothing can be run, one half of the trajectories fills them for the other. name: in
-    `TABLE`; "own" for one that is not there.
+    function: `Inputs` -> λ̄ₙ, which broadcasts to (E, P).
+    needs_returns: whether `function` uses `Inputs.returns`. A simulated ensemble is then run once
+        for the returns and replayed.
+    min_trajectories: the smallest ensemble that it serves.
+    pilot: trajectories of an independent run that fills `values` with the mean return-to-go. Where
+        nothing can be run, one half of the trajectories fills them for the other.
+    values: the mean return-to-go at each time (T+1,), if known.
+    name: its name in `TABLE`; "own" for one that is not there.
     """
 
     function: Callable[[Inputs], Array]
@@ -128,8 +135,9 @@ def _time_only(inputs: Inputs) -> Array:
 
 
 def use_other_half(inputs: Inputs) -> Array:
-    """λ̄ₙ of trajectories in two halves, the first ⌈E/2⌉ and the rest: `values` (T+1, 2) has
-    the mean of each.
+    """λ̄ₙ of trajectories in two halves, each from the mean of the other half.
+
+    The first half has ⌈E/2⌉ trajectories. `values` (T+1, 2) holds the mean return-to-go of each.
     """
     assert inputs.values is not None
     count = inputs.returns.shape[0]
@@ -138,7 +146,7 @@ def use_other_half(inputs: Inputs) -> Array:
 
 
 def first_half_size(count: int) -> int:
-    """Trajectories in the first of two halves."""
+    """Number of trajectories in the first of two halves, ⌈count/2⌉."""
     return -(-count // 2)
 
 
@@ -163,8 +171,9 @@ def _mean(inputs: Inputs) -> Array:
 
 
 def optimal() -> Baseline:
-    """λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i² (Eq. 20), of least variance, for each component and
-    step.
+    """The baseline of least variance for each component and step (Eq. 20).
+
+        λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i²
 
     Where every other score vanishes the weights say nothing, and the plain mean of the others is
     taken.
@@ -183,8 +192,7 @@ def binned(
     every: int = 1,
     group: int | None = None,
 ) -> Baseline:
-    """`optimal` within each of K quantile bins of a quantity of the state before the kick (the
-    paper's).
+    """`optimal` within quantile bins of a quantity of the state before the kick (the paper's).
 
     Equal values share a bin, so the estimate does not depend on the order of the trajectories; bins
     may then be empty. A trajectory alone in its bin takes the baseline of the whole ensemble
@@ -217,18 +225,19 @@ def binned(
 
 
 class Twin(NamedTuple):
-    """A model of the process that explains most of the return; takes the place of a baseline
-    (`fluctua.core.twin.correction`).
+    """A model of the process that explains most of the return; takes the place of a baseline.
 
-    theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose
-    state has the same components; the process of the score if not given. Rewards are always taken
-    at θ: they are defined, not modelled.
-    order: 1 for a linear guess V, 2 for a quadratic one, which also counts what noise adds to the
-    return and is exact for affine drifts with rewards and σσᵀ at most quadratic; it keeps M²
-    numbers a trajectory.
-    baseline: λ̄ₙ, what is taken off Λₙ₊₁; a name or a record, `time_only` with its values. Those
-    that leave one out do so within a batch. batch: trajectories at a time; memory is batch·√T·M,
-    not E·T·M.
+    theta: θ -> θ̃, the parameters of the twin; θ itself if not given.
+    process: the twin's own, with the same state components; the process of the score if not given.
+    order: 1 for a linear guess V. 2 for a quadratic one, which also counts what noise adds to the
+        return. It is exact for affine drifts with rewards and σσᵀ at most quadratic, and keeps M²
+        numbers per trajectory.
+    baseline: λ̄ₙ, subtracted from Λₙ₊₁: a name or a record, `time_only` with its values. Those that
+        leave one out do so within a batch.
+    batch: trajectories at a time; memory is batch·√T·M, not E·T·M.
+
+    Rewards are always taken at θ: they are defined, not modelled. The equations are in
+    `fluctua.core.twin.correction`.
     """
 
     theta: Callable[[Params], Params] | None = None
@@ -327,8 +336,9 @@ def refuse_kernel_options(baseline: Baseline | Twin, caller: str) -> None:
 
 @dataclass(frozen=True)
 class Bins:
-    """`Baseline.function` of `binned`: a record and not a closure, so that equal baselines share one
-    compilation.
+    """The function of the baseline `binned`.
+
+    A record and not a closure, so that equal baselines share one compilation.
     """
 
     condition: Callable[..., PyTree] | None
@@ -353,9 +363,7 @@ class Bins:
 
 
 def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarray]:
-    """Distinct conditioning quantities as columns (E, C), and the column (P,) that each
-    parameter uses.
-    """
+    """Distinct conditioning quantities as columns (E, C), and the column of each parameter (P,)."""
     columns: list[Array] = []
     of_parameter: list[np.ndarray] = []
     width = 0
@@ -390,8 +398,9 @@ def quantile_bins(sorted_values: Array, bins: int) -> Array:
 
 
 def is_library(function: Callable[[Inputs], Array]) -> bool:
-    """Whether a function of a `Inputs` is one of this module, which tests have found independent
-    of the inputs.
+    """Whether a baseline function is one of this module.
+
+    Those are independent of the kick, which the tests show.
     """
     return isinstance(function, Bins) or function in (
         _none,
@@ -417,8 +426,9 @@ def check_baseline(baseline: Baseline, trajectories: int, t: Array) -> None:
 
 
 def _weights(score: Array) -> Array:
-    """U², scaled so that the square neither overflows nor underflows; the scale cancels in the
-    ratio.
+    """U², scaled so that the square neither overflows nor underflows.
+
+    The scale cancels in the ratio.
     """
     scale = jnp.max(jnp.abs(score), axis=0)
     return (score / jnp.where(scale > 0, scale, 1)) ** 2
@@ -502,9 +512,7 @@ def _add_runs(a: _RunSum, b: _RunSum) -> _RunSum:
 
 
 def _sum_others_in_segments(v: Array, first: Array, last: Array) -> Array:
-    """`_sum_others` within runs along the first axis, whose first and last members are
-    marked.
-    """
+    """`_sum_others` within runs along the first axis. first, last: marks of their ends."""
     # forwards and backwards side by side
     starts = jnp.concatenate([first, jnp.flip(last, 0)], axis=1)
     both = jnp.concatenate([v, jnp.flip(v, 0)], axis=1)
@@ -537,8 +545,11 @@ START = -1
 class Setting(NamedTuple):
     """What a baseline is tried with.
 
-    t: the time grid (T+1,). count: trajectories of the call. start: () -> states at the start (E,
-    M) and their contexts, some at least; called for a baseline that is tried for the first time.
+    theta: θ, a pytree of floats.
+    t: the time grid (T+1,).
+    count: trajectories of the call.
+    start: () -> states at the start (E, M), some at least, and their contexts. Called for a
+        baseline that is tried for the first time.
     """
 
     theta: Params
@@ -548,8 +559,9 @@ class Setting(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """Step n and trajectory j; what is added to the return and to every score of that
-    trajectory.
+    """What is added to the return and to every score of one trajectory.
+
+    index: the step n. trajectory: its number j.
     """
 
     index: Array
@@ -591,9 +603,7 @@ def check_admissible(baseline: Baseline, setting: Setting, *, of_start: bool = F
 
 
 def _find_leak(baseline: Baseline, setting: Setting, size: int, of_start: bool) -> str | None:
-    """The message for a baseline whose own entry moves with the return or the score; None
-    without one.
-    """
+    """The message for a baseline that depends on its own return or score; None without a leak."""
     last = len(setting.t) - 2
     steps = [START] if of_start else sorted({0, last // 2, last})
     inputs = _make_test_inputs(baseline, setting, size, of_start)

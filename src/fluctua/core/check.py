@@ -15,7 +15,7 @@ from jax.experimental import checkify
 from fluctua.core import arrays
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
-from fluctua.core.process import STEPS, AnyProcess, NoiseProduct, Process, Remembering
+from fluctua.core.process import STEPS, AnyProcess, HistoryDependent, NoiseProduct, Process
 from fluctua.core.trajectories import Times
 from fluctua.core.words import close_match
 
@@ -36,13 +36,13 @@ class _Leading:
         return self.f(*args[: self.arity])
 
 
-def drop_extra_arguments(f: Callable[..., Any], most: int) -> Callable[..., Any]:
-    """Let `f` be called with `most` arguments though it may take only the first few of them."""
+def drop_extra_arguments(f: Callable[..., Any], maximum: int) -> Callable[..., Any]:
+    """Let `f` be called with `maximum` arguments though it may take only the first few of them."""
     if isinstance(f, _Leading):
         return f
     if not callable(f):
         raise TypeError(
-            f"expected a function of up to {most} arguments; got {type(f).__name__}: {f!r}."
+            f"expected a function of up to {maximum} arguments; got {type(f).__name__}: {f!r}."
         )
     try:
         parameters = list(inspect.signature(f).parameters.values())
@@ -55,19 +55,20 @@ def drop_extra_arguments(f: Callable[..., Any], most: int) -> Callable[..., Any]
         for p in parameters
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
-    if not 1 <= len(required) <= most:
+    if not 1 <= len(required) <= maximum:
         raise TypeError(
             f"`{getattr(f, '__name__', f)}` takes {len(required)} arguments; it is called with up "
-            f"to {most} (theta, x, t, context, in the order of the documentation). Leave off the "
-            "last ones only."
+            f"to {maximum} (theta, x, t, context, in the order of the documentation). Leave off "
+            "the last ones only."
         )
     # one that takes them all stays itself: what else it can do (`insitu.feature_fit`) is not hidden
-    return f if len(required) == len(parameters) == most else _Leading(f, len(required))
+    return f if len(required) == len(parameters) == maximum else _Leading(f, len(required))
 
 
 def process(candidate: Any) -> Any:
-    """Callables of four arguments (five for products); a process of another kind has checked
-    itself.
+    """The process with callables of four arguments (five for products), checked.
+
+    A process of another kind has checked itself.
     """
     if not isinstance(candidate, Process):
         if isinstance(candidate, type) or not all(
@@ -121,8 +122,9 @@ PARAMETERS = ("theta", "th", "params", "parameters")
 
 
 def _check_argument_order(name: str, f: Any) -> None:
-    """Refuse f(x, theta) by the names of its arguments: with states and parameters alike
-    arrays, it would often run.
+    """Refuse f(x, theta) by the names of its arguments.
+
+    States and parameters are arrays alike: with the two swapped it would often run.
     """
     f = f.f if isinstance(f, _Leading) else f
     try:
@@ -142,7 +144,7 @@ def no_reward(theta: Params, x: Array, *rest: Any) -> Array:
 
 
 def objective_or_means(candidate: Any) -> Rewards | FunctionOfMeans:
-    """Rewards as callables, or a function of means of such: for doors that serve both."""
+    """Rewards as callables, or a function of means of such, for callers that serve both."""
     if isinstance(candidate, FunctionOfMeans):
         return candidate._replace(parts=tuple(objective(part) for part in candidate.parts))
     return objective(candidate)
@@ -155,7 +157,7 @@ def objective(candidate: Any) -> Rewards:
     if isinstance(candidate, FunctionOfMeans):
         raise ValueError(
             "a function of means (`function_of_means`) is served by gradient, gradient_samples, "
-            "ppgt, the yardsticks and evaluate, with all trajectories at hand; here "
+            "ppgt, the references and evaluate, with all trajectories at hand; here "
             "give one `Objective`."
         )
     if not isinstance(candidate, Objective):
@@ -250,8 +252,9 @@ def grid(t: Array) -> Times:
 
 
 def parameters(theta: Params, *, numbers: bool = True) -> Params:
-    """Floating-point arrays, all finite. numbers: look at them; where `check_model` follows, it
-    does.
+    """The parameters as floating-point arrays, all finite.
+
+    numbers: False leaves out the test for finite values, where `check_model` follows and makes it.
     """
     leaves = jax.tree_util.tree_leaves_with_path(theta)
     if not leaves:
@@ -286,9 +289,7 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
 
 
 def host_parameters(theta: Params) -> Params:
-    """The numbers of parameters on the host, all finite: each is read once, after
-    `parameters(numbers=False)`.
-    """
+    """The parameters as NumPy arrays, all finite: read once, after `parameters(numbers=False)`."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(theta)
     values = [arrays.on_host(leaf) for _, leaf in leaves]
     for (path, _), array in zip(leaves, values, strict=True):
@@ -310,9 +311,9 @@ def _finite_each(values: list[Array]) -> Array:
 
 
 def take_first(tree: PyTree) -> PyTree:
-    """The first row of every leaf.
+    """The first row of every leaf, without the axis of rows.
 
-    By way of NumPy where it can be: a slice is compiled for every shape.
+    Through NumPy where possible: a slice is compiled for every shape.
     """
     return jax.tree.map(
         lambda leaf: leaf[0] if is_key(leaf) else arrays.put(np.asarray(leaf)[0]), tree
@@ -332,8 +333,9 @@ def is_key(leaf: Any) -> bool:
 
 
 def tree_signature(tree: PyTree) -> Any:
-    """Structure, shapes and types of a pytree: what its code can depend on besides numbers;
-    hashable.
+    """Structure, shapes and types of a pytree: all that code can depend on but numbers.
+
+    Hashable.
     """
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple(
@@ -343,7 +345,7 @@ def tree_signature(tree: PyTree) -> Any:
 
 
 def abstract_tree(signature: Any) -> PyTree:
-    """A pytree of a `form`, with shapes and types in the place of numbers: to trace with."""
+    """The pytree of a `tree_signature`, with shapes and types in place of numbers."""
     structure, leaves = signature
     return jax.tree.unflatten(
         structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves]
@@ -363,7 +365,7 @@ def model(
     ):
         if reward is None:
             continue
-        if isinstance(process, Remembering):
+        if isinstance(process, HistoryDependent):
             _check_observed_reward(name, reward, arguments)
         got = _evaluate_shape(f"the {name} reward", reward, *arguments)
         if getattr(got, "shape", None) != ():
@@ -376,8 +378,9 @@ def model(
 def _check_observed_reward(
     name: str, reward: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """Raise where a reward asks for components that are hidden: JAX itself takes the last one
-    there is instead.
+    """Refuse a reward that needs components that are hidden.
+
+    JAX itself would take the last component there is.
     """
     try:
         reason = checkify.checkify(reward, errors=checkify.index_checks)(*arguments)[0].get()
@@ -386,8 +389,8 @@ def _check_observed_reward(
     if reason:
         raise ValueError(
             f"the {name} reward cannot be formed from the {arguments[1].size} channels that are "
-            f"observed ({reason}). A reward of hidden states has no return that anybody can "
-            "compute: observe them, or reward what is seen."
+            f"observed ({reason}). A reward of hidden states has no return that can be "
+            "computed: observe them, or reward what is observed."
         )
 
 
@@ -451,7 +454,7 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
 
 
 def list_indices(indices: Sequence[int] | np.ndarray) -> str:
-    """The first five of them."""
+    """The first five indices as text."""
     return ", ".join(map(str, indices[:5])) + (", …" if len(indices) > 5 else "")
 
 
@@ -490,8 +493,9 @@ def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> N
 
 
 def finite_simulation(x: Array, t: Array, offset: int = 0) -> None:
-    """Simulated states, whole (E, T+1, M) or final (E, M), did not overflow. offset: number of
-    the first trajectory.
+    """Refuse simulated states that overflowed, whole (E, T+1, M) or final (E, M).
+
+    offset: number of the first trajectory.
     """
     if all_finite(x):
         return

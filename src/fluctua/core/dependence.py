@@ -1,11 +1,10 @@
-"""What the result of a function may depend on, by its operations: element by element, and never too
-little.
+"""What the result of a function may depend on, element by element, from its operations.
 
 A function is read as its jaxpr, and marks go along with the elements of every array in it: an
-element is marked if a marked one may have a say in it. Choices on the way (`jnp.where`, `cond`)
-count with all of their branches, so the answer holds for every time, state and context, where a
-look at one of them says nothing of the others. An operation without a rule marks all of its
-results.
+element is marked if it may depend on a marked one. Choices on the way (`jnp.where`, `cond`) count
+with all of their branches, so the answer holds for every time, state and context, where a look at
+one of them says nothing of the others. An operation without a rule marks all of its results: the
+answer may name too much, never too little.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from fluctua.core.arrays import Array, PyTree
 Marks = list[np.ndarray]
 """One boolean array for each input or output of an operation, of its shape."""
 
-Numbers = list[np.ndarray | None]
+Constants = list[np.ndarray | None]
 """The values of the inputs that are constants: indices, and factors that are zero."""
 
-MOST_NUMBERS = 10_000
+MAX_CONSTANT_SIZE = 10_000
 """Of a constant that is read."""
 
 
@@ -40,15 +39,17 @@ def depends(f: Callable[..., PyTree], *arguments: PyTree, on: int | None = None)
 
 
 def varies_in_slope(f: Callable[..., Array], *arguments: PyTree, on: int) -> bool:
-    """Whether ∂f/∂x may depend on x, argument number `on`: False for f that is affine in x,
-    whatever the others.
+    """Whether ∂f/∂x may depend on x, argument number `on`.
+
+    False where f is affine in x, whatever the other arguments are.
     """
     return depends(jax.jacfwd(f, argnums=on), *arguments, on=on)
 
 
 def find_slopes(f: Callable[..., Array], *arguments: PyTree) -> np.ndarray:
-    """Elements of f whose derivative by the first argument may differ from zero; boolean, of
-    the shape of f.
+    """Elements of f whose derivative by the first argument may differ from zero.
+
+    Boolean, of the shape of f.
     """
 
     def push(direction: PyTree, theta: PyTree, *rest: PyTree) -> Array:
@@ -65,10 +66,10 @@ def _trace(f: Callable[..., PyTree], arguments: Sequence[PyTree], marked: Sequen
     inputs = [
         np.full(v.aval.shape, mark) for v, mark in zip(closed.jaxpr.invars, each, strict=True)
     ]
-    return _run(closed, inputs, [None] * len(inputs))
+    return _propagate(closed, inputs, [None] * len(inputs))
 
 
-def _run(program: ClosedJaxpr | Jaxpr, marks: Marks, numbers: Numbers) -> Marks:
+def _propagate(program: ClosedJaxpr | Jaxpr, marks: Marks, numbers: Constants) -> Marks:
     """Marks of the outputs of a program from those of its inputs."""
     jaxpr, consts = (
         (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, [])
@@ -101,10 +102,10 @@ def _read(value: Any) -> np.ndarray | None:
     simple = not isinstance(value, jax.core.Tracer) and jnp.issubdtype(
         jnp.result_type(value), jnp.number
     )
-    return np.asarray(value) if simple and np.size(value) <= MOST_NUMBERS else None
+    return np.asarray(value) if simple and np.size(value) <= MAX_CONSTANT_SIZE else None
 
 
-def _compute(eqn: Any, values: Numbers) -> np.ndarray | None:
+def _compute(eqn: Any, values: Constants) -> np.ndarray | None:
     """The numbers of a result, where they are constant: put elsewhere, or multiplied by zeros."""
     move = MOVES.get(eqn.primitive.name)
     if move and all(value is not None for value in values):
@@ -119,7 +120,7 @@ def _compute(eqn: Any, values: Numbers) -> np.ndarray | None:
     return None
 
 
-def _mark(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
+def _mark(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
     """Marks of the results of one operation, of which some operand is marked."""
     try:
         after = _apply_rule(eqn, marks, numbers)
@@ -128,7 +129,7 @@ def _mark(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
     return [~_mark_none(v) for v in eqn.outvars] if after is None else after
 
 
-def _apply_rule(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
+def _apply_rule(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
     """The marks that the rule of an operation gives; None without one."""
     name = eqn.primitive.name
     if name == "mul":  # what is multiplied by a constant 0 says nothing
@@ -144,7 +145,7 @@ def _apply_rule(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
     if name in MOVES:
         return [MOVES[name](eqn, *marks)]
     if name in CALLS:
-        return _run(eqn.params[CALLS[name]], marks, numbers)
+        return _propagate(eqn.params[CALLS[name]], marks, numbers)
     rule = RULES.get(name)
     return None if rule is None else rule(eqn, marks, numbers)
 
@@ -286,26 +287,26 @@ MOVES: dict[str, Callable[..., np.ndarray]] = {
 """Operations that put elements elsewhere, as NumPy does it: of marks, and of numbers."""
 
 
-def _sum(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
+def _sum(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
     return [np.asarray(marks[0].any(axis=tuple(eqn.params["axes"])))]
 
 
-def _split(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
+def _split(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
     return np.split(marks[0], np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
 
 
-def _unstack(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
+def _unstack(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
     return list(np.moveaxis(marks[0], eqn.params["axis"], 0))
 
 
-def _pad(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
+def _pad(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
     widths = eqn.params["padding_config"]
     if marks[1].any() or any(low < 0 or high < 0 or inside for low, high, inside in widths):
         return None
     return [np.pad(marks[0], [(low, high) for low, high, _ in widths])]
 
 
-def _product(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
+def _product(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
     """A row of the left matrix reaches its row of the product, a column of the right its column."""
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
     rows, columns = (
@@ -325,10 +326,8 @@ def _product(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
     return [left | right]
 
 
-def _scatter(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
-    """Updates of known rows of the first axis, such as `x.at[2].set(…)`: all of such a row is
-    marked.
-    """
+def _scatter(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
+    """Updates of known rows of the first axis, such as `x.at[2].set(…)`: the rows are marked."""
     operand, _, updates = marks
     where = numbers[1]
     form = eqn.params["dimension_numbers"]
@@ -343,15 +342,15 @@ def _scatter(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
     return [after]
 
 
-def _cond(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
+def _cond(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
     choice, *inputs = marks
     if choice.any():
         return None
-    cases = [_run(branch, inputs, numbers[1:]) for branch in eqn.params["branches"]]
+    cases = [_propagate(branch, inputs, numbers[1:]) for branch in eqn.params["branches"]]
     return [np.logical_or.reduce(parts) for parts in zip(*cases, strict=True)]
 
 
-RULES: dict[str, Callable[[Any, Marks, Numbers], Marks | None]] = {
+RULES: dict[str, Callable[[Any, Marks, Constants], Marks | None]] = {
     "reduce_sum": _sum,
     "split": _split,
     "unstack": _unstack,

@@ -33,7 +33,14 @@ from fluctua.core.trajectories import Trajectories
 
 
 class Diffusion(NamedTuple):
-    """Q at one state. `theta` arguments are differentiable, the rest is fixed at construction."""
+    """Q at one state. `theta` arguments are differentiable, the rest is fixed at construction.
+
+    apply: (theta, v) -> Q(theta) v.
+    solve: v -> Q⁻¹ v.
+    trace: theta -> Tr[Q⁻¹ Q(theta)], Q⁻¹ fixed.
+    outside: v -> the part of v that no noise reaches; exactly 0 where there is none.
+    kind: "diagonal", "dense" or "matrix-free".
+    """
 
     apply: Callable[[Params, Array], Array]  # (theta, v) -> Q(theta) v
     solve: Callable[[Array], Array]  # v -> Q⁻¹ v
@@ -136,8 +143,11 @@ def _diagonal(
 def _dense(
     sigma: Callable[[Params], Array], theta: Params, constant: bool, noiseless: tuple[int, ...]
 ) -> Diffusion:
-    """constant: σ is the same for all trajectories and times, so that Q⁻¹ is one matrix, and
-    its use one product.
+    """Q of a matrix σ (M, W).
+
+    constant: σ is the same for all trajectories and times, so that Q⁻¹ is one matrix, and its use
+        one
+    product.
     """
 
     def evaluate_q(th: Params) -> Array:
@@ -151,12 +161,12 @@ def _dense(
         return jnp.where(mask, v, 0)
 
     if wieners < components:  # some directions have no noise: the inverse is that on the others
-        range_of = _range(sigma(theta))
-        inverse = range_of.inverse
+        noise_range = _range(sigma(theta))
+        inverse = noise_range.inverse
         if wieners < components - len(noiseless):
-            outside = range_of.outside
+            outside = noise_range.outside
         else:  # all but the noiseless components have noise, here as at the first state
-            whole = (range_of.rank == components - len(noiseless)) & ~jnp.any(
+            whole = (noise_range.rank == components - len(noiseless)) & ~jnp.any(
                 mask[:, None] & (sigma(theta) != 0)
             )
             inverse = jnp.where(whole, inverse, jnp.nan)
@@ -192,8 +202,9 @@ def _dense(
 
 
 class _Range(NamedTuple):
-    """Of σ (M, W), W < M. directions: orthogonal (M, W), those without noise zero. inverse:
-    (σσᵀ/2)⁺ (M, M).
+    """The range of σ (M, W), W < M.
+
+    directions: orthogonal (M, W), those without noise zero. inverse: (σσᵀ/2)⁺ (M, M). rank: of σ.
     """
 
     directions: Array
@@ -217,9 +228,7 @@ def _range(sigma: Array) -> _Range:
 
 @dataclass(frozen=True)
 class _Deficient:
-    """A product with Q, or with σ, of a noise that leaves directions of the state without any,
-    besides components.
-    """
+    """A product with Q or σ whose noise leaves directions without any that are no components."""
 
     product: Callable[..., Array]
 
@@ -234,7 +243,7 @@ def _matrix_free(
     noiseless: tuple[int, ...],
     deficient: bool,
 ) -> Diffusion:
-    """deficient: there are directions without noise that are not components."""
+    """Q by its products alone. deficient: some directions without noise are not components."""
     mask = _mask(noiseless, x.size)
     structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
     operator = lineax.FunctionLinearOperator(
@@ -281,8 +290,7 @@ def _matrix_free(
 def lacks_score(
     process: Process, theta: Params, x: Array, t: Array, context: PyTree, diffusion: Diffusion
 ) -> Array | None:
-    """Whether θ moves the state where no noise could have: ∂θμ or ∂θQ has a part outside of the
-    range of σ (Girsanov).
+    """Whether θ moves the state where no noise could: ∂θμ or ∂θQ leaves the range of σ (Girsanov).
 
     Of the diffusion at this very state, time and context. None where the operations of drift and
     noise never let θ there, which costs nothing; most processes are such.
@@ -307,8 +315,9 @@ def lacks_score(
 
 
 def _slopes_in(f: Callable[[Array], Array], flat: Array, each: bool) -> Array:
-    """∂f/∂θ of each parameter, or along a direction of θ in which nothing cancels: as good
-    where zeros are exact.
+    """∂f/∂θ of each parameter, or along one direction of θ in which nothing cancels.
+
+    One direction is as good where zeros are exact.
     """
     if each:
         fewer = flat.size <= jax.eval_shape(f, flat).size
@@ -318,8 +327,9 @@ def _slopes_in(f: Callable[[Array], Array], flat: Array, each: bool) -> Array:
 
 
 class _Reach(NamedTuple):
-    """Whether θ may enter the drift and Q where there is no noise. rotated: in directions that
-    are not components.
+    """Whether θ may enter the drift and Q where there is no noise.
+
+    rotated: in directions that are not components.
     """
 
     drift: bool
@@ -328,9 +338,12 @@ class _Reach(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _find_reach(process: Process, *forms: Any) -> _Reach:
-    """By the operations of drift and noise. forms: of theta, x, t and context."""
-    theta, x, t, context = map(check.abstract_tree, forms)
+def _find_reach(process: Process, *signatures: Any) -> _Reach:
+    """Where θ may enter, by the operations of drift and noise.
+
+    signatures: of theta, x, t and context.
+    """
+    theta, x, t, context = map(check.abstract_tree, signatures)
     rotated = _leaves_directions(process, theta, x, t, context)
     if not process.noiseless and not rotated:
         return _Reach(drift=False, noise=False, rotated=False)
@@ -355,9 +368,7 @@ def _drift(process: Process, theta: Params, x: Array, t: Array, context: PyTree)
 def _leaves_directions(
     process: Process, theta: Params, x: Array, t: Array, context: PyTree
 ) -> bool:
-    """Whether there are directions without noise that are not components, by the form of the
-    noise.
-    """
+    """Whether some directions without noise are not components, by the form of the noise."""
     if process.diffusion is not None:
         return isinstance(process.diffusion, _Deficient)
     if isinstance(process.noise, NoiseProduct):
@@ -398,7 +409,7 @@ def _drift_at(process: Process, theta: Params, x: Array, t: Array, context: PyTr
 def check_finite(
     process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str
 ) -> None:
-    """Raise where the drift or the noise is not finite though the state is, and say at which."""
+    """Refuse a drift or a noise that is not finite at a finite state. where: for the message."""
     if not np.isfinite(np.asarray(x)).all():
         return
     drift = np.asarray(_drift_at(process, theta, x, t, context))
@@ -462,9 +473,7 @@ def _slopes(
 def check_regular(
     process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree, where: str = ""
 ) -> None:
-    """Raise unless the score exists: ∂θμ and ∂θQ have no part in a direction without noise
-    (Girsanov).
-    """
+    """Refuse a state without a score: ∂θμ or ∂θQ along a direction without noise (Girsanov)."""
     place = where or "at the first state"
     if not isinstance(process, Process):
         process.check(theta, x, t, context, place)
@@ -498,8 +507,9 @@ def check_regular(
 
 
 def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, number: int) -> None:
-    """Raise at the first state of a trajectory where its score does not exist. trajectory: one
-    alone, x (1, T+1, M).
+    """Refuse a trajectory with a state where the score does not exist, and name the first one.
+
+    trajectory: one alone, x (1, T+1, M). number: of the trajectory, for the message.
     """
     t = np.asarray(trajectory.t)
     x = jnp.asarray(trajectory.x[0])
@@ -514,15 +524,15 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
             check_regular(process, theta, x[n], t[n], context, at(n))
     if not isinstance(smooth, Process):
         return
-    irregular = np.asarray(_irregular(smooth, theta, x[:-1], jnp.asarray(t)[:-1], context))
+    irregular = np.asarray(_find_irregular(smooth, theta, x[:-1], jnp.asarray(t)[:-1], context))
     if not irregular.any():
         return
     n = int(np.argmax(irregular))
     shown = "".join(
-        f", context{tree_util.keystr(path)} = {_show(leaf)}"
+        f", context{tree_util.keystr(path)} = {_format_value(leaf)}"
         for path, leaf in tree_util.tree_leaves_with_path(context)
     )
-    where = f"{at(n)} (t = {t[n]:g}, x = {_show(x[n])}{shown})"
+    where = f"{at(n)} (t = {t[n]:g}, x = {_format_value(x[n])}{shown})"
     check_regular(smooth, theta, x[n], t[n], context, where)
     sizes = _row_sizes(np.asarray(q_matrix(smooth, theta, x[n], t[n], context), float))
     noiseless = _mask(smooth.noiseless, len(sizes))
@@ -541,7 +551,7 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
     )
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return (
         np.array2string(np.asarray(value, float).ravel()[:8], precision=4)
         if np.ndim(value)
@@ -550,7 +560,7 @@ def _show(value: Any) -> str:
 
 
 @functools.partial(arrays.jit, static_argnums=0)
-def _irregular(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+def _find_irregular(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Whether there is no score, at states x (T, M). (T,)"""
 
     def at(x: Array, t: Array) -> Array:
@@ -562,14 +572,15 @@ def _irregular(process: Process, theta: Params, x: Array, t: Array, context: PyT
     return jax.vmap(at)(x, t)
 
 
-def _elsewhere(x: Array) -> list[Array]:
+def _nearby_states(x: Array) -> list[Array]:
     """States off the first one, in which nothing vanishes by chance."""
     return [
-        x + jnp.asarray((1 + np.abs(np.asarray(x))) * off / 2, x.dtype) for off in _away(x.size)
+        x + jnp.asarray((1 + np.abs(np.asarray(x))) * off / 2, x.dtype)
+        for off in _draw_offsets(x.size)
     ]
 
 
-def _away(size: int) -> np.ndarray:
+def _draw_offsets(size: int) -> np.ndarray:
     """Three directions of a state. (3, M)"""
     rng = np.random.default_rng(0)
     return np.stack([rng.normal(size=size) for _ in range(3)])
@@ -578,11 +589,11 @@ def _away(size: int) -> np.ndarray:
 def find_noiseless(
     process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree
 ) -> AnyProcess:
-    """The process with its noiseless components named, after a check at the first state and at others
-    beside it.
+    """The process with its noiseless components named, checked at the first state and beside it.
 
-    A component is noiseless where its noise vanishes at all of them. One that has none at the first
-    state alone would have a score that comes and goes: it is refused.
+    A component is noiseless where its noise vanishes at all of these states. One that has none at
+    the
+    first state alone would have a score that comes and goes: it is refused.
     """
     if not isinstance(process, Process):
         return process.check(theta, x, t, context, "at the first state")
@@ -595,7 +606,7 @@ def find_noiseless(
         process = _mark_deficient(process)
     if not noiseless.any():
         return process
-    for other in _elsewhere(x):
+    for other in _nearby_states(x):
         q = np.asarray(q_matrix(process, theta, other, t, context), float)
         if (
             not np.isfinite(q).all()
@@ -632,10 +643,11 @@ def _mark_deficient(process: Process) -> Process:
 
 
 def _check_step(process: Process, noiseless: np.ndarray, directions: int) -> None:
-    """A better step than Euler's leaves nothing without noise to θ: noiseless components are named,
-    others have noise.
+    """Refuse an integrator other than Euler's where noiseless components are not named.
 
-    noiseless: (M,). directions: without noise, of any kind.
+    Such a step must leave θ nothing without noise: noiseless components are named, others have
+    noise.
+    noiseless: (M,). directions: number of those without noise, of any kind.
     """
     if process.integrator == "euler":
         return
@@ -658,7 +670,7 @@ def _check_step(process: Process, noiseless: np.ndarray, directions: int) -> Non
 def are_singular(
     process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree
 ) -> Array | None:
-    """Whether steps at `old` have no density against those at `new`, as `check_equivalent` has it.
+    """Whether steps at `old` have no density against those at `new` (see `check_equivalent`).
 
     None where the operations of drift and noise never let θ there.
     """
@@ -685,8 +697,9 @@ def _kick_sizes(process: Process, theta: Params, x: Array, t: Array, context: Py
 def check_equivalent(
     process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree, where: str
 ) -> None:
-    """Raise unless paths at `old` have a density against those at `new`: one Q, and a Δμ in its
-    range (Girsanov).
+    """Refuse parameters whose paths have no density against each other (Girsanov).
+
+    There is one if Q is the same at `new` and `old`, and the change of the drift lies in its range.
     """
     q_new, q_old = (
         np.asarray(q_matrix(process, theta, x, t, context), float) for theta in (new, old)
@@ -699,10 +712,10 @@ def check_equivalent(
 
         raise ValueError(
             f"the noise differs between the two parameters {where}, by "
-            f"`{_at_fault(q_at, new, old)}`: the paths of one have no density against those of "
-            "the other (in continuous time the noise of a path is known exactly), so they cannot "
-            "be reweighted. Keep the parameters of the noise as they were, or "
-            "take new trajectories."
+            f"`{_find_responsible(q_at, new, old)}`: the paths of one have no density against "
+            "those of the other (in continuous time the noise of a path is known exactly), so "
+            "they cannot be reweighted. Keep the parameters of the noise as they were, or take "
+            "new trajectories."
         )
     without = _null_space(q_new, np.finfo(x.dtype).eps)
 
@@ -722,14 +735,15 @@ def check_equivalent(
 
         raise ValueError(
             f"state component {np.argmax(np.abs(lost))} has no noise of its own, and its drift "
-            f"differs between the two parameters {where}, by `{_at_fault(part, new, old)}`: what "
-            "it did at one it never does at the other, so these trajectories cannot be "
-            "reweighted. Keep that parameter as it was, or instrument noise there."
+            f"differs between the two parameters {where}, by "
+            f"`{_find_responsible(part, new, old)}`: what it did at one it never does at the "
+            "other, so these trajectories cannot be reweighted. Keep that parameter as it was, "
+            "or instrument noise there."
         )
 
 
-def _at_fault(f: Callable[[Params], Any], new: Params, old: Params) -> str:
-    """The parameter whose change from `old` to `new` changes f most."""
+def _find_responsible(f: Callable[[Params], Any], new: Params, old: Params) -> str:
+    """The name of the parameter whose change from `old` to `new` changes f most."""
     (flat, unravel) = ravel_pytree(new)
     before = np.asarray(f(old), float)
     base = np.asarray(ravel_pytree(old)[0])
@@ -744,9 +758,9 @@ def _at_fault(f: Callable[[Params], Any], new: Params, old: Params) -> str:
 def check_model(
     process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree
 ) -> AnyProcess:
-    """Shapes of drift, noise and rewards at the first states x (E, M), and that the score exists.
+    """The process with its noiseless components named, after all checks at the first states.
 
-    Returns: the process, with its noiseless components named.
+    Shapes of drift, noise and rewards at x (E, M), and that the score exists.
     """
     if x.shape[0] > 1:  # compiled for one trajectory, whatever their number
         x, context = check.take_first_row((x, context))
@@ -755,11 +769,11 @@ def check_model(
         one = check.take_first((x, t, context))
         check.model(process, rewards, theta, *one)
         _SHAPES[code] = isinstance(process, Process) and _diagonal_noise(process, theta, *one)
-        if len(_SHAPES) > MOST_SHAPES:
+        if len(_SHAPES) > MAX_SHAPES:
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
         assert isinstance(process, Process)
-        *noiseless, regular = arrays.on_host(_glance(process, theta, x, t, context)).tolist()
+        *noiseless, regular = arrays.on_host(_check_quickly(process, theta, x, t, context)).tolist()
         if regular:
             _check_step(process, np.asarray(noiseless, bool), int(np.sum(noiseless)))
             return (
@@ -775,9 +789,9 @@ def check_model(
 
 
 _SHAPES: dict[Any, bool] = {}
-"""Models whose shapes were found to be right, the latest; and whether `_glance` serves them."""
+"""Whether `_check_quickly` serves a model, for the latest models whose shapes are right."""
 
-MOST_SHAPES = 256
+MAX_SHAPES = 256
 
 
 def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
@@ -791,16 +805,16 @@ def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context
 
 
 @functools.partial(arrays.jit, static_argnums=0)
-def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    """Noiseless components, then whether `check_finite` and `find_noiseless` have nothing to say, for
-    diagonal noise. (M+1,)
+def _check_quickly(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """Noiseless components, then whether the slow checks would pass, for diagonal noise. (M+1,)
 
-    The same conditions in one call: they stand before every estimate. Where this is false, those
-    two find the words.
+    The conditions of `check_finite` and `find_noiseless` in one compiled call, since they stand
+    before
+    every estimate. Where this is false, those two find the words.
     """
     x, t, context = jax.tree.map(lambda leaf: leaf[0], (x, t, context))
     flat, unravel = ravel_pytree(theta)
-    off = jnp.asarray(np.concatenate([np.zeros((1, x.size)), _away(x.size)]), x.dtype)
+    off = jnp.asarray(np.concatenate([np.zeros((1, x.size)), _draw_offsets(x.size)]), x.dtype)
     states = x + (jnp.abs(x) + 1) / 2 * off
     noise: Any = process.noise
 

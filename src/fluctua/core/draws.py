@@ -22,8 +22,9 @@ from fluctua.core.check import drop_extra_arguments
 
 
 class Density(NamedTuple):
-    """X₀ drawn from p₀(x; θ) with a known density: the term (λ̂₀ − λ̄ₛ) ∂θ ln p₀(X₀) (Eqs. 16 and
-    17).
+    """X₀ drawn from p₀(x; θ) with a known density.
+
+    It adds the term (λ̂₀ − λ̄ₛ) ∂θ ln p₀(X₀) to the gradient (Eqs. 16 and 17).
 
     log_density: (theta, x0, context) -> ln p₀, up to a constant that does not depend on θ.
     sample: (key, theta, context) -> x0 (M,); only a simulator needs it.
@@ -66,7 +67,7 @@ Start = Array | Density | Reparameterised
 
 
 def check_start(start: Any) -> tuple[Density | Reparameterised | None, Array | None]:
-    """(a start that depends on θ or chance, None) or (None, a fixed state)."""
+    """(a start that depends on θ or chance, None) or (None, a fixed state), checked."""
     if isinstance(start, Density):
         sample = None if start.sample is None else drop_extra_arguments(start.sample, 3)
         return Density(drop_extra_arguments(start.log_density, 3), sample), None
@@ -94,7 +95,7 @@ def check_start(start: Any) -> tuple[Density | Reparameterised | None, Array | N
 
 
 def check_score(score: Any, start: Any) -> None:
-    """A start that moves with θ needs a score that can move the ends of a step."""
+    """Refuse a score that cannot move the ends of a step, for a start that moves with θ."""
     if isinstance(start, Reparameterised) and "shift" not in inspect.signature(score).parameters:
         raise ValueError(
             "a `Reparameterised` start moves the states with θ, which this score does not "
@@ -130,8 +131,9 @@ no_noise = Wiener(
 
 
 def _mulhilo(a: int, b: Array) -> tuple[Array, Array]:
-    """High and low words of a 32 × 32 bit product, from 16-bit halves: JAX has no 64-bit
-    integers by default.
+    """High and low words of a 32 × 32 bit product, from 16-bit halves.
+
+    JAX has no 64-bit integers by default.
     """
     a_low = jnp.uint32(a & 0xFFFF)
     a_high = jnp.uint32(a >> 16)
@@ -145,8 +147,9 @@ def _mulhilo(a: int, b: Array) -> tuple[Array, Array]:
 def philox_words(
     seed: Array, trajectory: Array, site: Array, pair: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Philox4x32-10 (Salmon et al. 2011) of the counter (site, pair, trajectory, 0). seed: (2,)
-    uint32 words.
+    """Philox4x32-10 (Salmon et al. 2011) of the counter (site, pair, trajectory, 0).
+
+    seed: (2,) uint32 words.
     """
     c0 = site
     c1 = pair
@@ -202,9 +205,7 @@ def philox_key_words(key: Array) -> Array:
 
 
 def philox_seed(key: Array) -> int:
-    """The same seed as one 64-bit number: what the native kernels take for a stream with this
-    key.
-    """
+    """The seed of `philox` as one 64-bit number, as the native kernels take it."""
     low, high = (int(word) for word in philox_key_words(key))
     return high << 32 | low
 

@@ -1,20 +1,20 @@
-"""One gradient per trajectory, and what is averaged from them.
+"""Estimates from one gradient per trajectory: mean, standard error, interval.
 
 **Functions of averages**, J = F(m₁, …, m_K) with m_i = E[R_i]: contrast, fidelity, signal to noise.
 
 By the chain rule ∇J = Σ_i ∂_iF(m) ∇m_i. One set of n trajectories gives the returns R_i and the
 gradients G_i of all parts, and F'(m̂) Ḡ of them is biased in two ways, each of order 1/n: m̂ is
 correlated with Ḡ, and F' is curved. The weights of trajectory j are therefore of the others (−j),
-and the curvature is taken off,
+and the curvature is subtracted,
 
-    F_c(m, C, n) = F(m) − tr[F''(m) C] / 2n,      w⁽ʲ⁾ = ∂_m F_c(m̂⁽⁻ʲ⁾, Ĉ⁽⁻ʲ⁾, n − 1),      Ĝ =
-    (1/n) Σ_j w⁽ʲ⁾·G⁽ʲ⁾,
+    F_c(m, C, n) = F(m) − tr[F''(m) C] / 2n,
+    w⁽ʲ⁾ = ∂_m F_c(m̂⁽⁻ʲ⁾, Ĉ⁽⁻ʲ⁾, n − 1),
+    Ĝ = (1/n) Σ_j w⁽ʲ⁾·G⁽ʲ⁾,
 
 with Ĉ the covariance of the returns: what is left is of order 1/n². The value is F_c(m̂, Ĉ, n). To
 first order one trajectory moves Ĝ by 1/n of Σ_i ∂_iF (G_i − Ḡ_i) + Σ_ik ∂_i∂_kF Ḡ_i (R_k − m̂_k),
-and by so much its sample is off the
-mean: means of samples are the estimates, their errors are those of the delta method, every
-covariance included.
+and its sample differs from the mean by so much. Means of samples are the estimates, and their
+errors are those of the delta method, every covariance included.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit, put
 from fluctua.core.objective import FunctionOfMeans, Objective
-from fluctua.core.text import SURE, describe_estimate
+from fluctua.core.text import MIN_FOR_COVERAGE, describe_estimate
 from fluctua.core.trajectories import Trajectories
 
 MINIMUM = 8
@@ -43,28 +43,30 @@ TAILS = 6.0
 numbers.
 """
 
-LEAST_DEGREES = 2 / 3
+MIN_DEGREES = 2 / 3
 """Degrees of freedom of Student's t, at the least: two samples of the problems of
 `benchmarks/intervals.py`, and two squares of normal numbers, are then covered to 94 % and more. It
 is measured and not derived."""
 
 
 class Variances(NamedTuple):
-    """between: of the means of groups, τ², without what trajectories add to it. within: of one
-    trajectory, σ².
+    """Variances of groups of trajectories.
+
+    between: of the means of groups, τ², without what trajectories add to it.
+    within: of one trajectory, σ².
     """
 
     between: float
     within: float
 
     def optimal_size(self, group: float = 1.0, trajectory: float = 1.0) -> float:
-        """Trajectories a group, n = √(c_g σ² / c_t τ²): of least variance (τ² + σ²/n)/K at a cost
-        of K(c_g + c_t n).
+        """Trajectories per group of least variance at a given cost, n = √(c_g σ² / c_t τ²).
+
+        The variance is (τ² + σ²/n)/K at a cost of K(c_g + c_t n).
 
         Args:
-            group: c_g, what going to another group costs.
-            trajectory: c_t, what one more trajectory costs, in the same unit.
-
+            group: c_g, the cost of going to another group.
+            trajectory: c_t, the cost of one more trajectory, in the same unit.
         """
         if not (group > 0 and trajectory > 0):
             raise ValueError(
@@ -79,12 +81,16 @@ class Variances(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """What K groups of trajectories say one by one: devices of an array, say.
+    """Results of K groups of trajectories, such as the devices of an array.
 
-    group: (K,) their numbers. counts: (K,) trajectories. values, value_errors: (K,) the expected
-    return of each. returns, gradient: variances of the return, and of the gradient, summed over its
-    components. value_stderr, stderr: the errors of the value and of the gradient, with the
-    structure of θ, if these groups were all there are.
+    group: their numbers (K,).
+    counts: trajectories of each (K,).
+    values: the expected return of each (K,).
+    value_errors: standard errors of `values` (K,).
+    returns: variances of the return.
+    gradient: variances of the gradient, summed over its components.
+    value_stderr: error of the value, if these groups were all there are.
+    stderr: error of the gradient, if these groups were all there are; a pytree like θ.
     """
 
     group: np.ndarray
@@ -98,17 +104,24 @@ class Groups(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A gradient and how far to trust it. The first three fields have the structure of θ.
+    """A gradient and how far to trust it. `gradient`, `stderr`, `second_moment`: pytrees like θ.
 
-    gradient: mean over trajectories. stderr: its standard error. second_moment: mean square over
-    *single* trajectories (the paper's step size needs it). value, value_stderr: the expected return
-    and its standard error. count: trajectories averaged. interval: (low, high), each with the
-    structure of θ, that hold the gradient with 95 %; value_interval: the same of the value. None
-    where only means and errors are known, as from the fused kernels; ±1.96 stderr is then right for
-    many trajectories and too narrow for few. Below 50 trajectories intervals are widened, and say
-    so in print: samples so few tell little of their skewness and tails. natural: F⁻¹ times the
-    gradient, of estimators made by `natural`; else None. groups: where trajectories were of several
-    devices; errors are then those of the mean over all devices of which these are a sample.
+    gradient: mean over trajectories.
+    stderr: its standard error.
+    second_moment: mean square over *single* trajectories; the paper's step size needs it.
+    value: the expected return.
+    value_stderr: its standard error.
+    count: trajectories averaged.
+    interval: (low, high), each like θ, that hold the gradient with 95 %. None where only means and
+        errors are known, as from the fused kernels; ±1.96 stderr is then right for many
+        trajectories
+        and too narrow for few. Below 50 trajectories intervals are widened, and say so in print: so
+        few samples show little of their skewness and tails.
+    value_interval: the same of the value.
+    natural: F⁻¹ times the gradient, of estimators made by `natural`; else None.
+    groups: of trajectories of several devices; errors are then those of the mean over all devices
+        of
+        which these are a sample.
     """
 
     gradient: Params
@@ -127,8 +140,9 @@ class Estimate(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """One gradient and one return per trajectory: leaves (E, ...), and (E,). group: (E,), see
-    `Trajectories`.
+    """One gradient and one return per trajectory.
+
+    gradient: leaves (E, ...). returns: (E,). group: (E,), see `Trajectories`.
     """
 
     gradient: Params
@@ -137,9 +151,7 @@ class Samples(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of a sample, for every component: mean, unbiased standard deviation, skewness, excess
-    kurtosis.
-    """
+    """Mean, unbiased standard deviation, skewness and excess kurtosis of every component."""
 
     mean: Array
     deviation: Array
@@ -177,8 +189,9 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     normal to second order. Heavy tails make the standard deviation uncertain, as few samples do:
     Student's quantile is that of ν = 2/(2/(n − 1) + c) degrees of freedom, and the variance is
     taken 1 + c times, with c = 2κ/n: twice the kurtosis of the sample, which tells too little of
-    tails that it has not met. Below n = `SURE` it tells next to nothing of them, and ν is less by a
-    kurtosis of `TAILS`, c + 6(1/n − 1/50). `python benchmarks/intervals.py` has the cover.
+    tails that it has not met. Below n = `MIN_FOR_COVERAGE` it tells next to nothing of them, and
+    ν is less by a kurtosis of `TAILS`, c + 6(1/n − 1/50). `python benchmarks/intervals.py` measures
+    the coverage.
     """
     mean, deviation, skewness, kurtosis = moments
     if count < 2:  # one sample has no spread
@@ -186,8 +199,8 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     if count < MINIMUM:  # nothing is known of the tails
         skewness = kurtosis = jnp.zeros_like(mean)
     tail = 2 * jnp.maximum(kurtosis, 0) / count
-    unseen = TAILS * max(1 / count - 1 / SURE, 0)
-    least = LEAST_DEGREES if count < SURE else 2.0
+    unseen = TAILS * max(1 / count - 1 / MIN_FOR_COVERAGE, 0)
+    least = MIN_DEGREES if count < MIN_FOR_COVERAGE else 2.0
     q = _student(jnp.maximum(2 / (2 / (count - 1) + tail + unseen), least))
     error = deviation * jnp.sqrt(1 + tail) / np.sqrt(count)
     a = skewness / (3 * np.sqrt(count))
@@ -214,9 +227,7 @@ def _student(nu: Array) -> Array:
 
 
 def label_groups(samples: Samples, trajectories: Any) -> Samples:
-    """Samples with the groups of the trajectories that they are of, one record or a list of
-    them.
-    """
+    """The samples with the groups of their trajectories, which are one record or a list of them."""
     chunks = [trajectories] if isinstance(trajectories, Trajectories) else trajectories
     if not isinstance(chunks, list | tuple):  # read from files, which have no groups
         return samples
@@ -231,16 +242,14 @@ def label_groups(samples: Samples, trajectories: Any) -> Samples:
     group = np.concatenate([np.ravel(np.asarray(group)) for group in groups])
     if len(group) != len(samples.returns) or not np.issubdtype(group.dtype, np.integer):
         raise ValueError(
-            f"`group` must have one whole number a trajectory, ({len(samples.returns)},); got "
+            f"`group` must have one whole number per trajectory, ({len(samples.returns)},); got "
             f"{group.dtype} {group.shape}."
         )
     return samples._replace(group=group)
 
 
 def reduce_samples(samples: Samples) -> Estimate:
-    """Mean, standard error, second moment and interval over trajectories, or over groups of
-    them.
-    """
+    """Mean, standard error, second moment and interval over trajectories, or over their groups."""
     if samples.group is not None:
         return _reduce_groups(samples, np.asarray(samples.group))
     leaves, tree = jax.tree.flatten(samples.gradient)
@@ -266,11 +275,12 @@ def reduce_samples(samples: Samples) -> Estimate:
 
 
 def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
-    """Means of K group means, with errors between groups: Var(Ḡ) = (τ² + σ²/n)/K, whatever is alike
-    within a group.
+    """Means of K group means, with errors between groups: Var(Ḡ) = (τ² + σ²/n)/K.
 
-    Two-stage sampling: the groups are a sample of a population, and the trajectories of a group a
-    sample of it. With one group nothing is known of the population, and errors are NaN.
+    This holds whatever is alike within a group. Two-stage sampling: the groups are a sample of a
+    population, and the trajectories of a group a sample of it. With one group nothing is known of
+    the
+    population, and errors are NaN.
     """
     labels, of, counts = np.unique(group, return_inverse=True, return_counts=True)
     like, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], samples.gradient))
@@ -280,7 +290,7 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
     )
     if of.shape != both.shape[:1]:
         raise ValueError(
-            f"`group` must have one number a trajectory, ({len(both)},); got {np.shape(group)}."
+            f"`group` must have one number per trajectory, ({len(both)},); got {np.shape(group)}."
         )
 
     def total(v):
@@ -342,8 +352,9 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
 
 
 def unflatten(theta: Params, flat: Array) -> Params:
-    """Rows (E, P) as leaves (E, ...) of the structure and precision of θ; on the CPU nothing is
-    compiled for it.
+    """Rows (E, P) as leaves (E, ...) with the structure and precision of θ.
+
+    On the CPU nothing is compiled for it.
     """
     if jax.default_backend() != "cpu":
         return _unflatten_rows(theta, flat)
@@ -403,7 +414,7 @@ class RunningSums:
     """Sums of gradients and returns in float64, chunk after chunk, and the estimate that they make.
 
     parts: also keep the sums of every `parts`-th trajectory, for estimates from tenths of a
-    recording, say.
+        recording.
     """
 
     def __init__(self, theta: Params, parts: int = 0):
@@ -440,8 +451,8 @@ class RunningSums:
         self.r2 += float(((returns - self.shift) ** 2).sum())
         self.count += len(returns)
 
-    def by_parts(self) -> np.ndarray | None:
-        """Means of every `parts`-th trajectory (parts, P), if each has two at least."""
+    def mean_by_part(self) -> np.ndarray | None:
+        """Means of every `parts`-th trajectory (parts, P); None if one has fewer than two."""
         many = len(self.parts)
         each = (self.count - np.arange(many) + many - 1) // many if many else np.zeros(0)
         return self.parts / each[:, None] if many and self.count >= 2 * many else None
@@ -521,15 +532,15 @@ def function_of_means(function: Callable[..., Array], *objectives: Objective) ->
 
 
 def combine_samples(function: Callable[..., Array], parts: Sequence[Samples]) -> Samples:
-    """Samples of F(E[R₁], …, E[R_K]) from those of its parts, of the same trajectories in the same
-    order.
+    """Samples of F(E[R₁], …, E[R_K]) from those of its parts.
+
+    The parts are of the same trajectories in the same order.
 
     Args:
         function: F, of K numbers.
         parts: K `Samples` of E trajectories, E ≥ 3.
 
     Returns: `Samples` whose means are the gradient and the value, and whose spread is their error.
-
     """
     count = parts[0].returns.shape[0]
     if count < MINIMUM_OF_MEANS:
@@ -589,5 +600,5 @@ def _take_vector(function: Callable[..., Array]) -> Callable[[Array], Array]:
 def _correct_curvature(
     f: Callable[[Array], Array], mean: Array, covariance: Array, count: int
 ) -> Array:
-    """F_c: F without the bias that its curvature and the scatter of m̂ make."""
+    """F_c: F without the bias that its curvature and the scatter of m̂ cause."""
     return f(mean) - jnp.sum(jax.hessian(f)(mean) * covariance) / (2 * count)

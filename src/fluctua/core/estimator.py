@@ -1,5 +1,6 @@
-"""The physical policy gradient theorem (Eqs. 12 and 13) as two functions: from given trajectories,
-and as an estimator that runs a substrate.
+"""The physical policy gradient theorem (Eqs. 12 and 13): `gradient` and `ppgt`.
+
+`gradient` takes recorded trajectories. `ppgt` makes an estimator that runs a substrate.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from fluctua.core.estimation import method as methods
 from fluctua.core.estimation import recorded_samples
 from fluctua.core.protocols import PlainEstimator
 from fluctua.core.twin import sweep as twin_sweep
-from fluctua.core.twin.correction import (
-    TwinSamples,
-)
+from fluctua.core.twin.correction import TwinSamples
 
 
 def gradient(
@@ -38,7 +37,7 @@ def gradient(
     initial_baseline: baselines.Baseline | str | None = None,
     block_bytes: int = recorded.BLOCK_BYTES,
 ) -> estimates.Estimate:
-    """∇θJ from trajectories that came from somewhere: no simulator is needed.
+    """∇θJ from recorded or otherwise given trajectories. No simulator is needed.
 
     Args:
         process: drift and noise that the score uses, of the system or a calibrated model of it.
@@ -58,7 +57,6 @@ def gradient(
         block_bytes: how much of the trajectories is held at a time.
 
     Returns: an `Estimate`.
-
     """
     choices: methods.Choices = {
         "start": start,
@@ -122,12 +120,24 @@ def chunked_samples(
     block_bytes: int = recorded.BLOCK_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[records.Trajectories, estimates.Samples]]:
-    """Trajectories with their gradients, a few at a time and in order, for sums over recordings of
-    any length.
+    """Trajectories with their gradients, a few at a time and in order.
 
-    The arguments are those of `gradient`. count: trajectories in all. baseline: one that does not
-    look across trajectories; "time" reads everything twice, "none" once. block_bytes: how much is
-    held at a time. progress: called with the number of trajectories that were just read.
+    For sums over recordings of any length. The other arguments are those of `gradient`.
+
+    Args:
+        process: drift and noise that the score uses.
+        objective: what is maximised.
+        theta: the parameters at which the trajectories were taken.
+        trajectories: one record, or an iterable of them.
+        count: trajectories in all.
+        start: as for `gradient`.
+        score: as for `gradient`.
+        baseline: one that does not compare trajectories; "time" reads everything twice, "none"
+            once.
+        block_bytes: how much is held at a time.
+        progress: called with the number of trajectories that were just read.
+
+    Returns: an iterator over (trajectories, `Samples`).
     """
     check.objective(objective)
     plan = baselines.resolve_baseline(
@@ -203,7 +213,7 @@ class PPGT(PlainEstimator):
 
     @property
     def pilot(self) -> int:
-        """Trajectories that a call runs besides, for its baseline."""
+        """Trajectories that a call runs for its baseline, in addition to those of the samples."""
         if self.method.twin or not isinstance(self.substrate, simulate.Simulator):
             return 0
         return max(plan.pilot for plan in self.method.used_baselines)
@@ -223,8 +233,8 @@ class PPGT(PlainEstimator):
     ) -> estimates.Samples:
         """The gradients of the single trajectories.
 
-        first: number of the first one, of a simulator; 0 if not given. table: λ̄ of `pilot_table`,
-        known already.
+        first: number of the first one, of a simulator; 0 if not given.
+        table: λ̄ of `pilot_table`, if it is known already.
         """
         if self.method.means and not isinstance(self.substrate, simulate.Simulator):
             check.count(count)
@@ -308,8 +318,7 @@ class PPGT(PlainEstimator):
         """
         if self.method.twin is None:
             raise ValueError(
-                "`split` is of the twin correction: make the estimator with ppgt(..., "
-                "baseline=Twin())."
+                "`split` needs a twin: make the estimator with ppgt(..., baseline=Twin())."
             )
         check.objective(self.method.objective)
         check.count(count)
@@ -336,9 +345,7 @@ class PPGT(PlainEstimator):
         )
 
     def source(self, theta: Params) -> str:
-        """The program that is generated for a simulator with a compiled backend, with the
-        names of the parameters.
-        """
+        """The program that a compiled backend generates, with the names of the parameters."""
         substrate = self.substrate
         backend = substrate.backend if isinstance(substrate, simulate.Simulator) else None
         if not isinstance(substrate, simulate.Simulator) or backend is None:
@@ -368,8 +375,8 @@ class PPGT(PlainEstimator):
     ) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`.
 
-        table: λ̄ as in `split`. examined: whether the residual guard has seen the trajectories
-        already.
+        table: λ̄ as in `split`. examined: whether the residual guard has already tested the
+            trajectories.
         """
         if trajectories.group is not None:
             several = len(np.unique(np.asarray(trajectories.group)))
@@ -401,7 +408,5 @@ def mean_return_to_go(
 
 
 def is_examined(substrate: records.Substrate) -> bool:
-    """Whether an instrument has compared the residuals with its calibration (`examines`), which
-    knows its noise.
-    """
+    """Whether an instrument compares residuals with its calibration itself (`examines`)."""
     return bool(getattr(substrate, "examines", False))

@@ -4,17 +4,17 @@ Whatever m is, the next state is Gaussian, N(m, 2QΔt), so the score, baselines,
 recordings hold with m in the place of x + μΔt. All of them call `mean_rate`, (m − x)/Δt, which is μ
 itself for Euler: differences from x are never formed, and single precision does not suffer.
 
-    heun          ½(μ(x, t) + μ(x + μΔt, t + Δt))                                          of second
-    order rk4           (k₁ + 2k₂ + 2k₃ + k₄)/6                                                  of
-    fourth order Exponential   φ₁μ(x, t) + φ₂[N(a, t + Δt) − N(x, t)],  a = x + Δtφ₁μ,  N = μ − Lx
-    exact for N = 0
+    heun          ½(μ(x, t) + μ(x + μΔt, t + Δt))              second order
+    rk4           (k₁ + 2k₂ + 2k₃ + k₄)/6                      fourth order
+    Exponential   φ₁μ(x, t) + φ₂[N(a, t + Δt) − N(x, t)]       exact for N = 0
+                  with a = x + Δtφ₁μ and N = μ − Lx
 
-The order is that of the drift. Noise enters once a step, at its end, and its own error stays of
+The order is that of the drift. Noise enters once per step, at its end, and its own error stays of
 first order: a mode that decays at a rate k has fluctuations too large by kΔt (Euler: kΔt/2). Better
 steps gain where the drift turns faster than it decays, which is where Euler's grow without reason;
 not where noise and decay alone balance.
 
-A component without noise must not learn of θ within the step: it would be moved by θ, and no noise
+A component without noise must not depend on θ within the step: it would be moved by θ, and no noise
 hides that. Those components go first, with Euler's step, and the others follow with their map from
 there: for a position and a velocity this is the leapfrog, its velocities half a step aside. They
 must be named, `Process(..., noiseless=(0,))`, since the map depends on them.
@@ -68,8 +68,9 @@ def rk4(
 
 @dataclass(frozen=True)
 class Exponential:
-    """A step that takes a linear part L of the drift exactly: for decay or rotation that is fast
-    against the rest.
+    """A step that takes a linear part L of the drift exactly.
+
+    For decay or rotation that is fast against the rest.
 
     linear: (theta, t, context) -> L, its diagonal (M,) or whole (M, M). What is left of the drift,
     μ − Lx, is followed to second order.
@@ -109,8 +110,9 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Substeps:
-    """Several Euler steps of the drift in one interval, for samples that are some steps of a
-    model apart.
+    """Several Euler steps of the drift in one interval.
+
+    For samples that are some steps of a model apart.
     """
 
     count: int
@@ -191,7 +193,7 @@ class _Elsewhere:
     """A step whose own numbers are those at other parameters, as the drift's already are."""
 
     step: Callable[..., Array]
-    at: Callable[[Params, PyTree], Params]
+    parameters_at: Callable[[Params, PyTree], Params]
 
     def __call__(
         self,
@@ -205,24 +207,25 @@ class _Elsewhere:
         def here(_, *rest):
             return drift(theta, *rest)
 
-        return self.step(here, self.at(theta, context), x, t, dt, context)
+        return self.step(here, self.parameters_at(theta, context), x, t, dt, context)
 
 
-def step_at(
-    step: str | Callable[..., Array], at: Callable[[Params, PyTree], Params]
+def map_step_parameters(
+    step: str | Callable[..., Array], parameters_at: Callable[[Params, PyTree], Params]
 ) -> str | Callable[..., Array]:
-    """The step of a process whose drift was made one of other parameters. at: (theta, context)
-    -> those.
+    """The step of a process whose drift was mapped to other parameters.
+
+    parameters_at: (theta, context) -> those parameters.
     """
-    return step if isinstance(step, str) else _Elsewhere(step, at)
+    return step if isinstance(step, str) else _Elsewhere(step, parameters_at)
 
 
-def refuse_step(process: Process, what: str, instead: str) -> None:
-    """Raise for a process whose step is not Euler's, where only that is served."""
+def require_euler(process: Process, what: str, instead: str) -> None:
+    """Refuse a process whose integrator is not Euler's, where only that is served."""
     if process.integrator != "euler":
         raise ValueError(
-            f"{what} is of Euler steps; this process "
-            f"has integrator={process.integrator!r}. {instead}"
+            f"{what} needs Euler steps; this process has "
+            f"integrator={process.integrator!r}. {instead}"
         )
 
 

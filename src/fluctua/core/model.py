@@ -20,13 +20,21 @@ from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Inputs
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.objective import Rewards
-from fluctua.core.process import AnyProcess, Memory, Process, Remembering, Score, Step
+from fluctua.core.process import AnyProcess, HistoryDependent, Process, Score, ScoreState, Step
 from fluctua.core.theorem import StepTerms, Sums
 from fluctua.core.trajectories import Times
 
 
 class EstimatorModel(NamedTuple):
-    """What the estimator knows about the substrate: code, not numbers; hashable."""
+    """What the estimator knows about the substrate: code, not numbers; hashable.
+
+    process: drift and noise, or a transition of another kind.
+    objective: the rewards.
+    score: of one step.
+    start: a start that depends on θ; None for one that does not.
+    baseline: λ̄ₙ of the steps.
+    initial_baseline: λ̄ of the draw of X₀.
+    """
 
     process: AnyProcess
     objective: Rewards
@@ -63,21 +71,24 @@ class Moment(NamedTuple):
 
 
 class ScoreTerms(NamedTuple):
-    """score: Uₙ (E, P). explicit: ∂θ{g Δt + r} (E, P)."""
+    """What one step adds through the score and directly.
+
+    score: Uₙ (E, P). explicit: ∂θ{g Δt + r} (E, P).
+    """
 
     score: Array
     explicit: Array
 
 
 class Progress(NamedTuple):
-    """Sums of the theorem, and the memory of a score that depends on the past (else None)."""
+    """Sums of the theorem, and the state of a score that depends on the past (else None)."""
 
     sums: Sums
-    memory: Memory | None = None
+    score_state: ScoreState | None = None
 
 
-ENSEMBLE_AXES = Memory(None, 0)
-"""The axes of a `Memory` that belong to trajectories."""
+ENSEMBLE_AXES = ScoreState(None, 0)
+"""The axes of a `ScoreState` that belong to trajectories."""
 
 
 def mark_noiseless(model: EstimatorModel, process: AnyProcess) -> EstimatorModel:
@@ -97,7 +108,7 @@ def mark_noiseless(model: EstimatorModel, process: AnyProcess) -> EstimatorModel
 
 def has_random_start(model: EstimatorModel) -> bool:
     """Whether the draw of X₀ has a score."""
-    return isinstance(model.start, Density) or isinstance(model.process, Remembering)
+    return isinstance(model.start, Density) or isinstance(model.process, HistoryDependent)
 
 
 # ---------------------------------------------------------------------------------------- rewards
@@ -185,24 +196,24 @@ def start(
     explicit = initial_slopes(model, theta, x, context)
     if explicit is None:
         explicit = jnp.zeros((x.shape[0], flat.size), flat.dtype)
-    score, memory = _score_start(model, theta, x, t, context)
+    score, score_state = _score_start(model, theta, x, t, context)
 
     def baseline(to_go: Array, score: Array) -> Array:
         inputs = Inputs(jnp.array(-1), theta, None, t, context, to_go, score, tables.initial)
         return model.initial_baseline(inputs)
 
-    return Progress(theorem.start_sums(returns, reward, score, explicit, baseline), memory)
+    return Progress(theorem.start_sums(returns, reward, score, explicit, baseline), score_state)
 
 
 def _score_start(
     model: EstimatorModel, theta: Params, x: Array, t: Array, context: PyTree
-) -> tuple[Array | None, Memory | None]:
-    """∂θ ln p₀(X₀) (E, P) or None, and what a score that depends on the past remembers of it."""
-    if isinstance(model.process, Remembering):
+) -> tuple[Array | None, ScoreState | None]:
+    """∂θ ln p₀(X₀) (E, P) or None, and the state of a score that depends on the past."""
+    if isinstance(model.process, HistoryDependent):
         begin = partial(model.process.score_start, theta)
         batched = jax.vmap(begin, in_axes=(0, None, 0), out_axes=(0, ENSEMBLE_AXES))
-        score, memory = batched(x, t, context)
-        return jax.vmap(lambda u: ravel_pytree(u)[0])(score), memory
+        score, score_state = batched(x, t, context)
+        return jax.vmap(lambda u: ravel_pytree(u)[0])(score), score_state
     return density_scores(model, theta, x, context), None
 
 
@@ -266,11 +277,11 @@ def add_moment(
     """
     x = moment.x
     rate = running_rewards(model.objective, theta, x, moment.t, moment.context)
-    if progress.memory is None:
+    if progress.score_state is None:
         terms = scores(model, theta, moment, origin)
-        memory = None
+        score_state = None
     else:
-        terms, memory = _remembering_scores(model, theta, progress.memory, moment)
+        terms, score_state = _history_scores(model, theta, progress.score_state, moment)
     step = StepTerms(
         running=rate * moment.dt.astype(x.dtype),
         on_arrival=step_rewards(model.objective, theta, moment),
@@ -282,7 +293,7 @@ def add_moment(
         inputs = Inputs(moment.n, theta, x, moment.t, moment.context, to_go, score, tables.step)
         return model.baseline(inputs)
 
-    return Progress(theorem.add_step(progress.sums, returns, step, baseline), memory)
+    return Progress(theorem.add_step(progress.sums, returns, step, baseline), score_state)
 
 
 def scores(model: EstimatorModel, theta: Params, moment: Moment, origin: Array) -> ScoreTerms:
@@ -332,20 +343,22 @@ def _step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
     return running + rewards.per_step(theta, step.x, step.x_next, step.t, step.dt, step.context)
 
 
-def _remembering_scores(
-    model: EstimatorModel, theta: Params, memory: Memory, moment: Moment
-) -> tuple[ScoreTerms, Memory]:
-    """`scores` of a process that is not seen whole, and what they remember after the step."""
+def _history_scores(
+    model: EstimatorModel, theta: Params, score_state: ScoreState, moment: Moment
+) -> tuple[ScoreTerms, ScoreState]:
+    """`scores` of a process that is observed in part, and their state after the step."""
 
-    def one(x: Array, x_next: Array, context: PyTree, memory: Memory) -> tuple[ScoreTerms, Memory]:
-        assert isinstance(model.process, Remembering)
+    def one(
+        x: Array, x_next: Array, context: PyTree, score_state: ScoreState
+    ) -> tuple[ScoreTerms, ScoreState]:
+        assert isinstance(model.process, HistoryDependent)
         step = Step(x, x_next, moment.t, moment.dt, context)
-        score, memory = model.process.update(theta, step, memory)
+        score, score_state = model.process.update(theta, step, score_state)
         explicit = jax.grad(lambda th: _step_total(model.objective, th, step))(theta)
-        return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0]), memory
+        return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0]), score_state
 
     batched = jax.vmap(one, in_axes=(0, 0, 0, ENSEMBLE_AXES), out_axes=(0, ENSEMBLE_AXES))
-    return batched(moment.x, moment.x_next, moment.context, memory)
+    return batched(moment.x, moment.x_next, moment.context, score_state)
 
 
 # -------------------------------------------------------------------------------------- the end

@@ -9,14 +9,17 @@ from fluctua.core.arrays import Array
 
 
 class Objective(NamedTuple):
-    """What is maximised: J = E[g_T(X_T) + ∫ g(X_t, t) dt + Σ_n r(X_n, X_{n+1}) + g_0(X_0)] (Eq. 2,
-    and two more).
+    """What is maximised: the expected sum of rewards (Eq. 2, and two more).
+
+        J = E[g_T(X_T) + ∫ g(X_t, t) dt + Σ_n r(X_n, X_{n+1}) + g_0(X_0)]
 
     running: (theta, x, t, context) -> g, a scalar rate of reward.
     terminal: (theta, x, context) -> g_T, a scalar.
     per_step: (theta, x, x_next, t, dt, context) -> r, a scalar for the step as a whole and not a
-    rate: work, heat, a current, anything that depends on both ends of a step. The score of a step
-    meets the reward of that step.
+        rate:
+        work, heat, a current, anything that depends on both ends of a step. The score of a step
+        meets
+        the reward of that step.
     initial: (theta, x0, context) -> g_0, a scalar.
 
     Each may be None (no such reward). Arguments at the end that are not used may be left off.

@@ -1,4 +1,4 @@
-"""What a user writes about a system: its drift and noise, or the transition of another kind.
+"""What a user writes about a system: drift and noise, or the transition of another kind.
 
 `Process` is the usual case. The protocols below it are for processes that are not diffusions: with
 events (`fluctua.Jumps`), or seen through an instrument (`fluctua.Observed`).
@@ -17,8 +17,7 @@ STEPS = ("euler", "heun", "rk4")
 
 
 class NoiseProduct(NamedTuple):
-    """Noise as a product, for systems whose (M, W) matrix is too large or too structured to write
-    down.
+    """Noise as a product, for an (M, W) matrix that is too large or too structured to write down.
 
     product: (theta, x, t, context, dw (W,)) -> σ dw (M,), linear in `dw`.
     width: W, the number of Wiener processes.
@@ -62,8 +61,14 @@ class Process(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One transition x -> x_next of one trajectory, at time t, over dt. events: what happened
-    between, if known.
+    """One transition x -> x_next of one trajectory.
+
+    x: the state before (M,).
+    x_next: the state after (M,).
+    t: the time of x.
+    dt: the length of the step.
+    context: of the trajectory, or None.
+    events: what happened within the step, or None where it is not known.
     """
 
     x: Array
@@ -81,9 +86,7 @@ class Score(Protocol):
 
 
 class Transition(Protocol):
-    """A process of another kind, in the place of a `Process`: hashable, for one trajectory over
-    one step.
-    """
+    """A process of another kind, in the place of a `Process`: hashable, for one trajectory."""
 
     def advance(
         self,
@@ -96,8 +99,9 @@ class Transition(Protocol):
         t: Array,
         dt: Array,
     ) -> tuple[Array, PyTree]:
-        """The next state, and what the score needs besides the two ends, or None. stream,
-        draw: of a `Wiener`.
+        """The next state, and what the score needs besides the two ends, or None.
+
+        stream, draw: of a `Wiener`.
         """
 
     def events(
@@ -109,10 +113,11 @@ class Transition(Protocol):
         n: Array,
         t: Array,
         dt: Array,
-        most: int,
+        max_count: int,
     ) -> PyTree:
-        """What a record of that step holds besides its two ends; `most`: the largest
-        `count` that `advance` left.
+        """What a record of that step holds besides its two ends.
+
+        max_count: the largest `count` that `advance` returned.
         """
 
     def score(self, theta: Params, step: Step) -> Params:
@@ -121,15 +126,13 @@ class Transition(Protocol):
     def check(
         self, theta: Params, x: Array, t: Array, context: PyTree, where: str = ""
     ) -> Transition:
-        """Raise, if the process cannot be right at this state.
-
-        Returns it, with what was found out about it.
-        """
+        """The process with what was found out about it; refused if it is wrong at this state."""
 
 
-class Memory(NamedTuple):
-    """What a score remembers of the steps before. shared: the same for all trajectories. own:
-    of each, (E, ...).
+class ScoreState(NamedTuple):
+    """What a score that depends on the past keeps of it.
+
+    shared: the same for all trajectories. own: of each, (E, ...).
     """
 
     shared: PyTree
@@ -137,35 +140,32 @@ class Memory(NamedTuple):
 
 
 @runtime_checkable
-class Remembering(Transition, Protocol):
-    """A `Transition` whose simulated state is not what is seen of it, so that its score depends on
-    the whole past.
+class HistoryDependent(Transition, Protocol):
+    """A `Transition` of which only a part of the simulated state is observed.
 
-    It brings its own start; `advance` takes and gives simulated states, everything else those that
-    are seen.
+    Its score depends on the whole past. It brings its own start. `advance` takes and returns
+    simulated
+    states, every other method observed ones.
     """
 
     def draw_start(
         self, key: Array, theta: Params, context: PyTree, stream: PyTree, draw: Callable
     ) -> Array:
-        """The simulated state at the start."""
+        """The simulated state at the start. Shape (Z,)."""
 
     def select_observed(self, state: Array) -> Array:
-        """What the trajectory holds of simulated states (..., Z). (..., M)"""
+        """The observed part (..., M) of simulated states (..., Z)."""
 
     def score_start(
         self, theta: Params, x: Array, t: Array, context: PyTree
-    ) -> tuple[Params, Memory]:
-        """∂θ ln p(x₀), and what is remembered of it."""
+    ) -> tuple[Params, ScoreState]:
+        """∂θ ln p(x₀), and the state of the score after it."""
 
-    def update(self, theta: Params, step: Step, memory: Memory) -> tuple[Params, Memory]:
-        """U = ∂θ ln p(x'|x and all before), and what is remembered after the step."""
+    def update(self, theta: Params, step: Step, state: ScoreState) -> tuple[Params, ScoreState]:
+        """U = ∂θ ln p(x'|x and all before), and the state of the score after the step."""
 
     def residuals(self, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
-        """Squares of the residuals of x (E, T+1, M), in units of what is expected: of mean 1.
-
-        (E, T, M)
-        """
+        """Squared residuals of x (E, T+1, M) over their expectation: of mean 1. Shape (E, T, M)."""
 
 
 @runtime_checkable
@@ -173,9 +173,9 @@ class Counting(Transition, Protocol):
     """A `Transition` whose events can be counted, to be compared with its rates."""
 
     def counts(self, theta: Params, step: Step) -> tuple[Array, Array]:
-        """How often each event happened in one recorded step, and how often its rate says, ∫a ds.
+        """Number of events of each kind in one recorded step, and the number expected, ∫a ds.
 
-        (R,) each
+        Shape (R,) each.
         """
 
 

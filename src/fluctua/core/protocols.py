@@ -19,7 +19,7 @@ from fluctua.core.estimate import Estimate
 
 
 class Estimates(Protocol):
-    """The least that an estimator is: a function (key, theta, count) -> Estimate."""
+    """The minimal estimator: a function (key, theta, count) -> `Estimate`."""
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate: ...
 
@@ -38,16 +38,17 @@ class Estimator(Protocol):
 
     @property
     def pilot(self) -> int:
-        """Trajectories that a call runs on top; of an estimator that remembers, those of
-        its last call.
+        """Trajectories per call in addition to those of the samples.
+
+        Of an estimator with state, those of its last call.
         """
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """All that is remembered between calls, as plain arrays; empty where nothing is."""
+        """Everything kept between calls, as plain arrays; empty without state."""
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Put a `state` back, to go on where another left off. theta: parameters that it is of."""
+        """Set the state, to continue from another call. theta: parameters that it belongs to."""
 
 
 class PlainEstimator:

@@ -27,12 +27,15 @@ BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""
 
 
-MOST_SEARCHED = 100
+MAX_SEARCHED = 100
 """Trajectories that are gone through for the state that has no score."""
 
 
 class Recording:
-    """A checked, re-readable source of trajectories on one time grid."""
+    """A checked source of trajectories on one time grid, which can be read again.
+
+    offset: number of the first trajectory, where this is a piece of a longer recording.
+    """
 
     def __init__(
         self, source: Trajectories | Iterable[Trajectories], theta: Params, offset: int = 0
@@ -86,7 +89,7 @@ class Recording:
 
     @property
     def count(self) -> int:
-        """E, over all chunks."""
+        """Number of trajectories E, over all chunks."""
         return sum(self.sizes)
 
     @property
@@ -116,9 +119,7 @@ class Recording:
         return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
 
     def read_events(self, n: int, stop: int) -> PyTree:
-        """What happened within the steps from n to `stop`, leaves (E, b, ...); None where
-        nothing is known of it.
-        """
+        """Events within the steps from n to `stop`, leaves (E, b, ...); None if not recorded."""
         parts = [
             jax.tree.map(lambda leaf: np.asarray(_load(leaf)[:, n:stop]), chunk.events)
             for chunk in self._chunks
@@ -135,7 +136,7 @@ class Recording:
 
 
 def _check_shapes(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
-    """Shapes that fit together."""
+    """The times and states of a record, after a check that their shapes fit together."""
     if not isinstance(trajectories, Trajectories):
         raise TypeError(
             f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}."
@@ -178,9 +179,7 @@ def _check_shapes(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
 
 
 def _load(x: Array) -> Array:
-    """An array in memory as NumPy has it, whose slices are not compiled; what loads when sliced
-    as it is.
-    """
+    """An array of JAX as one of NumPy, whose slices are not compiled; any other as it is."""
     return np.asarray(x) if isinstance(x, jax.Array) else x
 
 
@@ -195,8 +194,9 @@ def _concatenate_chunks(*leaves: Any) -> Array:
 def iterate_pieces(
     source: Trajectories | Iterable[Trajectories], cut: int, block_bytes: int
 ) -> Iterator[tuple[int, Trajectories]]:
-    """A few trajectories at a time, held whole, with the number of the first; none on both
-    sides of number `cut`.
+    """Pieces of the trajectories, held in memory, each with the number of its first trajectory.
+
+    No piece has trajectories on both sides of number `cut`.
     """
     seen = 0
     for chunk in [source] if isinstance(source, Trajectories) else source:
@@ -364,9 +364,7 @@ def evaluate_returns(rewards: Rewards, theta: Params, trajectories: Trajectories
 
 
 def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> None:
-    """Warn when the precision of the states is coarse against the kicks that the score reads
-    off them.
-    """
+    """Warn when the states are rounded more coarsely than a hundredth of a kick."""
     if not isinstance(process, Process):
         return
     t = np.asarray(recording.t)
@@ -398,14 +396,12 @@ def check_scores(
     t: Array,
     offset: int = 0,
 ) -> None:
-    """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the
-    diffusion fails.
-    """
+    """Refuse gradients (E, P) that are not finite, and name the state where the diffusion fails."""
     if check.all_finite(flat):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
     for j in which[
-        :MOST_SEARCHED
+        :MAX_SEARCHED
     ].tolist():  # a baseline that looks at scores passes it on to the others
         diffusion.check_along(process, theta, trajectory(j), offset + j)
     raise FloatingPointError(

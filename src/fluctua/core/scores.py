@@ -1,19 +1,16 @@
-"""The score U = ∂θ ln p(x'|x) of one transition: Euler–Maruyama, or locally linear over longer
-intervals.
+"""The score U = ∂θ ln p(x'|x) of one transition.
 
-Given x, the next state is Gaussian: x' ~ N(x + μΔt, 2QΔt), μ being the mean rate of a better step
-than Euler's where the process has one (`fluctua.core.integrators`). With the residual r = x' − x −
-μΔt and y = Q⁻¹r, the logarithm of its density changes with θ as
+**Euler–Maruyama.** Given x, the next state is Gaussian: x' ~ N(x + μΔt, 2QΔt), μ being the mean
+rate of a better step than Euler's where the process has one (`fluctua.core.integrators`). With the
+residual r = x' − x − μΔt and y = Q⁻¹r, the logarithm of its density changes with θ as
 
     d ln p = −½ Tr[Q⁻¹ dQ] + yᵀ dQ y / (4Δt) − yᵀ dr / (2Δt).
 
 Each score below is the θ-gradient of the scalar on the right with Q⁻¹ and y held fixed: one reverse
 sweep through the user's drift and noise, whatever the number of parameters.
 
-Transitions over intervals that are too long for Euler: local linearisation (Ozaki; Shoji and
-Ozaki).
-
-Around the state x at the start of an interval the drift is replaced by its linear part,
+**Local linearisation** (Ozaki; Shoji and Ozaki), over intervals that are too long for Euler. Around
+the state x at the start of an interval the drift is replaced by its linear part,
 
     dX = [μ + J(X − x) + a s] ds + σ dW,     J = ∂μ/∂x,     a = ∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l,
 
@@ -92,7 +89,7 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
     score = jax.grad(
         lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context)
     )(theta)
-    return _where_it_exists(process, theta, step, q, score)
+    return _mask_undefined(process, theta, step, q, score)
 
 
 def full_score(
@@ -143,17 +140,15 @@ def full_score(
         quadratic = y @ q.apply(th, y) / (4 * step.dt)
         return -q.trace(th) / 2 + quadratic - y @ evaluate_residual(th) / (2 * step.dt)
 
-    return _where_it_exists(
+    return _mask_undefined(
         process, theta, step, q, jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
     )
 
 
-def _where_it_exists(
+def _mask_undefined(
     process: Process, theta: Params, step: Step, diffusion: Diffusion, score: Params
 ) -> Params:
-    """The score of a step; not a number where θ moves a component without noise, at this state,
-    time and context.
-    """
+    """The score of a step; NaN where θ moves the state without noise at this very state."""
     lost = lacks_score(process, theta, step.x, step.t, step.context, diffusion)
     if lost is None:
         return score
@@ -164,10 +159,11 @@ def _where_it_exists(
 
 
 class Ratio(NamedTuple):
-    """One step at two parameters. log: ln p_new(x'|x) − ln p_old(x'|x).
+    """Two densities of one step.
 
+    log: ln p_new(x'|x) − ln p_old(x'|x).
     divergence: KL(old ‖ new) of its law given x, or what has it for its mean over steps taken at
-    `old`.
+        `old`.
     """
 
     log: Array
@@ -193,8 +189,9 @@ def log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
 
 
 def local_linear_log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
-    """ln N(x') at `new` less that at `old`, of the locally linear laws; the divergence is its
-    negative.
+    """ln N(x') at `new` less that at `old`, of the locally linear laws.
+
+    The divergence is its negative.
     """
     log = _log_normal(process, new, step) - _log_normal(process, old, step)
     return Ratio(log, -log)
@@ -232,7 +229,7 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     else:
         a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))
     h = dt / 2**DOUBLINGS
-    f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
+    f, forced, c = _expand_short_step(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
     (f, forced, c, _), _ = jax.lax.scan(
         lambda now, _: (_double_step(*now), None), (f, forced, c, h), length=DOUBLINGS
     )
@@ -240,8 +237,9 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
 
 
 def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
-    """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears. Pass it as
-    `score=`.
+    """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears.
+
+    Pass it as `score=`.
 
     Exact for a linear drift whatever the interval. For others the error is that of freezing J and Q
     over it.
@@ -302,9 +300,11 @@ def _singular_ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, q
     return in_time + jnp.sum(jax.vmap(across)(jnp.eye(x.size, dtype=x.dtype), q), axis=0)
 
 
-def _short(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:
-    """e^{Jh}, [∫e^{J(h−s)}μ, ∫e^{J(h−s)}a, ∫e^{J(h−s)}a s] (M, 3) and ∫e^{Js} S e^{Jᵀs} as
-    series in h.
+def _expand_short_step(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:
+    """e^{Jh}, integrals of the forces (M, 3) and the covariance over a short h, as series in h.
+
+    The integrals are [∫e^{J(h−s)}μ, ∫e^{J(h−s)}a, ∫e^{J(h−s)}a s], the covariance ∫e^{Js} S
+    e^{Jᵀs}.
     """
     eye = jnp.eye(j.shape[0], dtype=j.dtype)
     f = eye
@@ -340,11 +340,12 @@ def _double_step(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Ar
 # ------------------------------------------------------------------------- noise of the measurement
 
 
-def without_readout(
+def remove_readout_bias(
     function: Callable[[Array], Array], variance: Array
 ) -> Callable[[Array], Array]:
-    """f − ½ Tr[S ∂²f]: what f(z) would be on average without noise of variance S (M,) on z;
-    exact if f is quadratic.
+    """f − ½ Tr[S ∂²f]: f(z) without what noise of variance S (M,) on z adds on average.
+
+    Exact if f is quadratic.
     """
 
     def corrected(z: Array) -> Array:
@@ -365,8 +366,9 @@ def without_readout(
 
 @dataclass(frozen=True)
 class CorrectedScore:
-    """U − ½ Tr[S ∂²U], the second derivatives in both ends of the step, which are measured with
-    noise of variance S.
+    """U − ½ Tr[S ∂²U]: a score without the bias of measured ends.
+
+    The second derivatives are in both ends of the step, measured with noise of variance S (M,).
     """
 
     score: Score
@@ -382,7 +384,7 @@ class CorrectedScore:
             moved = step._replace(x=step.x + z[:m], x_next=step.x_next + z[m:])
             return ravel_pytree(self.score(process, theta, moved))[0]
 
-        return unravel(without_readout(flat, jnp.tile(s, 2))(jnp.zeros(2 * m, step.x.dtype)))
+        return unravel(remove_readout_bias(flat, jnp.tile(s, 2))(jnp.zeros(2 * m, step.x.dtype)))
 
 
 def select_score(process: AnyProcess, score: Score) -> Score:

@@ -15,7 +15,7 @@ import numpy as np
 from fluctua.core import arrays, check, draws
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.integrators import mean_rate
-from fluctua.core.process import AnyProcess, NoiseProduct, Process, Remembering
+from fluctua.core.process import AnyProcess, HistoryDependent, NoiseProduct, Process
 from fluctua.core.trajectories import Times, Trajectories
 
 
@@ -29,8 +29,14 @@ class Counted(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """The part of a simulator that is code and not numbers; hashable, so that compilations are
-    shared.
+    """The part of a simulator that is code and not numbers.
+
+    Hashable, so that compilations are shared.
+
+    process: what is simulated.
+    start: a start that depends on θ or chance; None for a fixed state.
+    context: key -> pytree, drawn once per trajectory; or None.
+    wiener: the source of noise.
     """
 
     process: AnyProcess
@@ -44,7 +50,7 @@ class Recipe(NamedTuple):
         return (
             self.start is None
             and self.context is None
-            and not isinstance(self.process, Remembering)
+            and not isinstance(self.process, HistoryDependent)
         )
 
 
@@ -52,7 +58,7 @@ class Backend(Protocol):
     """What may run the trajectories of an estimator in place of JAX, with the same noise."""
 
     def samples(self, call: Any) -> Any | None:
-        """What comes of a `Call`, as `Swept`; None to leave it to JAX."""
+        """What comes of a `Call`, as `SweepResult`; None to leave it to JAX."""
 
     def parts(self, call: Any) -> Any | None:
         """The parts of the gradients with a twin, of a `TwinCall`; None to leave it to JAX."""
@@ -66,11 +72,11 @@ _planned_calls: ContextVar[int] = ContextVar("planned_calls", default=1)
 
 @contextmanager
 def plan_calls(calls: int) -> Iterator[None]:
-    """Announce that the estimate made inside is one of `calls` alike, so that a backend can weigh
-    the whole run.
+    """Announce that the estimate made inside is one of `calls` alike.
 
-    It must be a function of what was asked for, never of time: the choice of a backend is visible
-    in the last bits.
+    A backend can then weigh the whole run. `calls` must be a function of what was asked for, never
+    of
+    time: the choice of a backend is visible in the last bits.
     """
     token = _planned_calls.set(calls)
     try:
@@ -98,7 +104,7 @@ class Simulator(NamedTuple):
         return self.times.t
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
-        """Run `count` trajectories and keep every state: (E, T+1, M).
+        """Run `count` trajectories and keep every state (E, T+1, M).
 
         Estimators do not need this.
         """
@@ -111,8 +117,8 @@ class Simulator(NamedTuple):
         check.finite_simulation(x, self.t)
         events = None
         if left is not None:
-            most = max(1, int(left.count.max()))
-            events = _events(self.recipe, most, key, theta, self.times, self.x0, x)
+            max_count = max(1, int(left.count.max()))
+            events = _events(self.recipe, max_count, key, theta, self.times, self.x0, x)
         return Trajectories(self.t, x, context, events)
 
 
@@ -137,7 +143,7 @@ def simulator(
         )
     if t is None:
         raise TypeError("a simulator needs its time grid: simulator(process, start, t).")
-    if isinstance(process, Remembering):
+    if isinstance(process, HistoryDependent):
         refuse_start(process, start)
         return Simulator(Recipe(process, None, context, wiener), check.grid(t), None)
     if start is None:
@@ -195,8 +201,8 @@ def match_integrator(process: AnyProcess, substrate: Any) -> AnyProcess:
 
 
 def refuse_start(process: AnyProcess, start: draws.Start | None) -> None:
-    """A process that is not seen whole brings its own start."""
-    if start is not None and isinstance(process, Remembering):
+    """Refuse a start for a process that brings its own."""
+    if start is not None and isinstance(process, HistoryDependent):
         name = type(process).__name__
         raise ValueError(
             f"an `{name}` brings its own start, {name}(..., start=...): leave `start` off here."
@@ -204,10 +210,11 @@ def refuse_start(process: AnyProcess, start: draws.Start | None) -> None:
 
 
 def observe(recipe: Recipe, x: Array) -> Array:
-    """What trajectories hold of simulated states (..., Z): all of it, unless the process hides
-    some. (..., M)
+    """The observed part (..., M) of simulated states (..., Z).
+
+    All of it, unless the process hides some.
     """
-    return recipe.process.select_observed(x) if isinstance(recipe.process, Remembering) else x
+    return recipe.process.select_observed(x) if isinstance(recipe.process, HistoryDependent) else x
 
 
 def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
@@ -273,7 +280,7 @@ def start_trajectory(
     else:
         context = recipe.context(jax.random.fold_in(k_context, j))
     stream = recipe.wiener.stream(k_wiener, j)
-    if isinstance(recipe.process, Remembering):
+    if isinstance(recipe.process, HistoryDependent):
         x = recipe.process.draw_start(
             jax.random.fold_in(k_start, j), theta, context, stream, recipe.wiener.draw
         )
@@ -335,9 +342,7 @@ def transition_one(
     t: Array,
     dt: Array,
 ) -> tuple[Array, PyTree]:
-    """The state of one trajectory after step n (M,), and what happened between, if the score
-    needs it.
-    """
+    """The state of one trajectory after step n (M,), and its events, if the score needs them."""
     process = recipe.process
     draw = recipe.wiener.draw
     if isinstance(process, Process):
@@ -376,7 +381,7 @@ def advance(
 
 
 def enumerate_steps(times: Times) -> tuple[Array, Array, Array]:
-    """(n, t_n, Δt_n) of every step, each (T,): what a scan over the steps runs through."""
+    """(n, t_n, Δt_n) of every step, (T,) each, for a scan over the steps."""
     return jnp.arange(times.dt.shape[0]), times.t[:-1], times.dt
 
 
@@ -401,7 +406,13 @@ def _record(
 
 @partial(arrays.jit, static_argnums=(0, 1))
 def _events(
-    recipe: Recipe, most: int, key: Array, theta: Params, times: Times, x0: Array | None, x: Array
+    recipe: Recipe,
+    max_count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+    x: Array,
 ) -> PyTree:
     """What happened within each step of the trajectories x that a run gave; leaves (E, T, ...)."""
     ensemble = start_ensemble(recipe, x.shape[0], key, theta, x0)
@@ -409,7 +420,7 @@ def _events(
     assert not isinstance(process, Process)
 
     def find_events(x, context, stream, when):
-        return process.events(theta, x, context, stream, when[0], when[1], when[2], most)
+        return process.events(theta, x, context, stream, when[0], when[1], when[2], max_count)
 
     of_trajectory = jax.vmap(find_events, in_axes=(0, None, None, 0))
     return jax.vmap(of_trajectory, in_axes=(0, 0, 0, None))(

@@ -97,7 +97,7 @@ def prepare_model(
     return terms.mark_noiseless(model, process)
 
 
-def _explain_not_finite(call: Call, swept: Swept) -> None:
+def _explain_not_finite(call: Call, swept: SweepResult) -> None:
     """Raise for states or gradients that are not finite, with the first place and its cause."""
     substrate = call.substrate
     process = call.model.process
@@ -115,8 +115,9 @@ def _finite(*values: Array) -> Array:
 
 
 class Call(NamedTuple):
-    """What an estimator asks of a simulator. key: of the estimate. first: number of the first
-    trajectory, or None.
+    """A request of an estimator to a simulator.
+
+    key: of the estimate. first: number of the first trajectory, or None.
     """
 
     model: terms.EstimatorModel
@@ -136,9 +137,10 @@ class Call(NamedTuple):
         )
 
 
-class Swept(NamedTuple):
-    """What came of a `Call`: returns (E,), gradients (E, P), final states (E, M), and whether
-    all are finite.
+class SweepResult(NamedTuple):
+    """The result of a `Call`.
+
+    returns: (E,). gradients: (E, P). last: final states (E, M). finite: whether all are finite.
     """
 
     returns: Array
@@ -147,7 +149,7 @@ class Swept(NamedTuple):
     finite: bool
 
 
-def _samples_by_jax(call: Call) -> Swept:
+def _samples_by_jax(call: Call) -> SweepResult:
     model = call.model
     substrate = call.substrate
     tables = call.tables
@@ -161,7 +163,7 @@ def _samples_by_jax(call: Call) -> Swept:
     else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
         guess = jnp.zeros(()) if tables.step is None else arrays.part(tables.step, 0)
     returns, flat, last = _run_and_add(model, substrate.recipe, call.count, run, guess, tables)
-    return Swept(returns, flat, last, bool(arrays.on_host(_finite(last, flat))))
+    return SweepResult(returns, flat, last, bool(arrays.on_host(_finite(last, flat))))
 
 
 def pilot_table(
@@ -321,8 +323,9 @@ def check_path(
     last: Array,
     offset: int = 0,
 ) -> None:
-    """Simulated states are finite; if not, tell a drift that is not a number from a time step
-    that is too large.
+    """Refuse simulated states that are not finite.
+
+    The message tells a drift that is not a number from a time step that is too large.
     """
     bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
     if bad.size:

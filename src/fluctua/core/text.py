@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-SURE = 50
+MIN_FOR_COVERAGE = 50
 """Samples from which intervals of 95 % are known to cover (`benchmarks/intervals.py`); with fewer
 they are widened.
 """
@@ -37,8 +37,8 @@ def names(theta: Any) -> list[str]:
     return labels
 
 
-def describe_estimate(estimate: Any, most: int = 12) -> str:
-    """A table with the components that stand out most from their errors."""
+def describe_estimate(estimate: Any, max_rows: int = 12) -> str:
+    """The estimate as a table of the components that stand out most from their errors."""
 
     def flat(tree):
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
@@ -57,7 +57,7 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
     lines = [f"J = {value}{span}   ({estimate.count:,} trajectories)"]
     if estimate.groups is not None:
         lines.append(describe_groups(estimate.groups))
-    shown = np.sort(np.argsort(-z, kind="stable")[: min(most, int(known.sum()))])
+    shown = np.sort(np.argsort(-z, kind="stable")[: min(max_rows, int(known.sum()))])
     labels = names(estimate.gradient)
     room = max((len(labels[i]) for i in shown), default=0)
     for i in shown:
@@ -65,9 +65,9 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
         lines.append(
             f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}{span}"
         )
-    if known.sum() > most:
+    if known.sum() > max_rows:
         lines.append(
-            f"  … {known.sum()} components in all; shown: the {most} furthest from zero in "
+            f"  … {known.sum()} components in all; shown: the {max_rows} furthest from zero in "
             "standard errors"
         )
     if estimate.groups is not None and intervals:
@@ -76,29 +76,27 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
             f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} "
             "degrees of freedom"
         )
-    elif intervals and estimate.count < SURE:
+    elif intervals and estimate.count < MIN_FOR_COVERAGE:
         lines.append(
             f"  ±: standard error; […]: 95 %, widened, because {estimate.count} samples show "
             "little of their skewness and tails.\n"
-            f"  Of very skewed ones fewer than {SURE} cover less: take more"
+            f"  Of very skewed ones fewer than {MIN_FOR_COVERAGE} cover less: take more"
         )
     elif intervals:
         lines.append(
             "  ±: standard error; […]: 95 %, corrected for skewness and tails of the samples "
             "(Hall, Student)"
         )
-    elif 0 < estimate.count < SURE:
+    elif 0 < estimate.count < MIN_FOR_COVERAGE:
         lines.append(
-            f"  ±: standard error; with fewer than {SURE} samples ±1.96 of it can hold as little "
-            "as 60 %"
+            f"  ±: standard error; with fewer than {MIN_FOR_COVERAGE} samples ±1.96 of it can "
+            "hold as little as 60 %"
         )
     return "\n".join(lines)
 
 
 def describe_groups(groups: Any) -> str:
-    """How much devices differ, beside the noise of their trajectories, and how many of those a
-    device are enough.
-    """
+    """How much devices differ beside the noise of their trajectories, and how many are enough."""
     tau = np.sqrt(groups.returns.between)
     sigma = np.sqrt(groups.returns.within)
     text = (
@@ -107,7 +105,7 @@ def describe_groups(groups: Any) -> str:
     )
     if tau > 0:
         enough = max(1, int(np.ceil(10 * (sigma / tau) ** 2)))
-        text += f"; {enough:,} trajectories a device are enough for a tenth of that variance"
+        text += f"; {enough:,} trajectories per device are enough for a tenth of that variance"
     return text + f"\n  of these devices alone J is known to ± {float(groups.value_stderr):.2g}"
 
 

@@ -183,7 +183,7 @@ def _estimate(
             recording, subject.process, subject.objective, model.theta, subject.score, reading
         )
         result = sums.estimate()
-        parts = sums.by_parts()
+        parts = sums.mean_by_part()
         part = partial_sums.sum_recording(sums)
     if readout is not None:
         corrections.warn_about_remainder(

@@ -32,7 +32,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
 from fluctua.core.estimate import Estimate
-from fluctua.core.integrators import refuse_step
+from fluctua.core.integrators import require_euler
 from fluctua.core.objective import Objective
 from fluctua.core.process import Process, Score, Step
 from fluctua.core.text import names
@@ -202,7 +202,7 @@ def observed_model(
         raise ValueError(
             "a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W)."
         )
-    refuse_step(process, "a score of some components", "Leave `integrator` off.")
+    require_euler(process, "a score of some components", "Leave `integrator` off.")
 
     def embed(f):
         return Embedded(f, seen, size, project=True)

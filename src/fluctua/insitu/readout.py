@@ -48,7 +48,7 @@ from fluctua.core.arrays import Array, Params, jit, working_dtype
 from fluctua.core.estimate import sample_error
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process, Score, Step
-from fluctua.core.scores import without_readout
+from fluctua.core.scores import remove_readout_bias
 from fluctua.core.text import with_error
 from fluctua.core.trajectories import Trajectories
 
@@ -68,7 +68,7 @@ class CorrectedReward:
     def __call__(self, theta: Params, *rest: Any) -> Array:
         """g̃, a scalar."""
         z = jnp.concatenate(rest[: self.states])
-        return without_readout(self.joined(theta, *rest[self.states :]), self.spread(z))(z)
+        return remove_readout_bias(self.joined(theta, *rest[self.states :]), self.spread(z))(z)
 
     def joined(self, theta: Params, *others: Any) -> Callable[[Array], Array]:
         """g as a function of all its states end to end, (states · M,)."""

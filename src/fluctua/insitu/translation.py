@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fluctua.core import check
 from fluctua.core.arrays import Params, PyTree
-from fluctua.core.integrators import step_at
+from fluctua.core.integrators import map_step_parameters
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import NoiseProduct, Process
 
@@ -64,7 +64,7 @@ def translate_process(process: Process, translate: Translate) -> Process:
         noise = noise._replace(product=at(noise.product))
     else:
         noise = at(noise)
-    step = step_at(process.integrator, _SettingsAt(translate))
+    step = map_step_parameters(process.integrator, _SettingsAt(translate))
     return process._replace(
         drift=at(process.drift), noise=noise, diffusion=at(process.diffusion), integrator=step
     )

@@ -112,5 +112,5 @@ class CalibratableProcess:
             limits=FITTED,
             earlier=earlier,
             start=start,
-            most=max(TRANSITIONS, MAX_KICKS // np.shape(trajectories.x)[2]),
+            max_transitions=max(TRANSITIONS, MAX_KICKS // np.shape(trajectories.x)[2]),
         )

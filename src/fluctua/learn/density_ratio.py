@@ -127,7 +127,7 @@ def log_ratios(
     log, divergence = (np.asarray(v, np.float64) for v in sums)
     if np.isnan(log).any() or np.isposinf(log).any():
         bad = np.flatnonzero(~(log < np.inf).all(axis=1))
-        for b, j in np.argwhere(~(log < np.inf).T)[: recorded.MOST_SEARCHED].tolist():
+        for b, j in np.argwhere(~(log < np.inf).T)[: recorded.MAX_SEARCHED].tolist():
             old = jax.tree.map(lambda leaf: leaf[b], olds)  # noqa: B023
             _check_path(law, theta, old, record.read_trajectory(j), j)
         raise FloatingPointError(

@@ -456,7 +456,7 @@ class SelfCalibrating(PlainEstimator):
             self._tests = None
         p = self.at(theta, jnp.asarray(self.belief.mean, jnp.result_type(float)))
         residuals, sums, _ = self.model.examine(
-            p, trajectories, readout, alternatives.fade(self._tests, fade)
+            p, trajectories, readout, alternatives.discount(self._tests, fade)
         )
         size = sum(family.total.size for family in (sums or {}).values())
         self._tests = sums if size <= MAX_TESTS else None

@@ -28,7 +28,7 @@ from fluctua.tcmt.time_step import StabilityWatch
 
 @dataclass(frozen=True)
 class Fused(MeasuredNetwork):
-    """The estimator made by `fused`: (key, theta, count) -> Estimate."""
+    """The estimator made by `make_fused`: (key, theta, count) -> Estimate."""
 
     baseline: str | np.ndarray | kernel_options.Binned | kernel_twin.KernelTwin
     options: kernel_options.KernelOptions
@@ -36,11 +36,11 @@ class Fused(MeasuredNetwork):
     watch: StabilityWatch = field(default_factory=StabilityWatch)
 
     @cached_property
-    def _own(self) -> kernel_options.KernelSpec:
+    def _base_spec(self) -> kernel_options.KernelSpec:
         """The arrays at the network's own parameters."""
         return conversion.kernel_spec(self.task, {}, self.s_plus)
 
-    def _spec(self, theta: dict[str, np.ndarray]) -> kernel_options.KernelSpec:
+    def _make_spec(self, theta: dict[str, np.ndarray]) -> kernel_options.KernelSpec:
         """The arrays at θ.
 
         Frequencies, couplings and Kerr shifts enter nothing else: the rest is made once.
@@ -50,7 +50,7 @@ class Fused(MeasuredNetwork):
         changed = conversion.repeat_parameters(self.task, theta)
         if "omega" in changed:
             changed["omega"] = changed["omega"] + conversion.find_offset(self.task)
-        return self._own.replace(**changed)
+        return self._base_spec.replace(**changed)
 
     def cost(self, theta: Params) -> int:
         """Trajectories per sample; a pilot comes on top."""
@@ -80,7 +80,7 @@ class Fused(MeasuredNetwork):
         next: see `next_table`.
         """
         theta = check.parameters(theta, numbers=False)
-        combined = conversion.chain_rule(self.task, theta)
+        combined = conversion.needs_chain_rule(self.task, theta)
         result = self.run(key, theta, count, table, samples=combined)
         if combined:
             return estimates.reduce_samples(
@@ -111,16 +111,14 @@ class Fused(MeasuredNetwork):
         >>> parts.correction["kappa"].mean(axis=0)  # how wrong the twin is
         """
         if not isinstance(self.baseline, kernel_twin.KernelTwin):
-            raise ValueError(
-                '`split` is of the twin correction: make the estimator with baseline="twin".'
-            )
+            raise ValueError('`split` needs a twin: make the estimator with baseline="twin".')
         theta = check.parameters(theta, numbers=False)
         result = self.run(key, theta, count, table, first=first, samples=True)
         assert isinstance(result, kernel_twin.TwinResult)
         assert result.direct_samples is not None
         assert result.correction_samples is not None
-        direct = conversion.per_trajectory(self.task, theta, result.direct_samples)
-        correction = conversion.per_trajectory(self.task, theta, result.correction_samples)
+        direct = conversion.convert_columns(self.task, theta, result.direct_samples)
+        correction = conversion.convert_columns(self.task, theta, result.correction_samples)
         return TwinSamples(direct, correction, jnp.asarray(result.returns), result.mean_lambda)
 
     def scores(self, key: Array, theta: Params, count: int, blocks: int | None = None) -> Array:
@@ -166,14 +164,14 @@ class Fused(MeasuredNetwork):
         )
         values = check.host_parameters(theta)
         self.watch(self.task, values)
-        spec = self._spec(values)
+        spec = self._make_spec(values)
         seed, pilot_seed = estimate_seeds(key)
         if options.get("samples"):
             options["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
         chosen = dict(**vars(self.options) | options, first_trajectory=first or 0)
         if twin:
             return self._run_twin(twin, spec, seed, theta, count, table, chosen)
-        baseline = self._baseline(spec, pilot_seed) if table is None else table
+        baseline = self._make_baseline(spec, pilot_seed) if table is None else table
         return kernel_run.run(spec, seed, count, baseline=baseline, **chosen)
 
     def pilot_table(self, key: Array, theta: Params) -> np.ndarray | None:
@@ -182,7 +180,7 @@ class Fused(MeasuredNetwork):
             return None
         values = check.host_parameters(check.parameters(theta, numbers=False))
         self.watch(self.task, values)
-        table = self._baseline(self._spec(values), estimate_seeds(key)[1])
+        table = self._make_baseline(self._make_spec(values), estimate_seeds(key)[1])
         assert isinstance(table, np.ndarray)
         return table
 
@@ -199,7 +197,7 @@ class Fused(MeasuredNetwork):
         model = None
         if twin.theta is not None:
             of_twin = check.parameters(twin.theta(theta), numbers=False)
-            model = self._spec(check.host_parameters(of_twin))
+            model = self._make_spec(check.host_parameters(of_twin))
         return kernel_twin.run_twin(
             spec,
             seed,
@@ -212,7 +210,7 @@ class Fused(MeasuredNetwork):
             **options,
         )
 
-    def _baseline(
+    def _make_baseline(
         self, spec: kernel_options.KernelSpec, seed: int
     ) -> np.ndarray | kernel_options.Binned | None:
         if not isinstance(self.baseline, str):

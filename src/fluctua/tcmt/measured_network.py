@@ -40,7 +40,7 @@ class MeasuredNetwork:
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
         """The return of each measured trajectory. (E,)"""
-        return state_scores.returns(
+        return state_scores.compute_returns(
             conversion.kernel_spec(self.task, theta, self.s_plus), trajectories.t, trajectories.x
         )
 
@@ -54,7 +54,7 @@ class MeasuredNetwork:
         readout: float = 0.0,
     ) -> likelihood_evidence.Evidence:
         """Evidence of measured states about unknowns of the network (`core.likelihood`)."""
-        p, slope = state_scores.at_point(at, theta, u)
+        p, slope = state_scores.linearise(at, theta, u)
         if (
             self.task.integrator != "euler"
             or self.task.copies > 1
@@ -71,7 +71,7 @@ class MeasuredNetwork:
                 readout=readout,
             )
         spec = conversion.kernel_spec(self.task, p, self.s_plus)
-        return state_scores.evidence(
+        return state_scores.collect_evidence(
             self.task, spec, at, theta, u, trajectories, every, readout, slope
         )
 
@@ -89,7 +89,7 @@ class MeasuredNetwork:
             general = ppgt(self.task.simulator(), self.task.objective, baseline=baselines.Twin())
             return general.recorded(theta, trajectories, examined=True)
         spec = conversion.kernel_spec(self.task, theta, self.s_plus)
-        parts = state_scores.recorded(
+        parts = state_scores.collect_twin_parts(
             self.task, spec, kernel_twin.expected_lambda(spec), trajectories
         )
 
@@ -122,5 +122,5 @@ class MeasuredNetwork:
             earlier=earlier,
             start=self.task.start,
             known_noise=known_noise,
-            most=max(guard.TRANSITIONS // 20, KICKS // (2 * self.task.network.sites)),
+            max_transitions=max(guard.TRANSITIONS // 20, KICKS // (2 * self.task.network.sites)),
         )

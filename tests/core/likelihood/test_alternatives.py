@@ -29,7 +29,9 @@ def right(x, rate=1.0):
 
 def collect(x, rate=1.0):
     z = (np.diff(x, axis=1) - right(x[:, :-1], rate) * DT) / np.sqrt(DT)
-    return alternatives.collect(z, z**2, x, alternatives.Places(np.arange(z.shape[1]), z.shape[1]))
+    return alternatives.sum_families(
+        z, z**2, x, alternatives.Places(np.arange(z.shape[1]), z.shape[1])
+    )
 
 
 def largest(x, limits=FITTED):
@@ -69,15 +71,15 @@ def test_sums_of_batches_add_up():
     whole = None
     tables = [collect(1.03 * run(16, 100, seed)) for seed in range(40)]
     for table in tables:
-        whole = alternatives.add(whole, table)
+        whole = alternatives.add_tables(whole, table)
     v = whole["v of all"]
     assert v.total.item() / np.sqrt(v.variance.item()) == pytest.approx(
         0.0609 * np.sqrt(64_000 / 2 * 2), abs=4.5
     )
     assert v.terms == 128_000
-    faded = alternatives.fade(whole, 0.5)["v of all"]
+    faded = alternatives.discount(whole, 0.5)["v of all"]
     assert faded.total / np.sqrt(faded.variance) == pytest.approx(v.total / np.sqrt(v.variance))
-    assert alternatives.fade(whole, 0.0) is None
+    assert alternatives.discount(whole, 0.0) is None
 
 
 def delay(x, samples):

@@ -25,7 +25,7 @@ StartLaw = draws.Density | draws.Reparameterised | None
 
 
 class Choices(TypedDict, total=False):
-    """Options that the doors of the theorem share; `gradient` explains them."""
+    """Options that the entry points of the theorem share; `gradient` explains them."""
 
     start: StartLaw
     score: processes.Score
@@ -36,9 +36,11 @@ class Choices(TypedDict, total=False):
 class Method(NamedTuple):
     """The theorem with all its choices made.
 
-    baseline: λ̄ of the return-to-go, or with a twin that of Λ. twin: checked, with a process of its
-    own; None without one. means: of an objective that is a function of means; the objective of
-    `model` is then its first part.
+    model: process, rewards, score and baselines as functions.
+    baseline: λ̄ of the return-to-go, or with a twin that of Λ.
+    initial_baseline: λ̄ of the draw of X₀.
+    twin: checked, with a process of its own; None without one.
+    means: the objective, where it is a function of means; that of `model` is then its first part.
     """
 
     model: terms.EstimatorModel
@@ -72,7 +74,7 @@ class Method(NamedTuple):
 
     @property
     def needs_pilot(self) -> bool:
-        """Whether a mean return-to-go of other trajectories is to be taken off."""
+        """Whether a mean return-to-go of other trajectories is subtracted."""
         return any(plan.pilot for plan in self.used_baselines)
 
 
@@ -146,7 +148,10 @@ def check_baselines(method: Method, setting: baselines.Setting) -> None:
 
 
 class PreparedTwin(NamedTuple):
-    """A twin that is ready for its sweep. batch: trajectories that go together."""
+    """A twin that is ready for its sweep.
+
+    model: code. numbers: parameters. batch: trajectories that go together.
+    """
 
     model: correction.TwinModel
     numbers: correction.Numbers

@@ -21,9 +21,7 @@ from fluctua.core.objective import Rewards
 from fluctua.core.scores import local_linear
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import sweep as twin_sweep
-from fluctua.core.twin.correction import (
-    TwinSamples,
-)
+from fluctua.core.twin.correction import TwinSamples
 
 
 def sample_recorded(
@@ -197,7 +195,7 @@ def _warn(
     counted = isinstance(process, processes.Counting) and jax.tree.leaves(
         recording.read_events(0, 1)
     )
-    if isinstance(process, processes.Remembering) or counted:
+    if isinstance(process, processes.HistoryDependent) or counted:
         guard.warn_about_residuals(process, theta, trajectories, stacklevel=4)
     law = guard.LAWS.get(method.model.score)
     if law is local_linear and isinstance(process, processes.Process):

@@ -1,5 +1,4 @@
-"""Tests of standardised residuals against common faults: one sum, its variance, and a name for
-each.
+"""Tests of standardised residuals against common faults: one sum, its variance and a name for each.
 
 Where the process is right, the standardised residual zₙ of a step is N(0, 1) given all that came
 before it, so that for any function f of the past
@@ -10,12 +9,12 @@ is a sum of martingale differences with variance V, and so are Σ (z² − 1) f/
 is Rao's statistic of the alternative "the drift (the variance) also has a term along f": the
 largest one is the most likely single fault.
 
-    mean        f = 1, xⱼ, xⱼ², xⱼ³, |x|²xⱼ, xⱼ(n) − xⱼ(n − d)     offset, rate, coupling, cubic,
-    delay variance    f = 1, xⱼ, xⱼ²                                    gain of a channel, noise
-    that depends on the state products    zᵢzⱼ, zᵢ(n)zⱼ(n − k)
-    crosstalk, readout noise, filter, delay steps       mean and variance over the trajectories, by
-    step  a channel that is held, shifted or clipped pairs       Σ z z' of two trajectories
-    a stale buffer
+    mean        f = 1, xⱼ, xⱼ², xⱼ³, |x|²xⱼ           offset, rate, coupling, cubic term
+                xⱼ(n) − xⱼ(n − d)                     delay
+    variance    f = 1, xⱼ, xⱼ²                        gain of a channel, multiplicative noise
+    products    zᵢzⱼ, zᵢ(n)zⱼ(n − k)                  crosstalk, readout noise, filter, delay
+    steps       mean and variance over trajectories   a channel that is held, shifted or clipped
+    pairs       Σ z z' of two trajectories            a stale buffer
 
 Sums of batches add up. A deviation counts where chance does not explain it (`CHANCE` for all tests
 of a batch together) and where it matters: `Limits` has how large it must be.
@@ -34,13 +33,13 @@ CHANCE = 1e-4
 too.
 """
 
-FEWEST_STEPS = 200
+MIN_STEPS = 200
 """Transitions below which nothing but v is tested."""
 
 DELAYS = (3, 20)
 """Samples over which a movement of a channel is looked at."""
 
-MOST_BINS = 1000
+MAX_BINS = 1000
 """Steps or groups of them that are looked at one by one."""
 
 WORK = 1e8
@@ -51,10 +50,10 @@ at.
 RUN = 4
 """Neighbouring steps of such a run: as many as the lags need."""
 
-MOST_CROSSED = 64
+MAX_CROSSED = 64
 """Components of which every pair is tested against functions that are not linear."""
 
-MOST_PAIRED = 300
+MAX_PAIRED = 300
 """Trajectories that are compared with each other."""
 
 SKEW_OF_SQUARE = 2**1.5
@@ -69,8 +68,9 @@ not quite Gaussian.
 class Limits(NamedTuple):
     """Deviations that pass however certain they are.
 
-    mean: of the drift, root mean square over that of the drift itself. variance: of v. product: of
-    a correlation.
+    mean: of the drift, root mean square over that of the drift itself.
+    variance: of v.
+    product: of a correlation.
     step: of the mean of one step over its noise, and of its v.
     """
 
@@ -88,9 +88,9 @@ FITTED = Limits(mean=0.01)
 
 
 class FamilySums(NamedTuple):
-    """T, V, Σ|f|³ times the skewness of its factor, and the number of terms of one family.
+    """Sums of one family of tests, (rows, columns) each.
 
-    (rows, columns) each
+    total: T. variance: V. third: Σ|f|³ times the skewness of its factor. terms: number of terms.
     """
 
     total: np.ndarray
@@ -107,8 +107,9 @@ Table = dict[str, FamilySums]
 
 
 class Finding(NamedTuple):
-    """One deviation. family: of the test. row, column: its place in it. statistic: T/√V.
-    effect: how large it is.
+    """One deviation.
+
+    family: of the test. row, column: its place in it. statistic: T/√V. effect: how large it is.
     """
 
     family: str
@@ -122,9 +123,10 @@ class Finding(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which steps the residuals are of. steps: their numbers (S,). run: how many of them are
-    neighbours.
+    """Which steps the residuals are of.
 
+    steps: their numbers (S,).
+    run: how many of them are neighbours.
     blurred: whether the samples have noise of a readout, which is in residuals and states at once.
     """
 
@@ -133,7 +135,7 @@ class Places(NamedTuple):
     blurred: bool = False
 
 
-def collect(
+def sum_families(
     z: np.ndarray, square: np.ndarray, x: np.ndarray, where: Places, *, mean: bool = True
 ) -> Table:
     """The sums of all families over the trajectories of one batch.
@@ -148,51 +150,53 @@ def collect(
     """
     blurred = where.blurred
     runs = _choose_runs(z.shape, where)
-    kicks = _lead(z)[:, :, runs]
-    squares = _lead(square)[:, :, runs]
+    kicks = _components_first(z)[:, :, runs]
+    squares = _components_first(square)[:, :, runs]
     # a sample and the residuals on both of its sides share its noise: f is one sample older then
     now = where.steps[runs] - (1 if blurred else 0)
-    along = _lead(x)
+    along = _components_first(x)
     states = {"now": along[:, :, now]}
     for delay in DELAYS if mean else ():
         if where.steps[-1] >= 2 * delay:
             moved = states["now"] - along[:, :, np.maximum(now - delay, 0)]
             states[f"moved {delay}"] = moved * (now >= delay)
     table: Table = {}
-    for mine, other in _folds(*kicks.shape[1:]):
-        own = {name: _rows(values[mine]) for name, values in states.items()}
-        theirs = {name: _rows(values[other]) for name, values in states.items()}
+    for mine, other in _split_folds(*kicks.shape[1:]):
+        own = {name: _flatten_rows(values[mine]) for name, values in states.items()}
+        theirs = {name: _flatten_rows(values[other]) for name, values in states.items()}
         if mean:
-            table = add(table, dict(_sum_by_state(_rows(kicks[mine]), own, theirs)))
-        table = add(table, dict(_sum_variance_by_state(_rows(squares[mine]), own, theirs)))
-    table |= dict(_sum_variance(_rows(squares)))
-    table |= dict(_products(kicks, blurred))
+            table = add_tables(table, dict(_sum_by_state(_flatten_rows(kicks[mine]), own, theirs)))
+        table = add_tables(
+            table, dict(_sum_variance_by_state(_flatten_rows(squares[mine]), own, theirs))
+        )
+    table |= dict(_sum_variance(_flatten_rows(squares)))
+    table |= dict(_sum_products(kicks, blurred))
     excess = np.maximum(1, 1 + np.sqrt(2) * (table["v"].total / table["v"].variance)[:, 0])
     # noise that is larger than it should be is found by v, and must not raise everything else
     table = {name: _widen(name, sums, excess, blurred) for name, sums in table.items()}
     table |= dict(_sum_by_step(z, square))
     if len(z) > 1:
-        table["pairs"] = _pairs(z)
+        table["pairs"] = _sum_pairs(z)
     return table
 
 
-def _lead(values: np.ndarray) -> np.ndarray:
+def _components_first(values: np.ndarray) -> np.ndarray:
     """(E, T, M) as (M, E, T) in double precision: sums are over what lies together."""
     return np.ascontiguousarray(np.moveaxis(values, 2, 0), np.float64)
 
 
-def _rows(values: np.ndarray) -> np.ndarray:
+def _flatten_rows(values: np.ndarray) -> np.ndarray:
     """(M, ...) as (M, n)."""
     return values.reshape(len(values), -1)
 
 
-def _folds(count: int, runs: int, length: int) -> list[tuple[Any, Any]]:
-    """Places of (M, E, R, L) to sum over, each with others that say what its features are centred
-    on.
+def _split_folds(count: int, runs: int, length: int) -> list[tuple[Any, Any]]:
+    """Places of (M, E, R, L) to sum over, each with others on which its features are centred.
 
-    A mean of the same trajectories knows their noise, and Σ z(x − x̄) is not zero on average then:
+    A mean of the same trajectories depends on their noise, and Σ z(x − x̄) is not zero on average
+    then:
     for a random walk it is −1 or −2 of its standard deviations, and adds up over batches. The other
-    half of the trajectories knows nothing of it; of one trajectory the first half serves the
+    half of the trajectories is independent of it; of one trajectory the first half serves the
     second.
     """
     if count > 1:
@@ -206,13 +210,13 @@ def _choose_runs(shape: tuple[int, ...], where: Places) -> np.ndarray:
     """Places of z to look at, in runs of neighbours: all, or short runs evenly over time. (R, L)"""
     count, total, size = shape
     first = 1 if where.blurred and where.steps[0] == 0 else 0
-    most = int(WORK / size**2 / count)
-    if where.run == total and total - first <= max(most, 2 * RUN):
+    maximum = int(WORK / size**2 / count)
+    if where.run == total and total - first <= max(maximum, 2 * RUN):
         return np.arange(first, total)[None]
     run = RUN if where.run == total else where.run
     begins = np.arange(first if where.run == total else first * run, total - run + 1, run)
     chosen = np.unique(
-        np.linspace(0, len(begins) - 1, min(len(begins), max(2, most // run))).astype(int)
+        np.linspace(0, len(begins) - 1, min(len(begins), max(2, maximum // run))).astype(int)
     )
     return begins[chosen][:, None] + np.arange(run)
 
@@ -239,11 +243,12 @@ def _sum_own(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> FamilySums
     return FamilySums(multiply(factor, f), multiply(f, f), third, float(f.shape[1]))
 
 
-def _sum_for(size: int) -> Callable[..., FamilySums]:
-    """Of every component with every other; of large systems with itself alone, where products
-    of all take too long.
+def _choose_sum(size: int) -> Callable[..., FamilySums]:
+    """Sums of every component with every other; of large systems with itself alone.
+
+    Products of all components take too long there.
     """
-    return _sum if size <= MOST_CROSSED else _sum_own
+    return _sum if size <= MAX_CROSSED else _sum_own
 
 
 class _Scale(NamedTuple):
@@ -258,21 +263,22 @@ class _Scale(NamedTuple):
         )
 
 
-def _scale(x: np.ndarray) -> _Scale:
+def _measure_scale(x: np.ndarray) -> _Scale:
     return _Scale(x.mean(axis=1, keepdims=True), x.std(axis=1, keepdims=True))
 
 
 def _sum_by_state(
     z: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, FamilySums]]:
-    """Families of functions of the state, of the rows (M, n) of one half with means of the
-    other.
+    """Families of functions of the state, of the rows (M, n) of one half.
+
+    other: the other half, which gives the means.
     """
-    scale = _scale(other["now"])
+    scale = _measure_scale(other["now"])
     x = scale(states["now"])
     x_other = scale(other["now"])
-    bend = _bend(x, x_other)
-    add_up = _sum_for(len(x))
+    bend = _remove_linear(x, x_other)
+    add_up = _choose_sum(len(x))
     square = x * x
     square_other = x_other * x_other
     yield "offset", _sum(z, np.ones((1, x.shape[1])))
@@ -285,26 +291,29 @@ def _sum_by_state(
             add_up(z, bend(x * square.mean(axis=0), x_other * square_other.mean(axis=0))),
         )
     for name in [name for name in other if name != "now"]:
-        of = _scale(other[name])
+        of = _measure_scale(other[name])
         yield name, add_up(z, bend(of(states[name]), of(other[name])))
 
 
 def _sum_variance_by_state(
     squares: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, FamilySums]]:
-    """Families of a variance that depends on the state, of the rows (M, n) of one half with
-    means of the other.
+    """Families of a variance that depends on the state, of the rows (M, n) of one half.
+
+    other: the other half, which gives the means.
     """
-    x = _scale(other["now"])(states["now"])
+    x = _measure_scale(other["now"])(states["now"])
     w = (squares - 1) / np.sqrt(2)
-    add_up = _sum_for(len(x))
+    add_up = _choose_sum(len(x))
     yield "variance linear", add_up(w, x, SKEW_OF_SQUARE)
     yield "variance square", add_up(w, x * x - 1, SKEW_OF_SQUARE)
 
 
-def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _remove_linear(
+    x: np.ndarray, x_other: np.ndarray
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(f, f of the others) -> f less what is linear in the states, which has tests of its own."""
-    if len(x) > MOST_CROSSED:
+    if len(x) > MAX_CROSSED:
 
         def slope(f_other):
             return np.mean(f_other * x_other, axis=1, keepdims=True)  # of rows with unit spread
@@ -319,52 +328,51 @@ def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarra
 def _sum_variance(squares: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
     """v of every component, rows of z² (M, n), and of all together."""
     total = np.sum(squares - 1, axis=1) / np.sqrt(2)
-    yield "v", _constant(total[:, None], float(squares.shape[1]))
+    yield "v", _sum_ones(total[:, None], float(squares.shape[1]))
     if len(squares) > 1:
-        yield "v of all", _constant(total.sum(keepdims=True)[:, None], float(squares.size))
+        yield "v of all", _sum_ones(total.sum(keepdims=True)[:, None], float(squares.size))
 
 
-def _constant(total: np.ndarray, count: float) -> FamilySums:
+def _sum_ones(total: np.ndarray, count: float) -> FamilySums:
     """Sums of squares without a factor, f = 1."""
     return FamilySums(
         total, np.full(total.shape, count), np.full(total.shape, SKEW_OF_SQUARE * count), count
     )
 
 
-def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, FamilySums]]:
-    """Of kicks (M, E, R, L), R runs of L neighbours."""
+def _sum_products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, FamilySums]]:
+    """Products of kicks (M, E, R, L), R runs of L neighbours."""
     size = len(z)
     if size > 1:
-        together = _sum(_rows(z), _rows(z))
+        together = _sum(_flatten_rows(z), _flatten_rows(z))
         above = np.triu(np.ones((size, size), bool), 1)
         yield "together", together._replace(variance=np.where(above, together.variance, 0))
     for lag in (1, 2, 3):
         if z.shape[3] > lag and not (blurred and lag == 1):
-            add_up = _sum if lag == 1 else _sum_for(size)
-            yield f"lag {lag}", add_up(_rows(z[..., lag:]), _rows(z[..., :-lag]))
+            add_up = _sum if lag == 1 else _choose_sum(size)
+            yield f"lag {lag}", add_up(_flatten_rows(z[..., lag:]), _flatten_rows(z[..., :-lag]))
 
 
 def _widen(family: str, sums: FamilySums, excess: np.ndarray, blurred: bool) -> FamilySums:
-    """The sums with the variance that they have where v is not 1, or where the noise of a sample is
-    in two residuals.
+    """The sums with their variance where v is not 1, or where samples have readout noise.
 
-    Residuals that share it have a correlation ρ ≥ −½ with the next, and the variance of a sum of
-    their squares or products is up to 1 + 2ρ² = 1.5 times as large; that of a sum of residuals is
-    smaller.
+    Residuals that share the noise of a sample have a correlation ρ ≥ −½ with the next, and the
+    variance
+    of a sum of their squares or products is up to 1 + 2ρ² = 1.5 times as large; that of a sum of
+    residuals is smaller.
     """
     factor = np.ones(len(sums.total)) if family in ("v", "v of all") else excess
     return sums._replace(variance=sums.variance * factor[:, None] * (1.5 if blurred else 1.0))
 
 
 def _sum_by_step(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
-    """Mean and variance of every step, or of neighbouring ones together where there are many. (M,
-    bins)
+    """Mean and variance of every step, or of neighbouring ones where there are many. (M, bins)
 
     Squares of few are far from Gaussian: (χ²/n)^⅓ is nearly so (Wilson and Hilferty), in both
     tails.
     """
     count, steps, size = z.shape
-    bins = min(steps, MOST_BINS)
+    bins = min(steps, MAX_BINS)
     edges = np.linspace(0, steps, bins + 1).round().astype(int)
 
     def add_up(values):
@@ -388,9 +396,9 @@ def _sum_by_step(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, Famil
         )
 
 
-def _pairs(z: np.ndarray) -> FamilySums:
+def _sum_pairs(z: np.ndarray) -> FamilySums:
     """Sums over two trajectories, each with every later one. (E, E)"""
-    flat = z[:MOST_PAIRED].reshape(len(z[:MOST_PAIRED]), -1)
+    flat = z[:MAX_PAIRED].reshape(len(z[:MAX_PAIRED]), -1)
     above = np.triu(np.ones((len(flat), len(flat)), bool), 1)
     total = np.where(above, flat @ flat.T, 0)
     variance = np.outer(np.sum(flat * flat, axis=1), np.ones(len(flat)))
@@ -415,7 +423,7 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
             statistic = np.where(sums.variance > 0, sums.total / np.sqrt(sums.variance), 0)
             skew = np.where(sums.variance > 0, sums.third / sums.variance**1.5, 0)
             needed = _widen_tail(certain, skew)
-            effect, limit = _effect(family, sums, statistic, drift, limits)
+            effect, limit = _measure_effect(family, sums, statistic, drift, limits)
             for row, column in zip(
                 *np.nonzero((np.abs(statistic) > needed) & (effect > limit)), strict=True
             ):
@@ -428,14 +436,15 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
 
 
 def _widen_tail(normal: float, skew: np.ndarray) -> np.ndarray:
-    """The quantile of a gamma law (Pearson III) of this skewness where that of a normal one is
-    `normal`.
+    """The quantile of a gamma law (Pearson III) of this skewness.
+
+    normal: the quantile of a normal law at the same probability.
     """
     slight = np.maximum(skew, 1e-6)  # below, the two agree to 1e-5
     return 2 / slight * ((1 + slight * normal / 6 - slight**2 / 36) ** 3 - 1)
 
 
-def _effect(
+def _measure_effect(
     family: str, sums: FamilySums, statistic: np.ndarray, drift: np.ndarray, limits: Limits
 ) -> tuple[np.ndarray, float]:
     """How large a deviation is, in the unit of its limit, and the limit."""
@@ -453,28 +462,28 @@ def _effect(
     ), limits.mean
 
 
-def add(before: Table | None, news: Table, fade: float = 1.0) -> Table:
-    """The sums of two batches; those of steps and pairs are of one batch alone and stay out."""
-    kept = {name: sums for name, sums in news.items() if not name.startswith(("step", "pairs"))}
+def add_tables(before: Table | None, new: Table) -> Table:
+    """The sums of two batches. Those of steps and pairs are of one batch alone and stay out."""
+    kept = {name: sums for name, sums in new.items() if not name.startswith(("step", "pairs"))}
     return {
         **(before or {}),
         **{name: _add((before or {}).get(name), sums) for name, sums in kept.items()},
     }
 
 
-def _add(before: FamilySums | None, news: FamilySums) -> FamilySums:
-    if before is None or before.total.shape != news.total.shape:
-        return news
+def _add(before: FamilySums | None, new: FamilySums) -> FamilySums:
+    if before is None or before.total.shape != new.total.shape:
+        return new
     return FamilySums(
-        before.total + news.total,
-        before.variance + news.variance,
-        before.third + news.third,
-        before.terms + news.terms,
+        before.total + new.total,
+        before.variance + new.variance,
+        before.third + new.third,
+        before.terms + new.terms,
     )
 
 
-def fade(table: Table | None, factor: float) -> Table | None:
-    """What was summed counts for less."""
+def discount(table: Table | None, factor: float) -> Table | None:
+    """The sums with a smaller weight, as older data have; None where the factor is 0."""
     if table is None or factor == 1:
         return table
 
@@ -487,11 +496,13 @@ def fade(table: Table | None, factor: float) -> Table | None:
 
 
 def leave_unexplained(whole: Table, first: Table, second: Table) -> Table:
-    """The sums as far as neither of two laws accounts for them; zero where a sum changes its sign
-    between the two.
+    """The sums as far as neither of two laws accounts for them.
 
-    first, second: of the same steps by either law. What a law changes in T grows in proportion to
-    V, so that sums over more steps (`whole`, by the first) follow.
+    A sum that changes its sign between the two laws becomes zero. first, second: of the same steps
+    by
+    either law. What a law changes in T grows in proportion to V, so that sums over more steps
+    (`whole`,
+    by the first law) follow.
     """
     made = {}
     for name, sums in whole.items():

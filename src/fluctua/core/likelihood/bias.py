@@ -153,8 +153,9 @@ _to_go = partial(jit, static_argnums=0)(returns_to_go)
 
 
 def _sum_window(returns: Array, table: Array, times: Times, window: int) -> Array:
-    """Σ_{k=1}^w (gₙ₊ₖ − ḡ), over the number of kicks with so many rewards after them; zero for
-    the others. (E, T)
+    """Σ_{k=1}^w (gₙ₊ₖ − ḡ) over the number of kicks with so many rewards after them. (E, T)
+
+    Zero for the other kicks.
     """
     steps = times.dt.shape[0]
     level = table[0] - table[-1]  # Σ g Δt of a trajectory on average
@@ -172,8 +173,9 @@ def _sum_biases(
     units: FeatureUnits,
     table: Array,
 ) -> Array:
-    """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory, or its mean over n with rewards of
-    a window. (E, P)
+    """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory. (E, P)
+
+    With a window, the mean over n with the rewards of the window.
     """
     process = model.process
     x, times, context = states

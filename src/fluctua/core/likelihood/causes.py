@@ -1,4 +1,4 @@
-"""What a deviation of the residuals most likely comes from, in words."""
+"""The most likely cause of a deviation of the residuals, as a sentence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fluctua.core.likelihood.alternatives import Finding
 Words = Callable[[Finding, int, int], str]
 
 
-def describe(finding: Finding, components: np.ndarray) -> str:
-    """One sentence. components: numbers of the components that the tests were of."""
+def describe_finding(finding: Finding, components: np.ndarray) -> str:
+    """The likely cause of a finding, one sentence. components: numbers of those tested."""
     family = finding.family.split(" ")[0]
     if finding.family in ("pairs", "v of all", "step v of all"):
         return WORDS[finding.family](finding, finding.row, finding.column)
@@ -45,7 +45,7 @@ def _linear(finding: Finding, i: int, j: int) -> str:
     )
 
 
-def _bent(degree: str) -> Words:
+def _nonlinear(degree: str) -> Words:
     def words(finding: Finding, i: int, j: int) -> str:
         return (
             f"The drift of component {i} has a {degree} term in component {j} that the process "
@@ -81,7 +81,7 @@ def _variance(finding: Finding, i: int, j: int) -> str:
     )
 
 
-def _together(finding: Finding, i: int, j: int) -> str:
+def _correlated(finding: Finding, i: int, j: int) -> str:
     return (
         f"The kicks of components {i} and {j} are correlated ({_correlation(finding)}): "
         "crosstalk, rotated channels, or noise that they share."
@@ -139,14 +139,14 @@ def _pairs(finding: Finding, i: int, j: int) -> str:
 WORDS: dict[str, Words] = {
     "offset": _offset,
     "linear": _linear,
-    "square": _bent("quadratic"),
-    "cube": _bent("cubic"),
-    "radial": _bent("cubic"),
+    "square": _nonlinear("quadratic"),
+    "cube": _nonlinear("cubic"),
+    "radial": _nonlinear("cubic"),
     "moved": _describe_delay,
     "v": _gain,
     "v of all": _gain,
     "variance": _variance,
-    "together": _together,
+    "together": _correlated,
     "lag": _lag,
     "step": _step,
     "step v": _step_variance,

@@ -28,13 +28,16 @@ from fluctua.core.likelihood.unknowns import At
 from fluctua.core.process import Process, Score, Step
 from fluctua.core.trajectories import Times, Trajectories
 
-FEWEST_INCREMENTS = 10
+MIN_INCREMENTS = 10
 """Of a trajectory, to separate noise of the readout from what moves the state."""
 
 
 class Evidence(NamedTuple):
-    """s (K,) and F (K, K) of some trajectories, float64. linear: F is the same at any u, one
-    step is exact.
+    """The sum of scores and the information of some trajectories, in float64.
+
+    score: s (K,).
+    information: F (K, K).
+    linear: whether F is the same at any u, so that one step is exact.
     """
 
     score: np.ndarray
@@ -43,7 +46,7 @@ class Evidence(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of it is."""
+        """Whether score and information are finite."""
         return bool(np.isfinite(self.score).all() and np.isfinite(self.information).all())
 
 
@@ -83,8 +86,8 @@ def collect_evidence(
     one = jax.tree.map(lambda leaf: leaf[0], context)
     known = diffusion.find_noiseless(check.process(process), p, x[0, 0], times.t[0], one)
     assert isinstance(known, Process)
-    kind = unknowns.describe_kind((theta, x[0, 0], times.t[0], times.dt[0], one))
-    noisy, linear = unknowns.examine_roles(known, at, point.size, kind)
+    signature = check.tree_signature((theta, x[0, 0], times.t[0], times.dt[0], one))
+    noisy, linear = unknowns.examine_roles(known, at, point.size, signature)
     if noisy and not unknowns.has_independent_noise(known, p, x[0, 0], times.t[0], one):
         raise ValueError(
             "unknowns of the noise are calibrated where it is independent on every component; "
@@ -109,7 +112,7 @@ def collect_evidence(
     s = _sum_scores(law, theta, point, path, variance)
     information = _sum_information(law, every, theta, point, path, variance)
     if not check.all_finite(s):
-        for j in range(min(len(x), recorded.MOST_SEARCHED)):
+        for j in range(min(len(x), recorded.MAX_SEARCHED)):
             diffusion.check_along(known, p, recorded.select_trajectory(trajectories, j), j)
     linear = linear and not noisy and score is not scores.local_linear_score
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
@@ -176,7 +179,7 @@ def _sum_information(
     def corrected(x: Array, *rest: Any) -> Array:
         if readout is None:
             return one(x, *rest)
-        return scores.without_readout(lambda z: one(z, *rest), readout)(x)
+        return scores.remove_readout_bias(lambda z: one(z, *rest), readout)(x)
 
     dt = path.times.dt
     begins = np.arange(0, len(dt), every)
@@ -192,20 +195,21 @@ def _sum_information(
 
 
 def measure_readout(trajectories: Trajectories) -> float:
-    """Standard deviation of the measurement on each component of a sample, all alike, from how
-    samples scatter.
+    """Standard deviation of the measurement on each component, from how samples scatter.
 
-    ε of a sample is in the increments on both of its sides, and what moves the state is in one, or
-    in all alike: S = ⟨Δy_n Δy_{n+2}⟩ − ⟨Δy_n Δy_{n+1}⟩. Zero where that is negative by chance.
+    One number for all components. ε of a sample is in the increments on both of its sides, and what
+    moves the state is in one, or in all alike: S = ⟨Δy_n Δy_{n+2}⟩ − ⟨Δy_n Δy_{n+1}⟩. Zero where
+    that
+    is negative by chance.
     """
     total = 0.0
     many = 0
     for x in trajectories.x:
         d = np.diff(np.asarray(x, np.float64), axis=0)
-        if len(d) < FEWEST_INCREMENTS:
+        if len(d) < MIN_INCREMENTS:
             raise ValueError(
-                f"noise of the readout is measured from {FEWEST_INCREMENTS} intervals or more; "
-                f"these trajectories have {len(d)}. Give `readout` as a number."
+                f"noise of the readout is measured from {MIN_INCREMENTS} intervals or more; these "
+                f"trajectories have {len(d)}. Give `readout` as a number."
             )
         total += float(np.sum(d[:-2] * (d[2:] - d[1:-1])))
         many += d[2:].size

@@ -1,5 +1,4 @@
-"""The residual guard: whether trajectories are what the process says, before a gradient is
-believed.
+"""The residual guard: whether trajectories are those of the process, before a gradient is used.
 
 Given x, the residual r = x' − x − μΔt is Gaussian with covariance 2QΔt, so
 
@@ -34,12 +33,12 @@ from fluctua.core import check, scores
 from fluctua.core.arrays import Array, Params
 from fluctua.core.likelihood import alternatives, other_laws
 from fluctua.core.likelihood import sample as sampling
-from fluctua.core.likelihood.causes import describe
+from fluctua.core.likelihood.causes import describe_finding
 from fluctua.core.likelihood.kicks import Standardised, Transition
-from fluctua.core.likelihood.mistakes import explain
+from fluctua.core.likelihood.mistakes import explain_residuals
 from fluctua.core.likelihood.report import Residuals
 from fluctua.core.likelihood.start import compare_start
-from fluctua.core.process import AnyProcess, Counting, Process, Remembering, Score
+from fluctua.core.process import AnyProcess, Counting, HistoryDependent, Process, Score
 from fluctua.core.trajectories import Trajectories
 
 TRANSITIONS = 20_000
@@ -48,7 +47,7 @@ TRANSITIONS = 20_000
 UNKNOWN = 10.0
 """Factor in v that passes where the noise is not known."""
 
-MOST_FINDINGS = 5
+MAX_FINDINGS = 5
 
 LAWS: dict[Score, Transition] = {
     scores.full_score: scores.euler,
@@ -68,7 +67,7 @@ def examine(
     *,
     transition: Transition = scores.euler,
     readout: Any = None,
-    most: int = TRANSITIONS,
+    max_transitions: int = TRANSITIONS,
 ) -> Residuals:
     """Compare residuals with the noise that the process says, component by component.
 
@@ -79,28 +78,32 @@ def examine(
             sliced.
         transition: the law of one step, `euler` or `local_linear`.
         readout: variance of the measurement, a number or (M,), which a residual has twice.
-        most: transitions to look at, spread over the trajectories.
+        max_transitions: transitions to look at, spread over the trajectories.
 
     Returns: a `Residuals`, whose `cause` is empty if nothing is wrong.
 
     """
     return examine_batch(
-        process, theta, trajectories, transition=transition, readout=readout, most=most
+        process,
+        theta,
+        trajectories,
+        transition=transition,
+        readout=readout,
+        max_transitions=max_transitions,
     ).residuals
 
 
 class DoubtError(RuntimeError):
-    """A run that stops because its trajectories are not those of its model, or its model is not
-    what is measured.
-    """
+    """A run that stops because its trajectories and its model do not agree."""
 
 
 class Examination(NamedTuple):
-    """What a batch says. sums: of its tests with those of the batches before, for the next; None
-    where there are none.
+    """The result of one batch.
 
+    residuals: v, and what is wrong.
+    sums: of its tests with those of the batches before, for the next; None where there are none.
     findings: deviations of the residuals that neither chance nor the interval explains, the most
-    likely first.
+        likely first.
     """
 
     residuals: Residuals
@@ -115,7 +118,7 @@ def examine_batch(
     *,
     transition: Transition = scores.euler,
     readout: Any = None,
-    most: int = TRANSITIONS,
+    max_transitions: int = TRANSITIONS,
     limits: alternatives.Limits = alternatives.KNOWN,
     earlier: alternatives.Table | None = None,
     start: Array | None = None,
@@ -129,7 +132,7 @@ def examine_batch(
         trajectories: one record or chunks, of which the first is looked at.
         transition: the law of one step.
         readout: variance of the measurement.
-        most: transitions to look at.
+        max_transitions: transitions to look at.
         limits: deviations that pass however certain they are.
         earlier: `Examination.sums` of the batches before.
         start: the state (M,) from which every trajectory begins, where there is one.
@@ -142,12 +145,16 @@ def examine_batch(
     process = check.process(process)
     theta = check.parameters(theta)
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
-    if isinstance(process, Remembering):
-        return Examination(other_laws.examine_samples(process, theta, data, most), earlier)
+    if isinstance(process, HistoryDependent):
+        return Examination(
+            other_laws.examine_samples(process, theta, data, max_transitions), earlier
+        )
     if isinstance(process, Counting):
-        return Examination(other_laws.examine_counts(process, theta, data, most), earlier)
+        return Examination(
+            other_laws.examine_counts(process, theta, data, max_transitions), earlier
+        )
     assert isinstance(process, Process)
-    sample = sampling.take_sample(process, theta, data, transition, readout, most)
+    sample = sampling.take_sample(process, theta, data, transition, readout, max_transitions)
     with np.errstate(
         over="ignore", invalid="ignore"
     ):  # numbers beyond the precision are wrong, and named
@@ -161,18 +168,18 @@ def examine_batch(
         v, stderr = sampling.reduce_squares(sample, made, sample.x, sample.t)
         residuals = Residuals(v, stderr, len(made.v), noiseless=sample.noiseless)
         table = sampling.collect_sums(sample, made, mean=bool(np.isfinite(limits.mean)))
-        sums = alternatives.add(earlier, table) if earlier else table
-        findings = _find(sample, made, table, sums, limits, scale)
+        sums = alternatives.add_tables(earlier, table) if earlier else table
+        findings = _find_deviations(sample, made, table, sums, limits, scale)
         if residuals.wrong.size:
-            residuals = explain(residuals, sample, data, findings)
+            residuals = explain_residuals(residuals, sample, data, findings)
         elif findings:
-            residuals = residuals._replace(cause=describe(findings[0], sample.components))
+            residuals = residuals._replace(cause=describe_finding(findings[0], sample.components))
         elif start is not None:
             residuals = residuals._replace(cause=compare_start(sample, start, scale))
-    return Examination(residuals, sums, tuple(findings[:MOST_FINDINGS]))
+    return Examination(residuals, sums, tuple(findings[:MAX_FINDINGS]))
 
 
-def _find(
+def _find_deviations(
     sample: sampling.Sample,
     made: Standardised,
     table: alternatives.Table,
@@ -180,8 +187,9 @@ def _find(
     limits: alternatives.Limits,
     scale: np.ndarray,
 ) -> list[alternatives.Finding]:
-    """Deviations of a batch (`table`) and of it with those before (`sums`) that the interval
-    does not explain.
+    """Deviations that the interval does not explain, of a batch and of all batches so far.
+
+    table: sums of the batch. sums: with those of the batches before.
     """
     drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
 
@@ -213,7 +221,7 @@ def warn_about_residuals(
 ) -> Residuals:
     """`examine`, and a `RuntimeWarning` with the likely cause where something is wrong.
 
-    Its arguments.
+    The arguments are those of `examine`.
     """
     residuals = examine(process, theta, trajectories, transition=transition, readout=readout)
     if residuals.cause:

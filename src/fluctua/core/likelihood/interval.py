@@ -20,8 +20,9 @@ BATCH = 64
 
 
 class EulerDefect(NamedTuple):
-    """slope, stderr: of the residuals on what Euler's step leaves out; 1 if that is all that is
-    wrong with them.
+    """Slope of the residuals on what Euler's step leaves out, with its standard error.
+
+    The slope is 1 if that is all that is wrong with them.
     """
 
     slope: float
@@ -34,15 +35,16 @@ class EulerDefect(NamedTuple):
 
     @property
     def is_not(self) -> bool:
-        """Whether something else does."""
+        """Whether something other than the interval explains them."""
         return self.stderr < 0.2 and not self.is_cause
 
 
 def measure_euler_defect(
     source: Source, process: Process, theta: Params, diffusion: np.ndarray
 ) -> EulerDefect:
-    """Regress r on d = ½Δ²(∂ₓμ μ + ∂ₜμ), the next term of E[x' | x] after Euler's μΔ, weighted by
-    1/2QΔ.
+    """Slope of the residuals r on d = ½Δ²(∂ₓμ μ + ∂ₜμ), weighted by 1/2QΔ.
+
+    d is the next term of E[x' | x] after Euler's μΔ.
 
     Args:
         source: trajectories.
@@ -51,7 +53,6 @@ def measure_euler_defect(
         diffusion: Q (M,), for the weights.
 
     Returns: an `EulerDefect`.
-
     """
     process = check.process(process)
     theta = check.parameters(theta)

@@ -1,8 +1,8 @@
 """Residuals of every step in units of their noise, along trajectories.
 
 With C = LLᵀ the covariance of a step, z = L⁻¹r is N(0, 1) in each component where the process is
-right, and r(C⁻¹r) has the mean 1. A component without noise of its own has r² beside what an Euler
-step leaves out.
+right, and r(C⁻¹r) has the mean 1. The r² of a component without noise of its own is compared with
+what an Euler step leaves out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Transition = Callable[[Process, Params, Step], Gaussian]
 
 
 class Standardised(NamedTuple):
-    """Of every step: v = r(C⁻¹r), of mean 1; z = L⁻¹r; drift: L⁻¹ times the mean step.
+    """Residuals of every step in units of their noise. (E·S, M) each
 
-    (E·S, M) each
+    v: r(C⁻¹r), of mean 1. z: L⁻¹r. drift: L⁻¹ times the mean step.
     """
 
     v: Array
@@ -49,13 +49,15 @@ def standardise(
     context: PyTree,
     readout: Array,
 ) -> Standardised:
-    """Residuals of steps in units of their noise. transition: None for Euler steps with independent
-    noise.
+    """Residuals of steps in units of their noise.
 
-    now, following: both ends of each (E, S, M); t, dt: their times (S,).
-
-    noiseless: components without noise, which are left to `leave_out`: v is 1, z is 0, and the law of
-    the others is that without them.
+    transition: None for Euler steps with independent noise.
+    noiseless: components without noise, which are left to `measure_omitted`: v is 1, z is 0, and
+        the
+        law of the others is that without them.
+    now, following: both ends of each step (E, S, M).
+    t, dt: their times (S,).
+    readout: variance of the measurement (M,).
     """
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Standardised:
@@ -72,7 +74,7 @@ def standardise(
         r = x_next - mean
         whole = covariance + 2 * jnp.diag(readout)
         if transition is euler and has_fewer_noises(process, theta, x, t, context):
-            return Standardised(_on_range(whole, r), jnp.zeros_like(x), jnp.zeros_like(x))
+            return Standardised(_square_on_range(whole, r), jnp.zeros_like(x), jnp.zeros_like(x))
         others = np.setdiff1d(np.arange(x.size), noiseless)
         if noiseless:
             slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
@@ -90,11 +92,11 @@ def standardise(
 
         return Standardised(put(v, 1), put(z, 0), put(move, 0))
 
-    return along(one, now, following, t, dt, context)
+    return map_in_batches(one, now, following, t, dt, context)
 
 
 @partial(jit, static_argnums=(0, 1))
-def leave_out(
+def measure_omitted(
     process: Process,
     transition: Transition,
     theta: Params,
@@ -105,9 +107,9 @@ def leave_out(
     context: PyTree,
     readout: Array,
 ) -> tuple[Array, Array]:
-    """r² by the transition that is used, and d² that an Euler step leaves out, of steps (E, S, M).
+    """r² by the transition that is used, and d² that an Euler step leaves out. (E·S, M) each
 
-    (E·S, M) each
+    now, following: both ends of each step (E, S, M).
     """
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
@@ -120,15 +122,15 @@ def leave_out(
         blur = readout + jax.jacfwd(used)(x) ** 2 @ readout
         return (x_next - used(x)) ** 2, (used(x) - mean) ** 2 + jnp.diagonal(covariance) + blur
 
-    return along(one, now, following, t, dt, context)
+    return map_in_batches(one, now, following, t, dt, context)
 
 
 @partial(jit, static_argnums=0)
 def spread_noise(process: Process, theta: Params, step: Step, readout: Array) -> Array:
-    """L of the correlations LLᵀ that independent noise has after an interval, by the locally linear
-    law. (M, M)
+    """L of the correlations LLᵀ that independent noise has after an interval. (M, M)
 
-    In units of its amplitudes at the start of the interval, those of the readout included.
+    By the locally linear law, in units of its amplitudes at the start of the interval, those of the
+    readout included.
     """
     covariance = local_linear(process, theta, step).covariance + 2 * jnp.diag(readout)
     q = diffusion_at(process, theta, step.x, step.t, step.context)
@@ -137,18 +139,18 @@ def spread_noise(process: Process, theta: Params, step: Step, readout: Array) ->
 
 
 @partial(jit, static_argnums=0)
-def have_noise(
+def find_noisy(
     process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
 ) -> Array:
-    """Components with noise at some state of x (E, T+1, M). (M,)"""
+    """Whether a component has noise at some state of x (E, T+1, M). (M,)"""
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
         return jnp.diagonal(diffusion_matrix(process, theta, x, t, context)) > 0
 
-    return jnp.any(along(one, x[:, :-1], x[:, 1:], t, dt, context), axis=0)
+    return jnp.any(map_in_batches(one, x[:, :-1], x[:, 1:], t, dt, context), axis=0)
 
 
-def along(
+def map_in_batches(
     one: Callable[..., Any], now: Array, following: Array, t: Array, dt: Array, context: PyTree
 ) -> Any:
     """`one(x, x', t, Δt, context)` of every step (E, S, M), a few at a time; leaves (E·S, …)."""
@@ -162,9 +164,10 @@ def along(
     )
 
 
-def _on_range(covariance: Array, r: Array) -> Array:
-    """rᵢ (C⁺r)ᵢ over its expectation (CC⁺)ᵢᵢ, the share of component i in the directions that
-    have noise. (M,)
+def _square_on_range(covariance: Array, r: Array) -> Array:
+    """rᵢ (C⁺r)ᵢ over its expectation (CC⁺)ᵢᵢ. (M,)
+
+    The expectation is the share of component i in the directions that have noise.
     """
     scale, vectors = jnp.linalg.eigh(covariance)
     there = scale > r.size * jnp.finfo(r.dtype).eps * scale[-1]

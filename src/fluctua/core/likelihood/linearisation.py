@@ -1,4 +1,4 @@
-"""Whether local linearisation serves the parameters of a noise."""
+"""Whether local linearisation serves parameters of the noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fluctua.core.likelihood.sample import MINIMUM, choose_rows, load_rows
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 
-MOST_BEND = 0.01
+MAX_BEND = 0.01
 
 
 def check_linearisation(
@@ -53,19 +53,24 @@ def check_linearisation(
     steps = np.unique(np.linspace(0, len(data.t) - 2, 20).astype(int))
     context = jax.tree.map(lambda leaf: jnp.asarray(load_rows(leaf, rows)), data.context)
     times = check.grid(data.t)
-    bend = float(_bend(process, theta, some[:, steps], times.t[steps], times.dt[steps], context))
-    if bend > MOST_BEND:
+    bend = float(
+        _measure_bend(process, theta, some[:, steps], times.t[steps], times.dt[steps], context)
+    )
+    if bend > MAX_BEND:
         raise ValueError(
             f"local linearisation is not for {', '.join(in_noise)} here: the parameters enter the "
             f"noise, and the drift bends within a kick (|J(x + kick) − J(x)| Δ = {bend:.2g}, "
-            f"{MOST_BEND} at most). Sample faster, or keep them fixed: leave them out of theta."
+            f"{MAX_BEND} at most). Sample faster, or keep them fixed: leave them out of theta."
         )
 
 
 @partial(jit, static_argnums=0)
-def _bend(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
-    """Root mean square of |J(x + k) − J(x)| Δ over states x (E, n, M), k of one standard
-    deviation along each axis.
+def _measure_bend(
+    process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+) -> Array:
+    """Root mean square of |J(x + k) − J(x)| Δ over states x (E, n, M).
+
+    k: one standard deviation of a kick along each axis.
     """
 
     def one(x: Array, t: Array, dt: Array, context: PyTree) -> Array:

@@ -1,6 +1,4 @@
-"""What makes a v fit that is not 1: mistakes undone one after the other, or how it changes with the
-interval.
-"""
+"""The cause of a v that is not 1: a mistake that can be undone, or its growth with the interval."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.likelihood import alternatives
 from fluctua.core.likelihood.alternatives import KNOWN, Finding
-from fluctua.core.likelihood.causes import describe
+from fluctua.core.likelihood.causes import describe_finding
 from fluctua.core.likelihood.report import Residuals, is_wrong
 from fluctua.core.likelihood.sample import Sample, collect_sums, reduce_squares, standardise_states
 from fluctua.core.trajectories import Trajectories
@@ -24,24 +22,26 @@ FEW_TIMES = 2.0
 
 UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
 
-MOST_SWAPS = 12
+MAX_SWAPS = 12
 """Components of which every pair is tried."""
 
 
-def explain(
+def explain_residuals(
     residuals: Residuals, sample: Sample, data: Trajectories, findings: list[Finding]
 ) -> Residuals:
-    """The cause of a v that is not 1. findings: what the interval does not account for, the
-    largest first.
+    """The residuals with the cause of a v that is not 1.
+
+    findings: what the interval does not account for, the largest first.
     """
     known = np.isfinite(residuals.v) & np.isfinite(residuals.stderr)
     if not known.all():
         which = np.flatnonzero(~known)
-        return residuals._replace(
-            cause=f"The residuals of component{'s' * (len(which) > 1)} {check.list_indices(which)} are not "
-            "finite: the drift or "
-            f"the noise is not, or they exceed what {sample.x.dtype} can hold (a unit)."
+        plural = "s" * (len(which) > 1)
+        cause = (
+            f"The residuals of component{plural} {check.list_indices(which)} are not finite: the "
+            f"drift or the noise is not, or they exceed what {sample.x.dtype} can hold (a unit)."
         )
+        return residuals._replace(cause=cause)
     x = sample.x
     t = sample.t
     if x.shape[1] > 2:
@@ -49,15 +49,15 @@ def explain(
         residuals = residuals._replace(doubled=reduce_squares(sample, coarse, x[:, ::2], t[::2])[0])
     whole = np.shape(data.x)[0] == len(t) and not jax.tree.leaves(sample.context)
     turned = np.asarray(data.x).swapaxes(0, 1)[sample.rows].astype(x.dtype) if whole else None
-    fits = [change.what for change in _changes(x, t, turned) if _fits(sample, change)]
+    fits = [change.what for change in _undo_mistakes(x, t, turned) if _fits(sample, change)]
     if fits:
         return residuals._replace(cause=f"They fit {' or '.join(fits)}.")
     v = residuals.v[sample.components]
-    named = [one for one in findings if _accounts(one, v, residuals.steps)]
+    named = [one for one in findings if _explains_excess(one, v, residuals.steps)]
     if not named and v.max(initial=0) < FEW_TIMES:  # what a gain alone would not leave
         named = [one for one in findings if one.family.startswith(("variance", "lag"))]
     cause = (
-        describe(named[0], sample.components)
+        describe_finding(named[0], sample.components)
         if named
         else _describe_growth(residuals, bool(findings))
     )
@@ -73,9 +73,10 @@ def _fits(sample: Sample, change: _Mistake) -> bool:
     return not alternatives.judge(collect_sums(sample._replace(x=change.x), made), drift, KNOWN)
 
 
-def _accounts(finding: Finding, v: np.ndarray, steps: int) -> bool:
-    """Whether a term that the drift lacks, or one jump, is most of what makes v too large: T²/V
-    of n(v − 1).
+def _explains_excess(finding: Finding, v: np.ndarray, steps: int) -> bool:
+    """Whether a term that the drift lacks, or one jump, makes most of what v is too large by.
+
+    That is, whether T²/V is more than half of n(v − 1).
     """
     if finding.family not in (*alternatives.OF_MEAN, "step"):
         return False
@@ -86,8 +87,9 @@ def _accounts(finding: Finding, v: np.ndarray, steps: int) -> bool:
 
 
 def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
-    """How v deviates. unexplained: whether residuals deviate in a way that a coarse interval
-    does not account for.
+    """How v deviates, and how that changes with the interval.
+
+    unexplained: whether residuals deviate in a way that a coarse interval does not account for.
     """
     parts = residuals.wrong
     v = residuals.v
@@ -145,10 +147,8 @@ class _Mistake(NamedTuple):
     t: np.ndarray
 
 
-def _changes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterator[_Mistake]:
-    """Mistakes undone: units, axes or components that were swapped, signs, the direction of
-    time.
-    """
+def _undo_mistakes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterator[_Mistake]:
+    """States and times with one mistake undone each: a unit, swapped axes or components, a sign."""
     if turned is not None:
         yield _Mistake("as (time, trajectory, state): pass x.swapaxes(0, 1)", turned, t)
     for factor in UNITS:
@@ -157,7 +157,7 @@ def _changes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterato
         yield _Mistake(f"if the times are multiplied by {factor:g} (another unit)", x, t * factor)
     yield _Mistake("if time is reversed", x[:, ::-1], t)
     size = x.shape[2]
-    if size > MOST_SWAPS:
+    if size > MAX_SWAPS:
         return
     for i, j in combinations(range(size), 2):
         order = np.arange(size)

@@ -57,12 +57,16 @@ class NoiseFit(NamedTuple):
     """One entry for each component of the state (M,).
 
     diffusion, diffusion_stderr: Q, free of observation noise where `observation_seen`.
-    quadratic_variation: E[r²]/2Δt as it is, with its error. observation_variance,
-    observation_stderr: s². ratio: Q over the process's own.
-    correlation: (M, M) of the kicks. whiteness: (M,) p-values of Ljung and Box at lags 2…8 (lag 1
-    is s²'s).
-    autocorrelation: (LAGS, M). state_dependence: (M, 2), the relative change of Q per standard
-    deviation of x_i and of x_i², and its z.
+    quadratic_variation, quadratic_variation_stderr: E[r²]/2Δt as it is.
+    observation_variance, observation_stderr: s².
+    observation_seen: whether s² stands out from its error.
+    ratio, ratio_stderr: Q over the process's own.
+    correlation: of the kicks (M, M).
+    autocorrelation: of the kicks (LAGS, M).
+    whiteness: p-values of Ljung and Box at lags 2…8 (M,); lag 1 is that of s².
+    state_dependence: relative change of Q per standard deviation of x_i and of x_i² (M, 2).
+    state_dependence_z: the same over its standard error.
+    transitions, trajectories: used.
     """
 
     diffusion: np.ndarray
@@ -92,8 +96,9 @@ def fit_noise(
     diffusion: np.ndarray | None = None,
     usable: np.ndarray | None = None,
 ) -> NoiseFit:
-    """Diffusion, observation noise, whiteness and state dependence from the residuals of a known
-    drift.
+    """Diffusion, observation noise, whiteness and state dependence, from residuals.
+
+    The drift is taken for known.
 
     Args:
         source: a recording or trajectories.
@@ -128,7 +133,7 @@ def fit_noise(
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     width = sums["rate"].shape[1]
     noiseless = np.isin(np.arange(width), process.noiseless)
-    _refuse_quiet(np.where(noiseless, 1, sums["rate"].mean(axis=0)))
+    _refuse_constant(np.where(noiseless, 1, sums["rate"].mean(axis=0)))
     # those of noiseless components may be nothing at all, and are no unit for the rest
     sums["e2"] = np.where(noiseless, 1, sums["e2"])
     if transition is euler and process.integrator == "euler":
@@ -136,10 +141,10 @@ def fit_noise(
     else:
         mixed = spreading.measure_spreading(process, theta, next(pieces.load_pieces(data, BATCH)))
     mask = np.ones(width, bool) if usable is None else np.asarray(usable, bool)
-    fit = _reduce(sums, cross, len(data.t) - 1, mixed, mask, noiseless)
+    fit = _finish_fit(sums, cross, len(data.t) - 1, mixed, mask, noiseless)
     if not mask.all():
         fit = _leave_hidden(fit, mask, sums["model"].mean(axis=0))
-    return _replace_rest(~noiseless, fit, NOTHING) if noiseless.any() else fit
+    return _replace_rest(~noiseless, fit, WITHOUT_NOISE) if noiseless.any() else fit
 
 
 class _NoiseLaw(NamedTuple):
@@ -149,9 +154,10 @@ class _NoiseLaw(NamedTuple):
     transition: Transition
 
 
-def _refuse_quiet(rate: np.ndarray) -> None:
-    """Refuse residuals that are no fluctuations: overflowed, or zero to the last digit. rate:
-    E[r²]/2Δt (M,)
+def _refuse_constant(rate: np.ndarray) -> None:
+    """Refuse residuals that are no fluctuations: overflowed, or zero to the last digit.
+
+    rate: E[r²]/2Δt (M,).
     """
     if not np.all(np.isfinite(rate)):
         raise ValueError(
@@ -204,20 +210,21 @@ def _sum_moments(
 
 
 def is_observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
-    """Whether s² of all components together (M,) stands out from its errors (M,) by more than
-    `CLEAR` of them.
+    """Whether s² of all components together stands out by more than `CLEAR` standard errors.
+
+    variance, stderr: s² and its error (M,).
     """
-    return _together(variance, stderr) > CLEAR
+    return _combined_significance(variance, stderr) > CLEAR
 
 
-def _together(variance: np.ndarray, stderr: np.ndarray) -> float:
+def _combined_significance(variance: np.ndarray, stderr: np.ndarray) -> float:
     """The weighted mean of s² over its error; zero where errors are not known."""
     if not np.all(np.isfinite(stderr) & (stderr > 0)):
         return 0.0
     return float(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)))
 
 
-NOTHING: dict[str, float] = {
+WITHOUT_NOISE: dict[str, float] = {
     "diffusion": 0.0,
     "diffusion_stderr": 0.0,
     "quadratic_variation": 0.0,
@@ -244,7 +251,7 @@ def _leave_hidden(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> Noise
         "quadratic_variation",
         "quadratic_variation_stderr",
     )
-    others = NOTHING | dict.fromkeys(of_model, model) | {"ratio_stderr": 1.0}
+    others = WITHOUT_NOISE | dict.fromkeys(of_model, model) | {"ratio_stderr": 1.0}
     return _replace_rest(
         usable, fit, others | {"observation_variance": s2, "observation_stderr": error}
     )
@@ -266,7 +273,7 @@ def _replace_rest(
     )
 
 
-def _reduce(
+def _finish_fit(
     sums: dict[str, np.ndarray],
     cross: np.ndarray,
     steps: int,
@@ -276,7 +283,7 @@ def _reduce(
 ) -> NoiseFit:
     """The fit from sums of E trajectories of so many steps. cross: Σ e eᵀ (M, M)."""
     count, size = sums["rate"].shape
-    few = pieces.student_factor(count - 1)
+    factor = pieces.student_factor(count - 1)
 
     def mean(v: np.ndarray) -> np.ndarray:
         return v.mean(axis=0)
@@ -284,13 +291,13 @@ def _reduce(
     def error(v: np.ndarray) -> np.ndarray:
         if count == 1:
             return np.full(v.shape[1:], np.nan)
-        return sample_error(v, few)
+        return sample_error(v, factor)
 
     s2 = -mean(sums["next"]) / mixed.own
     s2_error = error(sums["next"] / mixed.own)
     s2_error = np.where(noiseless & (s2_error == 0), np.inf, s2_error)
-    loud = usable & ~noiseless
-    seen = is_observation_seen(s2[loud], s2_error[loud])
+    noisy = usable & ~noiseless
+    seen = is_observation_seen(s2[noisy], s2_error[noisy])
     # what an Euler step leaves out of a noiseless component makes its neighbouring residuals alike:
     # only noise of the readout makes them opposed
     seen = seen or bool(np.any((s2 > CLEAR * s2_error)[usable & noiseless]))
@@ -305,10 +312,10 @@ def _reduce(
     rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
     box = _test_whiteness(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
     spread = error(corrected)
-    if not seen and _together(s2[loud], s2_error[loud]) > DOUBT:
+    if not seen and _combined_significance(s2[noisy], s2_error[noisy]) > DOUBT:
         # left in Q, because taking it off costs more than it is worth; but the error of Q must tell
         rate = -mean(sums["next_rate"]) / mixed.own
-        weight = loud / s2_error**2
+        weight = noisy / s2_error**2
         left = np.full(size, np.sum(weight * rate) / np.sum(weight))
         spread = np.hypot(spread, np.linalg.solve(mixed.weights, (left + mixed.squares @ left) / 2))
     dependence = _measure_dependence(sums, count)

@@ -14,15 +14,15 @@ from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.likelihood.mistakes import UNITS
 from fluctua.core.likelihood.report import Residuals, is_wrong
 from fluctua.core.likelihood.sample import choose_rows, load_rows
-from fluctua.core.process import Counting, Remembering, Step
+from fluctua.core.process import Counting, HistoryDependent, Step
 from fluctua.core.trajectories import Trajectories
 
 
 def examine_samples(
-    process: Remembering, theta: Params, data: Trajectories, most: int
+    process: HistoryDependent, theta: Params, data: Trajectories, max_transitions: int
 ) -> Residuals:
     """Innovations of each channel over what the filter predicts, v = 1 where it is right."""
-    rows = choose_rows(data, most)
+    rows = choose_rows(data, max_transitions)
     samples = load_rows(data.x, rows)
     x = jnp.asarray(samples, working_dtype(theta, samples))
     context = jax.tree.map(lambda leaf: jnp.asarray(load_rows(leaf, rows)), data.context)
@@ -45,11 +45,14 @@ def examine_samples(
     )
 
 
-def examine_counts(process: Counting, theta: Params, data: Trajectories, most: int) -> Residuals:
-    """Events of each kind over what their rates expect, v = N/∫a dt, which is Poissonian: ±
-    1/√∫a dt.
+def examine_counts(
+    process: Counting, theta: Params, data: Trajectories, max_transitions: int
+) -> Residuals:
+    """Events of each kind over the number that their rates expect, v = N/∫a dt.
+
+    N is Poissonian, so that the error of v is 1/√∫a dt.
     """
-    rows = choose_rows(data, most)
+    rows = choose_rows(data, max_transitions)
     x, context, events = (
         jax.tree.map(lambda leaf: jnp.asarray(load_rows(leaf, rows)), tree)
         for tree in (data.x, data.context, data.events)

@@ -1,4 +1,4 @@
-"""Is E[r | x] zero? Where not, and how much bias that puts on the gradient.
+"""Test of E[r | x] = 0, and the bias of the gradient where it fails.
 
 The score takes r for noise. If the drift is wrong by b(x), so that E[r | x] = bΔt, the gradient is
 biased by
@@ -9,8 +9,8 @@ b is regressed on features of the state, r_i/Δt = β_i·φ(x), φ = (1, x, x³)
 For B the trajectories are dealt into groups; β from one group is put into B on the next, so that
 the noise in β is independent of what it multiplies, and the scatter over the groups is its error:
 of β and of the average together. A regression of increments on the states that they lead to is
-itself biased by 1/(trajectories of a group), which leaves up to about one such error in B with ten
-trajectories a group, and less with more.
+itself biased by 1/(trajectories per group), which leaves up to about one such error in B with ten
+trajectories per group, and less with more.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ GROUPS = 10
 
 
 class ResidualReport(NamedTuple):
-    """p_values: (M,), of E[r_i | x] = 0. coefficients, stderr: β (K, M) in units of drift per
-    spread of φ, and errors.
+    """Whether E[r | x] is zero, and the bias of the gradient.
 
-    features: K names. relative: (M,), the spread of b_i over the spread of μ_i. bias, bias_stderr:
-    B with the structure of θ, NaN where it was not examined: B is of the drift, and says nothing of
-    a parameter of the noise alone.
-    groups: how many B was averaged over. in_drift, in_noise: (P,), whether a parameter was seen to
-    act on μ and on Q.
+    p_values: of E[r_i | x] = 0 (M,).
+    coefficients, stderr: β (K, M) in units of drift per spread of φ, and errors.
+    features: K names.
+    relative: the spread of b_i over the spread of μ_i (M,).
+    bias, bias_stderr: B like θ, NaN where it was not examined: B is of the drift, and says nothing
+    of
+        a parameter of the noise alone.
+    groups: how many B was averaged over.
+    in_drift, in_noise: whether a parameter was seen to act on μ and on Q (P,).
     """
 
     p_values: np.ndarray
@@ -73,7 +76,7 @@ def examine_residuals(
     noisy_states: bool = False,
     window: int | None = None,
 ) -> ResidualReport:
-    """The test and the bias. Needs four trajectories at least; the more, the finer.
+    """The test of E[r | x] = 0 and the bias of the gradient, from four trajectories or more.
 
     Args:
         source: a recording or trajectories.

@@ -14,12 +14,16 @@ CERTAIN = 5.0
 
 
 class Residuals(NamedTuple):
-    """v (M,) with its standard error. doubled: v at twice the interval, where v is not 1 and there
-    are two steps.
+    """v of every component, and what is wrong.
 
-    steps: transitions looked at. cause: what is probably wrong, in words; empty where nothing is.
-    noiseless: components without noise of their own, whose v is 1 where they move as their drift says.
-    law: what v is, for people.
+    v: (M,), 1 expected.
+    stderr: its standard error.
+    steps: transitions examined.
+    doubled: v at twice the interval, where v is not 1 and there are two steps.
+    cause: what is probably wrong, in words; empty where nothing is.
+    noiseless: components without noise of their own, whose v is 1 where they move as their drift
+        says.
+    law: what v is, for the printed report.
     """
 
     v: np.ndarray

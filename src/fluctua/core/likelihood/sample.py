@@ -1,6 +1,4 @@
-"""Trajectories under examination: which of them, by what law, and their residuals in units of
-noise.
-"""
+"""Trajectories under examination, their law, and their residuals in units of noise."""
 
 from __future__ import annotations
 
@@ -28,15 +26,17 @@ SLACK = 2.0
 ROUNDING = 4
 """Units in the last place by which a state that follows its drift exactly may be off."""
 
-MOST_LINEARISED = 16
+MAX_LINEARISED = 16
 """Components up to which a deviation is compared with the locally linear law too."""
 
 
 class Law(NamedTuple):
-    """Of one step. transition: None for Euler steps with independent noise.
+    """The law of one step.
 
+    process: drift and noise.
+    transition: None for Euler steps with independent noise.
     mixed: whether that noise spreads over the components within an interval; its correlations are
-    taken from the locally linear law at the mean state.
+        taken from the locally linear law at the mean state.
     """
 
     process: Process
@@ -45,11 +45,19 @@ class Law(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what
-    law.
+    """Trajectories under examination.
 
-    noiseless: components without noise of their own. last_place: rounding of their states (M,). steps:
-    numbers of the steps that are looked at (S,). run: how many of them are neighbours.
+    law: of one step.
+    theta: the parameters at which they were taken.
+    rows: their numbers in the data.
+    x: states (E, T+1, M).
+    t: times (T+1,).
+    context: leaves (E, ...), or None.
+    readout: variance of the measurement (M,).
+    noiseless: components without noise of their own.
+    last_place: rounding of their states (M,).
+    steps: numbers of the steps that are examined (S,).
+    run: how many of these are neighbours.
     """
 
     law: Law
@@ -66,7 +74,7 @@ class Sample(NamedTuple):
 
     @property
     def components(self) -> np.ndarray:
-        """With noise of their own."""
+        """Components with noise of their own."""
         return np.setdiff1d(np.arange(self.x.shape[2]), self.noiseless)
 
     @property
@@ -81,17 +89,20 @@ def take_sample(
     data: Trajectories,
     transition: kicks.Transition,
     readout: Any,
-    most: int,
+    max_transitions: int,
 ) -> Sample:
-    """Some trajectories, evenly spread. readout: variance of the measurement. most: transitions
-    to look at.
+    """Some trajectories, evenly spread, to examine.
+
+    readout: variance of the measurement. max_transitions: to examine.
     """
     plain = transition is euler and _is_diagonal(process, theta, data)
     noiseless = _find_noiseless(process, theta, data)
     if not plain or noiseless:  # a few solves of M × M matrices a transition
-        most = min(most, max(MINIMUM, int(2e11 / (50 * data.x.shape[2] ** 3))))
-    rows = choose_rows(data, most)
-    steps, run = _choose_steps(len(data.t) - 1, most // len(rows))
+        max_transitions = min(
+            max_transitions, max(MINIMUM, int(2e11 / (50 * data.x.shape[2] ** 3)))
+        )
+    rows = choose_rows(data, max_transitions)
+    steps, run = _choose_steps(len(data.t) - 1, max_transitions // len(rows))
     raw = load_rows(data.x, rows)
     x = np.asarray(raw, working_dtype(theta, raw))
     variance = np.asarray(0.0 if readout is None else readout, float)
@@ -123,13 +134,14 @@ def take_sample(
     )
 
 
-def _choose_steps(total: int, most: int) -> tuple[np.ndarray, int]:
-    """Numbers of the steps to look at, and how many are neighbours: all, or short runs evenly
-    over time.
+def _choose_steps(total: int, maximum: int) -> tuple[np.ndarray, int]:
+    """Numbers of the steps to examine, and how many are neighbours.
+
+    All steps, or short runs evenly over time.
     """
-    if total <= max(most, 2 * RUN):
+    if total <= max(maximum, 2 * RUN):
         return np.arange(total), total
-    begins = np.unique(np.linspace(0, total - RUN, max(2, most // RUN)).astype(int) // RUN * RUN)
+    begins = np.unique(np.linspace(0, total - RUN, max(2, maximum // RUN)).astype(int) // RUN * RUN)
     return (begins[:, None] + np.arange(RUN)).ravel(), RUN
 
 
@@ -182,16 +194,16 @@ def reduce_squares(
 
     (M,) each
     """
-    v, stderr = _mean(made.v)
+    v, stderr = _mean_and_error(made.v)
     if not sample.noiseless:
         return v, stderr
     ends = _pick_steps(sample, x, t)
     transition = sample.law.transition or euler
-    left = kicks.leave_out(
+    left = kicks.measure_omitted(
         sample.law.process, transition, sample.theta, *ends, sample.context, sample.readout
     )
     square, expected = (np.asarray(part, np.float64) for part in left)
-    mean, spread = _mean(square)
+    mean, spread = _mean_and_error(square)
     allowed = np.maximum(expected.mean(axis=0) + sample.last_place**2, np.finfo(float).tiny)
     is_noiseless = np.isin(np.arange(len(v)), sample.noiseless)
     quiet = np.where(mean <= SLACK * allowed, 1, mean / allowed)
@@ -204,7 +216,7 @@ def divide_noise(made: kicks.Standardised, variance: np.ndarray) -> kicks.Standa
     return kicks.Standardised(made.v / variance, made.z / root, made.drift / root)
 
 
-def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard error over the first axis."""
     return values.mean(axis=0), values.std(axis=0) / np.sqrt(len(values))
 
@@ -218,12 +230,7 @@ def collect_sums(
     """
     there = sample.components
     z = made.z[:, there]
-    if (
-        len(z) < alternatives.FEWEST_STEPS
-        or not there.size
-        or not np.isfinite(z).all()
-        or not z.any()
-    ):
+    if len(z) < alternatives.MIN_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
         return {}
     where = alternatives.Places(sample.steps, sample.run, sample.blurred)
     has_noise = (z != 0) | (
@@ -231,22 +238,21 @@ def collect_sums(
     )  # a component that is held has z = v = 0, one without noise v = 1
     shape = (len(sample.x), len(sample.steps), -1)
     square = np.where(has_noise, z**2, 1)
-    return alternatives.collect(
+    return alternatives.sum_families(
         z.reshape(shape), square.reshape(shape), sample.x[..., there], where, mean=mean
     )
 
 
 def choose_finer_law(sample: Sample) -> Law | None:
-    """The law of a process that moves on within an interval, where the one at hand is of a single
-    Euler step.
+    """The law of a process that moves on within an interval; None if the law at hand is one.
 
-    A device does, and its residuals against Euler's step deviate by what that leaves out. Locally
-    linear, or for large states the noise-free path with one covariance for all steps.
+    A device does move on, and its residuals against one Euler step deviate by what that leaves out.
+    Locally linear, or for large states the noise-free path with one covariance for all steps.
     """
     process, transition, _ = sample.law
     if transition not in (None, euler) or process.integrator != "euler":
         return None
-    if sample.x.shape[2] <= MOST_LINEARISED:
+    if sample.x.shape[2] <= MAX_LINEARISED:
         return Law(process, local_linear)
     return (
         None
@@ -255,10 +261,12 @@ def choose_finer_law(sample: Sample) -> Law | None:
     )
 
 
-def choose_rows(data: Trajectories, most: int) -> np.ndarray:
+def choose_rows(data: Trajectories, max_transitions: int) -> np.ndarray:
     """Some trajectories, evenly spread, of as many steps as are to be looked at."""
     count, times = np.shape(data.x)[:2]
-    return np.unique(np.linspace(0, count - 1, min(count, max(2, most // (times - 1)))).astype(int))
+    return np.unique(
+        np.linspace(0, count - 1, min(count, max(2, max_transitions // (times - 1)))).astype(int)
+    )
 
 
 def load_rows(x: Array, rows: np.ndarray) -> np.ndarray:
@@ -281,9 +289,7 @@ def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
 
 
 def _find_noiseless(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
-    """Components without noise: at the first two states, and wherever some of the trajectories
-    go.
-    """
+    """Components without noise, at the first two states and along some of the trajectories."""
     t, one = check.take_first((data.t, data.context))
     states = np.asarray(load_rows(data.x, np.zeros(1, int))[0, :2], working_dtype(theta, data.x))
     rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]
@@ -293,5 +299,5 @@ def _find_noiseless(process: Process, theta: Params, data: Trajectories) -> tupl
         x = put(np.asarray(load_rows(data.x, some), states.dtype))
         context = jax.tree.map(lambda leaf: put(load_rows(leaf, some)), data.context)
         times = check.grid(data.t)
-        noisy = np.asarray(kicks.have_noise(process, theta, x, times.t[:-1], times.dt, context))
+        noisy = np.asarray(kicks.find_noisy(process, theta, x, times.t[:-1], times.dt, context))
     return tuple(np.flatnonzero(~noisy).tolist())

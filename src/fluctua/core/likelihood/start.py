@@ -13,8 +13,7 @@ from fluctua.core.likelihood.sample import Sample
 
 
 def compare_start(sample: Sample, start: Array, scale: np.ndarray) -> str:
-    """What is wrong where the first samples are further from the start than the kicks of one step;
-    empty if nothing.
+    """What is wrong where trajectories start further from `start` than one step's kicks; else "".
 
     A record of an autonomous process that begins some samples late is one of the same process:
     nothing else shows it.

@@ -60,9 +60,9 @@ def weigh(
     if not process.noiseless:
         return cho_solve(cho_factor(covariance, lower=True), columns)
     still = (jnp.diagonal(covariance) <= 0).astype(covariance.dtype)
-    loud = (1 - still)[:, None]
+    noisy = (1 - still)[:, None]
     factor = cho_factor(covariance + jnp.diag(still), lower=True)
-    return cho_solve(factor, columns * loud) * loud
+    return cho_solve(factor, columns * noisy) * noisy
 
 
 def map_steps(f: Callable[[Step], Any], x: Array, times: Times, context: PyTree) -> Any:

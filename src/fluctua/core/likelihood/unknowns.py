@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.integrators import mean_rate
@@ -16,19 +17,6 @@ from fluctua.core.process import NoiseProduct, Process
 
 At = Callable[[Params, Array], Params]
 """(θ, u (K,)) -> p, the parameters of the process."""
-
-
-class Kind(NamedTuple):
-    """Structure, shapes and types of some values."""
-
-    tree: Any
-    leaves: tuple[tuple[tuple[int, ...], Any], ...]
-
-
-def describe_kind(values: PyTree) -> Kind:
-    """Structure, shapes and types of some values."""
-    leaves, tree = jax.tree.flatten(values)
-    return Kind(tree, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
 
 
 class Roles(NamedTuple):
@@ -39,13 +27,12 @@ class Roles(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def examine_roles(process: Process, at: At, size: int, kind: Kind) -> Roles:
-    """Read the operations of drift and noise, the same at every state.
+def examine_roles(process: Process, at: At, size: int, signature: Any) -> Roles:
+    """How unknowns enter a process, from the operations of its drift and noise.
 
-    kind: of (θ, x, t, Δt, context).
+    signature: `check.tree_signature` of (θ, x, t, Δt, context).
     """
-    values = [jnp.ones(shape, dtype) for shape, dtype in kind.leaves]
-    theta, x, t, dt, context = jax.tree.unflatten(kind.tree, values)
+    theta, x, t, dt, context = check.abstract_tree(signature)
 
     def log_noise(u: Array, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
         return log_diffusion(process, at(theta, u), x, t, context)

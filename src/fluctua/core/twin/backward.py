@@ -43,14 +43,22 @@ class LastGuess(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What the reverse sweep carries: sums over the steps after the present one."""
+    """What the reverse sweep carries: sums over the steps after the present one.
 
-    guess: Guess  # of V at the next time; one for all trajectories where their twins are the same
-    value: Array  # v (E,) or (1,)
-    residual: Array  # Λ (E,)
-    reward: Array  # λ̂ (E,)
-    direct: Array  # (E, P)
-    correction: Array  # (E, P)
+    guess: of V at the next time; one for all trajectories where their twins are the same.
+    value: v (E,) or (1,).
+    residual: Λ (E,).
+    reward: λ̂ (E,).
+    direct: (E, P).
+    correction: (E, P).
+    """
+
+    guess: Guess
+    value: Array
+    residual: Array
+    reward: Array
+    direct: Array
+    correction: Array
 
 
 def advance_twin(
@@ -195,10 +203,10 @@ def _step_back(
 def start_terms(
     twin: TwinModel, numbers: Numbers, carry: Backward, x: Array, t: Array, context: PyTree
 ) -> tuple[Array, Array]:
-    """Direct and correction, each (E, P), with the draw of X₀: ∂θ ln p₀ meets V₀(X₀) and Λ₀, each
-    less its baseline.
+    """Direct part and correction, (E, P) each, with the draw of X₀.
 
-    An initial reward g_0 is known with X₀: it goes with V₀.
+    ∂θ ln p₀ meets V₀(X₀) and Λ₀, each less its baseline. An initial reward g_0 is known with X₀: it
+    goes with V₀.
     """
     model = twin.model
     theta = numbers.theta

@@ -54,12 +54,13 @@ The sweep holds a few times as much on the way.
 
 
 class TwinSamples(NamedTuple):
-    """One gradient per trajectory in its two parts, leaves (E, ...); their sum is the estimator's
-    sample.
+    """One gradient per trajectory in its two parts, leaves (E, ...); their sum is the sample.
 
-    direct: what the twin predicts at the measured states. correction: what it missed; its mean is
-    the twin's error in the gradient. returns: (E,). mean_lambda: the mean of Λₙ at every time
-    (T+1,), `values` for a time-only baseline of other trajectories.
+    direct: what the twin predicts at the measured states.
+    correction: what it missed; its mean is the twin's error in the gradient.
+    returns: (E,).
+    mean_lambda: the mean of Λₙ at every time (T+1,), `values` for a time-only baseline of other
+        trajectories.
     """
 
     direct: Params
@@ -69,8 +70,11 @@ class TwinSamples(NamedTuple):
 
 
 class TwinModel(NamedTuple):
-    """Code, not numbers; hashable. model: as without a twin, its baselines being those of Λ and
-    of the start.
+    """Code of a twin, without numbers; hashable.
+
+    model: as without a twin, its baselines being those of Λ and of the start.
+    process: the twin's.
+    order: 1 or 2, of the guess V.
     """
 
     model: EstimatorModel
@@ -87,8 +91,9 @@ class Numbers(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """V at one time, without its constant: slope p (…, M), bend S (…, M, M) or None for a
-    linear guess.
+    """V at one time, without its constant.
+
+    slope: p (…, M). bend: S (…, M, M), or None for a linear guess.
     """
 
     slope: Array
@@ -175,11 +180,11 @@ def step_guess(
     twin: TwinModel, theta: Params, x: Array, m: Array, t: Array, dt: Array, context: PyTree
 ) -> StepGuess:
     """The reward of a step expanded in its end, about m."""
-    paid = twin.model.objective.per_step
-    assert paid is not None
+    per_step = twin.model.objective.per_step
+    assert per_step is not None
 
     def end(z):
-        return paid(theta, x, z, t, dt, context).astype(x.dtype)
+        return per_step(theta, x, z, t, dt, context).astype(x.dtype)
 
     value, slope = jax.value_and_grad(end)(m)
     return StepGuess(value, Guess(slope, jax.hessian(end)(m) if twin.order == 2 else None))
@@ -239,8 +244,8 @@ def direct_terms(
         return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
 
     (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
-    paid = model.objective.per_step
-    if paid is None:
+    per_step = model.objective.per_step
+    if per_step is None:
         running = g * dt.astype(g.dtype)
         return DirectTerms(ravel_pytree(slope)[0], value, running, jnp.zeros((), x.dtype))
 
@@ -258,7 +263,7 @@ def direct_terms(
 
     def reward(th: Params) -> Array:
         ends = (x + displace(th, t), x_next + displace(th, t + dt))
-        return paid(th, *ends, t, dt, context).astype(x.dtype)
+        return per_step(th, *ends, t, dt, context).astype(x.dtype)
 
     (mean, of_mean) = jax.value_and_grad(expected_step)(theta)
     (r, explicit) = jax.value_and_grad(reward)(theta)
@@ -272,9 +277,7 @@ def direct_terms(
 
 
 def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
-    """The twin with its process filled in, if it makes sense and the score is one that a twin
-    can stand in for.
-    """
+    """The twin with its process filled in; refused if the score is not one it can stand in for."""
     if not isinstance(process, Process):
         raise ValueError(
             f"a `Twin` follows a noise-free path, and a {type(process).__name__} has none: use "
@@ -299,7 +302,7 @@ def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
             "noise, so it must be the work that the score did: use score=full_score (or "
             "drift_score), and put what your own score knows into the process."
         )
-    baseline = table_for(twin.baseline)
+    baseline = check_twin_baseline(twin.baseline)
     own = process if twin.process is None else twin.process
     if not isinstance(own, Process) or own.drift is None:
         raise TypeError(
@@ -316,8 +319,8 @@ def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     return twin._replace(process=check.process(own), order=int(twin.order), baseline=baseline)
 
 
-def table_for(choice: Baseline | str | None) -> Baseline:
-    """A baseline for Λ: nothing is run besides."""
+def check_twin_baseline(choice: Baseline | str | None) -> Baseline:
+    """A baseline for Λ, for which no pilot is run."""
     if choice is None:
         raise TypeError(
             "`Twin.baseline` must be a fluctua.baselines.Baseline or a name, such as "
@@ -353,7 +356,7 @@ def check_initial_baseline(choice: Baseline | str) -> Baseline:
 def check_batches(
     baseline: Baseline, first: Baseline, start: Any, count: int, batch: int, t: Array
 ) -> None:
-    """Every batch can leave one out where its baselines do."""
+    """Refuse batches that are too small for their baselines to leave one out."""
     check_baseline(baseline._replace(min_trajectories=1), count, t)
     min_trajectories = max(
         baseline.min_trajectories, first.min_trajectories if isinstance(start, Density) else 1
@@ -380,13 +383,13 @@ def twin_parameters(twin: Twin, theta: Params) -> Params:
 _FITS: dict[Any, None] = {}
 """Twins whose shapes were found to fit, the latest."""
 
-MOST_FITS = 256
+MAX_FITS = 256
 
 
 def check_fit(
     twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: PyTree, batch: int
 ) -> None:
-    """The twin's process has the state of the measured one, and its Hessians fit in memory."""
+    """Refuse a twin with another state than the measured one, or with too large Hessians."""
     code = (twin.process, check.tree_signature(numbers.twin), check.tree_signature((x, t, context)))
     if code not in _FITS:
         try:
@@ -396,13 +399,13 @@ def check_fit(
                 f"the twin's process does not fit the measured states: {error}"
             ) from None
         _FITS[code] = None
-        if len(_FITS) > MOST_FITS:
+        if len(_FITS) > MAX_FITS:
             _FITS.pop(next(iter(_FITS)))
     size = x.shape[1]
     needed = size**2 * batch * x.dtype.itemsize
     if twin.order == 2 and needed > HESSIAN_BYTES:
-        most = HESSIAN_BYTES // (size**2 * x.dtype.itemsize)
-        advice = f"Use order=1, or Twin(batch={most}) at most." if most else "Use order=1."
+        limit = HESSIAN_BYTES // (size**2 * x.dtype.itemsize)
+        advice = f"Use order=1, or Twin(batch={limit}) at most." if limit else "Use order=1."
         raise ValueError(
             f"a twin of order 2 keeps a Hessian of {size} × {size} numbers for each of {batch} "
             f"trajectories, {needed / 2**30:.1f} GiB. {advice}"
@@ -410,7 +413,7 @@ def check_fit(
 
 
 def check_path(xbar: Array, t: Array) -> None:
-    """The noise-free path did not overflow."""
+    """Refuse a noise-free path that overflowed."""
     if check.all_finite(xbar):
         return
     step = float(np.max(np.diff(np.asarray(t))))
@@ -421,7 +424,7 @@ def check_path(xbar: Array, t: Array) -> None:
 
 
 def check_guess(guess: Guess) -> None:
-    """The derivatives of the noise-free return exist."""
+    """Refuse a noise-free return without derivatives."""
     for name, array in (("gradient", guess.slope), ("Hessian", guess.bend)):
         if array is not None and not check.all_finite(array):
             raise FloatingPointError(

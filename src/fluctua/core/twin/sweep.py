@@ -71,8 +71,9 @@ def streamed_parts(
 
 
 class TwinCall(NamedTuple):
-    """What an estimator with a twin asks of a simulator. key: of the run. offset: number of the
-    first trajectory.
+    """A request of an estimator with a twin to a simulator.
+
+    key: of the run. offset: number of the first trajectory.
     """
 
     twin: TwinModel
@@ -91,16 +92,16 @@ def _parts_by_jax(call: TwinCall) -> Parts:
     times = substrate.times
     # one noise-free path serves all where nothing tells the trajectories apart before their noise
     shared = recipe.context is None and not isinstance(recipe.start, Density)
-    bounds = segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
+    bounds = split_segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
     origin = arrays.part(times.t, np.s_[:2])
 
     pieces = []
-    for low, high in batches(count, batch):
-        ensemble = begin_from(recipe, high - low, key, theta, substrate.x0, offset + low)
+    for low, high in split_batches(count, batch):
+        ensemble = start_batch(recipe, high - low, key, theta, substrate.x0, offset + low)
         xbar = arrays.part(ensemble.x, np.s_[:1]) if shared else ensemble.x
         kept = [backward.States(ensemble.x, xbar)]
         for n, stop in bounds:
-            steps = _part(times, n, stop)
+            steps = _slice_times(times, n, stop)
             kept.append(_forward(twin, recipe, numbers, ensemble, kept[-1], n, steps))
         check.finite_simulation(kept[-1].x, substrate.t, offset + low)
         twin_terms.check_path(kept[-1].xbar, substrate.t)
@@ -109,7 +110,7 @@ def _parts_by_jax(call: TwinCall) -> Parts:
         lambdas = [carry.residual.mean()[None]]
         for n, stop in reversed(bounds):
             states = kept.pop()  # what is behind is let go
-            steps = _part(times, n, stop)
+            steps = _slice_times(times, n, stop)
             path = _replay(recipe, theta, ensemble, states.x, n, steps)
             carry, block = backward.reverse_block(
                 twin, numbers, carry, n, steps, path, states.xbar, ensemble.context, origin
@@ -145,8 +146,8 @@ def recorded_parts(
     twin_terms.check_fit(twin, numbers, recording.first_states, recording.t, context, batch)
     steps = len(times.dt)
     room = block_bytes // max(1, recording.first_states.nbytes)
-    bounds = segments(steps, min(steps, max(int(np.ceil(np.sqrt(steps))), room)))
-    slices = batches(recording.count, batch)
+    bounds = split_segments(steps, min(steps, max(int(np.ceil(np.sqrt(steps))), room)))
+    slices = split_batches(recording.count, batch)
     same = not jax.tree.leaves(context) and bool(
         jnp.all(recording.first_states == recording.first_states[:1])
     )
@@ -156,7 +157,7 @@ def recorded_parts(
     kept: list[list[Array]] = [[xbar] for xbar in starts]
     for row, c in zip(kept, contexts, strict=True):
         for n, stop in bounds:
-            row.append(_forward_twin(twin, numbers, row[-1], _part(times, n, stop), c))
+            row.append(_forward_twin(twin, numbers, row[-1], _slice_times(times, n, stop), c))
         twin_terms.check_path(row[-1], recording.t)
 
     carries: list[backward.Backward] = []
@@ -190,32 +191,31 @@ def _slice_rows(tree: PyTree, low: int, high: int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[low:high], tree)
 
 
-def batches(count: int, size: int) -> list[tuple[int, int]]:
-    """(low, high) of as few batches as will do, of equal size up to one: none is left alone
-    with its baseline.
+def split_batches(count: int, size: int) -> list[tuple[int, int]]:
+    """(low, high) of as few batches as possible, equal in size up to one trajectory.
+
+    None is left alone with its baseline.
     """
     many = -(-count // size)
     edges = [count * i // many for i in range(many + 1)]
     return list(pairwise(edges))
 
 
-def segments(steps: int, length: int) -> list[tuple[int, int]]:
-    """(n, stop) of consecutive segments."""
+def split_segments(steps: int, length: int) -> list[tuple[int, int]]:
+    """(n, stop) of consecutive segments of at most `length` steps."""
     return [(n, min(n + length, steps)) for n in range(0, steps, length)]
 
 
-def _part(times: Times, n: int, stop: int) -> Times:
+def _slice_times(times: Times, n: int, stop: int) -> Times:
     return Times(arrays.part(times.t, np.s_[n : stop + 1]), arrays.part(times.dt, np.s_[n:stop]))
 
 
 @partial(jit, static_argnums=(0, 1))
-def begin_from(
+def start_batch(
     recipe: simulate.Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array
 ) -> simulate.Ensemble:
     """Trajectories low … low + count − 1 before their first step."""
-    return jax.vmap(lambda j: simulate.start_trajectory(recipe, key, theta, x0, j))(
-        low + jnp.arange(count)
-    )
+    return simulate.start_ensemble(recipe, count, key, theta, x0, low)
 
 
 @partial(jit, static_argnums=(0, 1))

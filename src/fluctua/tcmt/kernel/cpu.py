@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluctua.tcmt.kernel.layout import make_plan, neighbours, pairs
-from fluctua.tcmt.kernel.options import LANES, KernelJob, KernelTwinModel, cores, require_euler
+from fluctua.tcmt.kernel.layout import list_neighbours, make_plan, to_pairs
+from fluctua.tcmt.kernel.options import (
+    LANES,
+    KernelJob,
+    KernelTwinModel,
+    count_cores,
+    require_euler,
+)
 from fluctua.tcmt.native import _native
 
 
@@ -114,7 +120,7 @@ def run(e: KernelJob) -> EnsembleSums:
     plan = make_plan(e)
     o = e.options
     double = o.dtype == "float64"
-    threads = o.threads or cores()
+    threads = o.threads or count_cores()
     if e.binned is None:
         once = Pass(e.count, e.first, threads, scores=e.scores, record_every=o.record_every)
         _native.sweep(plan, once, out, double, o.engine)
@@ -146,12 +152,12 @@ def run_twin(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
     o = e.options
 
     def split(v):
-        return None if v is None else pairs(v, o.real)
+        return None if v is None else to_pairs(v, o.real)
 
     tables = TwinTables(
         twin.segment, twin.full, twin.rank, split(twin.basis), split(twin.curvature)
     )
-    once = Pass(e.count, e.first, o.threads or cores(), scores=True)
+    once = Pass(e.count, e.first, o.threads or count_cores(), scores=True)
     model = make_plan(e.replace(spec=twin.spec, table=None))
     _native.twin(make_plan(e), once, model, tables, out, o.dtype == "float64", o.engine)
     return out
@@ -171,7 +177,7 @@ class MeasuredStates:
     sums: np.ndarray
 
 
-def measured_scores(e: KernelJob, x: np.ndarray, stride: int) -> np.ndarray:
+def sum_measured_scores(e: KernelJob, x: np.ndarray, stride: int) -> np.ndarray:
     """ΣU of measured states x (E, S+1, 2N), a sample every so many steps of the ensemble's network:
     ω, κ, χ, Γ.
 
@@ -183,11 +189,11 @@ def measured_scores(e: KernelJob, x: np.ndarray, stride: int) -> np.ndarray:
     require_euler(spec.integrator, "the kernel of measured states")
     x = np.ascontiguousarray(x, o.real)
     sums = np.empty(3 * spec.sites + len(spec.bonds))
-    states = MeasuredStates(len(x), x.shape[1] - 1, stride, o.threads or cores(), x, sums)
+    states = MeasuredStates(len(x), x.shape[1] - 1, stride, o.threads or count_cores(), x, sums)
     _native.measured(make_plan(e), states, o.dtype == "float64", o.engine)
     omega, chi, damping, kappa = np.split(sums, spec.sites * np.arange(1, 4))
     in_order = np.empty_like(kappa)
-    in_order[neighbours(spec.sites, spec.bonds).order] = kappa
+    in_order[list_neighbours(spec.sites, spec.bonds).order] = kappa
     return np.concatenate([omega, in_order, chi, damping])
 
 
