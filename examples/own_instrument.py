@@ -63,7 +63,7 @@ class MyInstrument:
     def health(self):
         return Health(
             settings=self.settings, identity="box 7"
-        )  # as the instrument tells, if it can
+        )  # as the instrument reports, if it can
 
     def close(self):
         pass
