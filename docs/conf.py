@@ -1,9 +1,15 @@
 import re
+from pathlib import Path
+
+import click
+import typer
+
+from fluctua.cli.app import COMMANDS, app
 
 project = "fluctua"
 copyright = "The Fluctua developers"
 extensions = [
-    "myst_parser",
+    "myst_nb",  # Markdown, and tutorials that are executed when the pages are built
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -20,12 +26,18 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 default_role = "literal"
+smartquotes = False  # `--set` is an option and no dash
 napoleon_numpy_docstring = False
 exclude_patterns = ["_build"]
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_merge_streams = True
 suppress_warnings = ["myst.xref_missing"]
 
 
-def plain_docstrings(app, what, name, obj, options, lines):
+def plain_docstrings(application, what, name, obj, options, lines):
     """Escape what reStructuredText would read in a docstring, outside of code.
 
     The bar of a density p(x'|x) is no substitution, and the s of several `Record`s needs a break.
@@ -39,5 +51,59 @@ def plain_docstrings(app, what, name, obj, options, lines):
             lines[i] = re.sub(r"(`[^`]+`)(?=s\b)", r"\1\\ ", line)
 
 
-def setup(app):
-    app.connect("autodoc-process-docstring", plain_docstrings)
+FIELD = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
+
+
+def list_fields(application, what, name, obj, options, lines):
+    """Turn the lines `field: meaning` of a record's docstring into the items of a list."""
+    if what != "class":
+        return
+    listed = []
+    within = False
+    for line in lines:
+        field = FIELD.match(line)
+        if field:
+            listed += ["", f"* ``{field[1]}``: {line[field.end() :]}"]
+        elif within and line.startswith(" "):
+            listed.append("  " + line.lstrip())
+        elif within and line:
+            listed += ["", line]
+        else:
+            listed.append(line)
+        within = bool(field) or (within and line.startswith(" "))
+    lines[:] = listed
+
+
+def describe_command(name, command, context):
+    """Markdown of one command: usage, help, arguments and options."""
+    with click.Context(command, info_name=name, parent=context) as inner:
+        usage = " ".join(["fluctua", name, *command.collect_usage_pieces(inner)])
+        shown = [p for p in command.params if not getattr(p, "hidden", False)]
+        rows = [record for record in (p.get_help_record(inner) for p in shown) if record]
+    paragraphs = [" ".join(p.split()) for p in (command.help or "").split("\n\n")]
+    lines = [f"## {name}", "", "```bash", usage, "```", "", "\n\n".join(paragraphs), ""]
+    lines += ["| argument or option | meaning |", "| --- | --- |"]
+    for option, meaning in rows:
+        option = option.replace("|", r"\|")
+        meaning = " ".join(meaning.split()).replace("|", r"\|")
+        lines.append(f"| `{option}` | {meaning} |")
+    return "\n".join(lines)
+
+
+def write_commands(application):
+    """Write reference/commands.md from the commands themselves."""
+    group = typer.main.get_command(app)
+    context = click.Context(group, info_name="fluctua")
+    pages = [describe_command(name, group.get_command(context, name), context) for name in COMMANDS]
+    page = "# Command line\n\n`fluctua COMMAND --help` prints the same text.\n\n" + "\n\n".join(
+        pages
+    )
+    folder = Path(application.srcdir) / "reference"
+    folder.mkdir(exist_ok=True)
+    (folder / "commands.md").write_text(page + "\n", encoding="utf-8")
+
+
+def setup(application):
+    application.connect("builder-inited", write_commands)
+    application.connect("autodoc-process-docstring", plain_docstrings)
+    application.connect("autodoc-process-docstring", list_fields)
