@@ -78,11 +78,11 @@ def test_bias_of_a_linear_network_is_exact(key):
     task = tcmt.transmission(SMALL, horizon=4.0, dt=1e-2)
     theta = {"omega": np.linspace(-0.3, 0.3, 6), "kappa": np.linspace(0.6, 1.4, 7)}
     sigma_w = (0.01, 0.5)
-    measured = noise.returns(key, task, theta, sigma_w, count=4000)
-    silent = exact.value(tcmt.with_noise(task, sigma_w=0.0), theta)
-    assert measured.silent == pytest.approx(silent, rel=1e-9)
+    measured = noise.measure_returns(key, task, theta, sigma_w, count=4000)
+    noiseless = exact.value(tcmt.with_noise(task, sigma_w=0.0), theta)
+    assert measured.noiseless == pytest.approx(noiseless, rel=1e-9)
     for i, sigma in enumerate(sigma_w):
-        expected = exact.value(tcmt.with_noise(task, sigma_w=sigma), theta) - silent
+        expected = exact.value(tcmt.with_noise(task, sigma_w=sigma), theta) - noiseless
         value, error = jackknife(lambda y: y, measured.bias[i])
         assert abs(value - expected) < 4 * error
         assert (

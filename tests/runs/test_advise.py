@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fluctua import tcmt
 from fluctua.cli.app import app
 from fluctua.runs.advise import Pilots, advise
-from fluctua.runs.noise import Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
+from fluctua.runs.noise import Tradeoff, VarianceLaw, find_optimum, fit_variance, squared_norm
 from fluctua.tcmt import exact
 
 TASK = tcmt.transmission(tcmt.rectangular(2, 3), horizon=4.0, dt=1e-2)
@@ -49,25 +49,28 @@ def test_the_norm_of_a_gradient_is_not_raised_by_noise():
 
 def test_the_optimum_is_the_one_on_paper():
     t = Tradeoff(VarianceLaw(2.0, 0.0, 0.0), bias=1e-4, ceiling=np.inf, low=1e-2, high=100.0)
-    best = optimum(t, trajectories=1000)
+    best = find_optimum(t, trajectories=1000)
     assert best.sigma_w == pytest.approx(
         (2.0 / (2 * 1000 * 1e-4)) ** (1 / 6), rel=5e-3
     )  # the grid's spacing
     assert best.limited_by == "gradient"
-    same = optimum(t, error=best.error)  # the dual problem has the same answer
+    same = find_optimum(t, error=best.error)  # the dual problem has the same answer
     assert (same.sigma_w, same.trajectories) == (
         pytest.approx(best.sigma_w, rel=0.02),
         pytest.approx(1000, rel=1e-3),
     )
-    assert optimum(t._replace(ceiling=1.0), trajectories=1000)[0::3] == (
+    assert find_optimum(t._replace(ceiling=1.0), trajectories=1000)[0::3] == (
         pytest.approx(1.0),
         "return bias",
     )
-    assert optimum(t._replace(high=0.5), trajectories=1000)[0::3] == (pytest.approx(0.5), "range")
+    assert find_optimum(t._replace(high=0.5), trajectories=1000)[0::3] == (
+        pytest.approx(0.5),
+        "range",
+    )
     with pytest.raises(ValueError, match="below the bias"):
-        optimum(t._replace(low=10.0), error=0.05)
+        find_optimum(t._replace(low=10.0), error=0.05)
     with pytest.raises(ValueError, match="either"):
-        optimum(t)
+        find_optimum(t)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def advice():
 def test_what_is_measured_is_exact(advice):
     quiet, quiet_slope = exact.value_and_gradient(tcmt.with_noise(TASK, sigma_w=0.0), THETA)
     loud, loud_slope = exact.value_and_gradient(tcmt.with_noise(TASK, sigma_w=1.0), THETA)
-    assert advice.J_silent == pytest.approx(quiet, rel=1e-9)
+    assert advice.J_noiseless == pytest.approx(quiet, rel=1e-9)
     assert abs(advice.bias.value - (loud - quiet)) < 4 * advice.bias.error
     for f in advice.families:
         # estimates at several σ_W are pooled; their gradients differ by the bias, which is small

@@ -13,10 +13,10 @@ from fluctua import tcmt
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.runs import lattice as runs
 from fluctua.runs.build import make_estimator, make_task
+from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import apply_changes, dump, find_config, parse
 from fluctua.runs.evaluate import evaluate
-from fluctua.runs.heeded import is_unknown
-from fluctua.runs.unknown import Device, hidden, with_diagonals
+from fluctua.runs.unknown import Device, draw_hidden_errors, with_diagonals
 from lattice_runs import assert_same_run
 from problems import tolerance
 
@@ -41,10 +41,10 @@ def test_hidden_errors_are_those_of_the_seed():
     assert is_unknown(config)
     assert not is_unknown(find_config("fast"))
     network = make_task(small()).network
-    one, again, other = (hidden(small(seed=seed), network) for seed in (0, 0, 1))
+    one, again, other = (draw_hidden_errors(small(seed=seed), network) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one["gain"], again["gain"])
     assert not np.array_equal(one["gain"], other["gain"])
-    whole = hidden(config, make_task(config).network)
+    whole = draw_hidden_errors(config, make_task(config).network)
     assert abs(whole["gain"].std() / 0.2 - 1) < 4 / np.sqrt(2 * 262)
     assert abs(whole["offset"].std() / 0.2 - 1) < 4 / np.sqrt(2 * 143)
     assert not whole["second"].any()

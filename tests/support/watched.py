@@ -5,7 +5,7 @@ import csv
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.runs.reading import describing
+from fluctua.runs.reading import make_description
 from fluctua.store import course, history
 from fluctua.store.folder import RunFolder, acquire
 from fluctua.store.history import Row
@@ -25,7 +25,7 @@ class Growing:
             self.place.parameters,
             self.theta(0),
             "aa",
-            describing(self.network, {"sigma_kappa": 0.0}),
+            make_description(self.network, {"sigma_kappa": 0.0}),
         )
         self.count = 0
 

@@ -86,7 +86,7 @@ def test_long_histories_leave_thin_and_few_are_held(tmp_path, monkeypatch):
         run = Growing(tmp_path / name)
         with open(run.place.history, "a") as file:
             file.writelines(
-                history.line(Row(k, k, 0.1, 0.01, 10, 10 * k, 1.0, 0.1), "aa")
+                history.format_row(Row(k, k, 0.1, 0.01, 10, 10 * k, 1.0, 0.1), "aa")
                 for k in range(20_000)
             )
     for line in library.overview():

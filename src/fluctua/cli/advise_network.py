@@ -89,7 +89,7 @@ def _to_json(advice: advise.Advice, title: str, rate: float | None, device: str)
     return {
         "source": title,
         "backend": device,
-        "J_silent": advice.J_silent,
+        "J_silent": advice.J_noiseless,
         "return_bias_per_sigma2": list(advice.bias),
         "return_std": advice.spread,
         "signal": list(advice.signal),
@@ -125,7 +125,7 @@ def _print(advice: advise.Advice, subject: Subject, rate: float | None, device: 
         f"baseline, measured at σ_W from {t.low:g} to {t.high:g}"
     )
     say(
-        f"J = {advice.J_silent:.4f} without noise, which adds c σ_W², c = {advice.bias}; single "
+        f"J = {advice.J_noiseless:.4f} without noise, which adds c σ_W², c = {advice.bias}; single "
         f"returns spread by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}"
     )
     table = Table(box=box.SIMPLE_HEAD)

@@ -115,9 +115,8 @@ def draw_variance(axes: Axes, properties: Properties) -> None:
 def draw_bias(axes: Axes, properties: Properties) -> None:
     """|J(σ_W) − J(0)| against σ_W; inset: the spread of single returns."""
     for k, curve in enumerate(properties.bias.values()):
-        _points(
-            axes, curve, "-", width=3.2 / (1 + k)
-        )  # they coincide: the later ones on top, and thinner
+        # they coincide: the later ones on top, and thinner
+        _points(axes, curve, "-", width=3.2 / (1 + k))
     first = next(iter(properties.bias.values()))
     _trend(axes, first, 2, above=5.0, label=r"$\propto\sigma_W^{2}$")
     axes.axvline(properties.operating, **MARK)

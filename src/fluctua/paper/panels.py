@@ -20,7 +20,7 @@ from fluctua.core.estimate import sample_error
 from fluctua.learn.reference import pathwise
 from fluctua.paper.training import TrainedLattice, nearest
 from fluctua.runs import noise
-from fluctua.runs.noise import Done, difference, ignore
+from fluctua.runs.noise import Done, difference_returns, ignore_progress
 from fluctua.store import tables
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.tasks import Task
@@ -254,7 +254,7 @@ def running(
     block: int = 100,
     every: int = 100,
     backend: str = "cpu",
-    done: Done = ignore,
+    done: Done = ignore_progress,
 ) -> Running:
     """∂J/∂ω of one site from `count` trajectories with the paper's baseline, a group of them at a
     time.
@@ -288,7 +288,7 @@ def finite_difference(
     """
     unit = np.zeros(task.network.sites)
     unit[site] = 1.0
-    each = difference(key, task, theta, {"omega": unit}, count=count, backend=backend)
+    each = difference_returns(key, task, theta, {"omega": unit}, count=count, backend=backend)
     return float(each.mean()), float(sample_error(each))
 
 
@@ -341,7 +341,7 @@ def _variances(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backe
                 ("none", "none"),
                 ("binned", Binned(every=s.every, group=max(s.variance, 2))),
             ):
-                variance = noise.variances(
+                variance = noise.measure_variances(
                     key,
                     lattice.task,
                     lattice.theta,
@@ -370,9 +370,9 @@ def _variances(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backe
 def _returns(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = []
-        silent = []
+        noiseless = []
         for lattice, sigma in zip(lattices, s.sigma_kappa, strict=True):
-            measured = noise.returns(
+            measured = noise.measure_returns(
                 key,
                 lattice.task,
                 lattice.theta,
@@ -381,8 +381,8 @@ def _returns(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend
                 backend=backend,
                 done=done,
             )
-            silent.append(measured.silent)
-            for b, square in enumerate(measured.silent_square):
+            noiseless.append(measured.noiseless)
+            for b, square in enumerate(measured.noiseless_square):
                 rows.append((sigma, 0.0, b, 0.0, square))
             rows += [
                 (sigma, w, b, measured.bias[i, b], measured.square[i, b])
@@ -390,6 +390,6 @@ def _returns(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend
                 for b in range(measured.bias.shape[1])
             ]
         names = ("sigma_kappa", "sigma_w", "batch", "bias", "square")
-        return dict(zip(names, zip(*rows, strict=True), strict=True)), {"J_silent": silent}
+        return dict(zip(names, zip(*rows, strict=True), strict=True)), {"J_silent": noiseless}
 
     return make

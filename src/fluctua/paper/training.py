@@ -99,9 +99,8 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> 
         spec, seed, count if modulated else 1, noise=False, scores=False, record_every=every
     )
     assert done.trajectories is not None
-    size = np.abs(
-        done.trajectories[:, :-1].astype(np.complex128)
-    )  # (E, R, N); left ends, so the last is not counted
+    # (E, R, N); left ends, so the last is not counted
+    size = np.abs(done.trajectories[:, :-1].astype(np.complex128))
 
     def integrate(f):
         return f.mean(axis=0).sum(axis=0) * every * spec.dt
@@ -377,9 +376,8 @@ def trained_here(seed: int, sigma_kappa: float) -> TrainedLattice:
     task = tcmt.transmission(tcmt.rectangular(3, 4), horizon=8.0, dt=5e-3, sigma_kappa=sigma_kappa)
     k_start, k_run = jax.random.split(jax.random.key(seed))
     theta = tcmt.initial_parameters(k_start, task.network)
-    theta["omega"] = 0.5 * jax.random.normal(
-        k_start, theta["omega"].shape
-    )  # a gradient that few trajectories resolve
+    # a gradient that few trajectories resolve
+    theta["omega"] = 0.5 * jax.random.normal(k_start, theta["omega"].shape)
     rule = optax.multi_transform(
         {"one": optax.adam(0.02), "chi": optax.adam(2e-4)},
         {"omega": "one", "kappa": "one", "chi": "chi"},

@@ -1,7 +1,6 @@
-"""How much noise, how many trajectories, how long: measured with small ensembles, before a long
-training is paid for.
+"""Recommend noise amplitude, number of trajectories and time, from small ensembles of a network.
 
-For a network that can be simulated; a recording is asked by `fluctua.insitu.advise_file`. The
+For a network that can be simulated; recordings are analysed by `fluctua.insitu.advise_file`. The
 criterion is in `fluctua.runs.noise`, its derivation in docs/noise.md.
 """
 
@@ -21,10 +20,10 @@ from fluctua.runs.noise import (
     Optimum,
     Tradeoff,
     VarianceLaw,
+    find_optimum,
     fit_variance,
-    optimum,
-    signal,
     squared_norm,
+    sum_signal,
 )
 from fluctua.tcmt.tasks import Task, with_noise
 
@@ -32,14 +31,19 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Amplitudes that are measured, relative to the task's own."""
 
 H200 = {False: 1.07e-9 / 143, True: 1.57e-9 / 143}
-"""Seconds a trajectory, step and resonator, without and with modulation (results/bench/cuda.json,
-time-only).
+"""Seconds per trajectory, step and resonator, without and with modulation.
+
+From results/bench/cuda.json, time-only baseline.
 """
 
 
 class Family(NamedTuple):
-    """One family of parameters. norm2: |∇J|². variance: V(σ) summed over it. bias: |∇c|, with
-    J(σ) = J(0) + cσ².
+    """One family of parameters.
+
+    name, size: of the family.
+    norm2: |∇J|².
+    variance: V(σ) summed over the family.
+    bias: |∇c|, with J(σ) = J(0) + cσ².
     """
 
     name: str
@@ -50,16 +54,23 @@ class Family(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """sigma_w: of the task. J_silent: without noise. bias: c in J(σ) = J(0) + cσ². spread: std of a
-    return at sigma_w.
+    """Recommended noise and number of trajectories, with the measurements they rest on.
 
-    signal: ``Σ |∇J|²/V`` at sigma_w. best: the recommended noise. at_own: the same at the task's
-    own.
-    seconds_per_trajectory: here, and on an H200 by the benchmark's table.
+    sigma_w: of the task.
+    J_noiseless: J without noise.
+    bias: c in J(σ) = J(0) + cσ².
+    spread: standard deviation of a return at sigma_w.
+    families: measurements of each family of parameters.
+    signal: ``Σ |∇J|²/V`` at sigma_w.
+    tradeoff: variance against bias, as functions of σ.
+    best: the recommended noise.
+    at_own: the same at the task's own noise.
+    seconds_per_trajectory: on this machine.
+    h200_seconds_per_trajectory: on an H200, from the benchmark's table.
     """
 
     sigma_w: float
-    J_silent: float
+    J_noiseless: float
     bias: Measured
     spread: float
     families: list[Family]
@@ -74,15 +85,18 @@ class Advice(NamedTuple):
 class Pilots(NamedTuple):
     """How amplitudes are measured.
 
-    trajectories: at each amplitude. directions: random ones along which the bias of the gradient is
-    differenced. done: called with the number of trajectories that were just run.
+    trajectories: at each amplitude.
+    baseline: of the pilot estimates.
+    directions: number of random directions for the bias of the gradient.
+    backend: of the kernels.
+    done: called with the number of trajectories that were just run.
     """
 
     trajectories: int = 400
     baseline: Any = "time"
     directions: int = 16
     backend: str = "cpu"
-    done: noise.Done = noise.ignore
+    done: noise.Done = noise.ignore_progress
 
 
 def advise(
@@ -96,13 +110,19 @@ def advise(
     sigma_w: Sequence[float] | None = None,
     pilots: Pilots | None = None,
 ) -> Advice:
-    """Recommend σ_W and the number of trajectories for a relative error of the gradient, or for a
-    budget.
+    """Recommend σ_W and the number of trajectories for an error of the gradient or for a budget.
 
-    error: wanted ``|estimate − ∇J| / |∇J|``, 0.1 if neither it nor `trajectories`, the budget, is
-    given.
-    return_bias: most of J(0) that noise may add to the return. sigma_w: amplitudes to measure at;
-    1/4 to 4 times the task's if not given. pilots: how they are measured.
+    Args:
+        key: of all noise.
+        task: the network task.
+        theta: parameters.
+        error: wanted ``|estimate − ∇J| / |∇J|``; 0.1 if neither it nor `trajectories` is given.
+        trajectories: the budget.
+        return_bias: maximum share of J(0) that noise may add to the return.
+        sigma_w: amplitudes to measure at; by default 1/4 to 4 times the task's.
+        pilots: how they are measured.
+
+    Returns: an `Advice`.
     """
     pilots = Pilots() if pilots is None else pilots
     own = float(task.network.sigma_r[0])
@@ -114,8 +134,8 @@ def advise(
     if error is None and trajectories is None:
         error = 0.1
     keys = jax.random.split(key, len(grid) + 2)
-    means, variances, seconds = _gradients(keys[2:], task, theta, grid, pilots)
-    returns = noise.returns(
+    means, variances, seconds = _measure_gradients(keys[2:], task, theta, grid, pilots)
+    returns = noise.measure_returns(
         keys[0],
         task,
         theta,
@@ -131,59 +151,64 @@ def advise(
     families = []
     for k, (name, v) in enumerate(variances.items()):
         k_slopes = jax.random.fold_in(keys[1], k)
-        by_slopes, slope = _slopes(k_slopes, task, theta, name, float(grid[-1]), pilots)
+        by_slopes, slope = _measure_slopes(k_slopes, task, theta, name, float(grid[-1]), pilots)
         by_pilots = squared_norm(means[name], v / pilots.trajectories)
         norm2 = min(by_slopes, by_pilots, key=lambda m: m.error)
         families.append(Family(name, v.shape[1], norm2, fit_variance(grid, v.sum(axis=1)), slope))
-    ceiling = float(np.sqrt(return_bias * abs(returns.silent) / max(abs(float(c)), 1e-300)))
-    lifted, tradeoff = weigh(families, own, ceiling, grid)
-    best = optimum(tradeoff, error=error, trajectories=trajectories)
-    needed = (
-        float(tradeoff.trajectories(own, error)) if error is not None else float(trajectories or 0)
-    )
+    ceiling = float(np.sqrt(return_bias * abs(returns.noiseless) / max(abs(float(c)), 1e-300)))
+    resolved, tradeoff = weigh_families(families, own, ceiling, grid)
+    best = find_optimum(tradeoff, error=error, trajectories=trajectories)
+    needed = float(trajectories or 0)
+    if error is not None:
+        needed = float(tradeoff.trajectories(own, error))
     return Advice(
         own,
-        returns.silent,
+        returns.noiseless,
         Measured(float(c), float(c_error)),
         float(np.sqrt(returns.square[at_own].mean())),
         families,
-        lifted,
+        resolved,
         tradeoff,
         best,
         Optimum(own, needed, float(tradeoff.error(own, needed)), "own"),
         seconds,
-        H200[bool(task.modulation and task.modulation.sigma_kappa)]
-        * (len(task.t) - 1)
-        * task.simulated.sites,
+        _estimate_h200_seconds(task),
     )
 
 
-def weigh(
+def _estimate_h200_seconds(task: Task) -> float:
+    """Seconds per trajectory on an H200."""
+    modulated = bool(task.modulation and task.modulation.sigma_kappa)
+    return H200[modulated] * (len(task.t) - 1) * task.simulated.sites
+
+
+def weigh_families(
     families: list[Family], sigma: float, ceiling: float, grid: np.ndarray
 ) -> tuple[Measured, Tradeoff]:
-    """The signal, and the criterion: every family in units of its noise at σ."""
-    noise_of = [float(f.variance(sigma)) for f in families]
-    lifted = signal([f.norm2 for f in families], noise_of)
-    if not lifted.value > 2 * lifted.error:
+    """The signal and the criterion, with every family in units of its noise at σ."""
+    variances = [float(f.variance(sigma)) for f in families]
+    resolved = sum_signal([f.norm2 for f in families], variances)
+    if not resolved.value > 2 * resolved.error:
         raise ValueError(
-            f"the gradient does not stand out: Σ|∇J|²/V = {lifted}. Take more trajectories "
+            f"the gradient does not stand out: Σ|∇J|²/V = {resolved}. Take more trajectories "
             "(--pilot), or a point with a steeper return."
         )
-    w = np.array([1 / v for v in noise_of]) / lifted.value
+    w = np.array([1 / v for v in variances]) / resolved.value
     law = VarianceLaw(*(w @ np.array([f.variance for f in families])).tolist())
     bias = float(w @ np.array([f.bias**2 for f in families]))
-    return lifted, Tradeoff(law, bias, ceiling, float(grid[0]), float(grid[-1]))
+    return resolved, Tradeoff(law, bias, ceiling, float(grid[0]), float(grid[-1]))
 
 
-def _gradients(
+def _measure_gradients(
     keys: Array,
     task: Task,
     theta: Params,
     grid: np.ndarray,
     pilots: Pilots,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
-    """Estimates and variances of one trajectory, {family: (S, P)}, at every σ; seconds a
-    trajectory, the fastest.
+    """Estimates and single-trajectory variances, {family: (S, P)}, and seconds per trajectory.
+
+    The seconds are those of the fastest amplitude.
     """
     estimates = []
     seconds = []
@@ -192,10 +217,10 @@ def _gradients(
         estimator: Any = with_noise(task, sigma_w=float(sigma)).estimator(
             pilots.backend, baseline=pilots.baseline
         )
-        begun = time.perf_counter()
+        start = time.perf_counter()
         estimates.append(estimator(key, theta, pilot))
         jax.block_until_ready(estimates[-1].gradient)
-        seconds.append((time.perf_counter() - begun) / (pilot + estimator.pilot))
+        seconds.append((time.perf_counter() - start) / (pilot + estimator.pilot))
         pilots.done(pilot)
 
     def rows(of):
@@ -205,7 +230,7 @@ def _gradients(
     return rows(lambda e: e.gradient), {n: pilot * v**2 for n, v in errors.items()}, min(seconds)
 
 
-def _slopes(
+def _measure_slopes(
     key: Array,
     task: Task,
     theta: Params,
@@ -214,26 +239,32 @@ def _slopes(
     pilots: Pilots,
     count: int = 16,
 ) -> tuple[Measured, float]:
-    """|∇J(0)|² and |∇c| of one family from slopes along K random unit vectors u: E(u·g)² = |g|²/P.
+    """∇J(0)|² and |∇c| of one family from slopes along K random unit vectors u: E(u·g)² = |g|²/P.
 
     Slopes are common-noise differences, with noise and without, of `count` trajectories. A square
     (u·g)² spreads by √2 of its mean, so |∇J|² is known to √(2/K); what the finite ensemble adds to
-    a square is taken off its mean.
+    a square is subtracted from its mean.
     """
     size = np.shape(theta[name])[0]
     k_noise, k_u = jax.random.split(key)
     u = np.asarray(jax.random.normal(k_u, (pilots.directions, size)), float)
-    loud = with_noise(task, sigma_w=sigma)
-    silent = []
+    noisy_task = with_noise(task, sigma_w=sigma)
+    noiseless = []
     bias = []
-    for one in u / np.linalg.norm(u, axis=1, keepdims=True):
+    for unit in u / np.linalg.norm(u, axis=1, keepdims=True):
         quiet, noisy = (
-            noise.difference(
-                k_noise, loud, theta, {name: one}, count=count, backend=pilots.backend, noise=on
+            noise.difference_returns(
+                k_noise,
+                noisy_task,
+                theta,
+                {name: unit},
+                count=count,
+                backend=pilots.backend,
+                noise=on,
             )
             for on in (False, True)
         )
-        silent.append(quiet)
+        noiseless.append(quiet)
         bias.append((noisy - quiet) / sigma**2)
 
     def squares(each: list[np.ndarray]) -> tuple[float, float]:
@@ -241,4 +272,4 @@ def _slopes(
         own = np.array([e.var(ddof=1) / len(e) for e in each])
         return float(size * np.mean(raw - own)), float(size * np.mean(raw) * np.sqrt(2 / len(raw)))
 
-    return Measured(*squares(silent)), float(np.sqrt(max(0.0, squares(bias)[0])))
+    return Measured(*squares(noiseless)), float(np.sqrt(max(0.0, squares(bias)[0])))

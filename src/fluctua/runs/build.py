@@ -1,4 +1,4 @@
-"""A configuration made into what `train` takes: task, start, estimator, optimiser, bounds."""
+"""Build the parts of a training from a configuration: task, start, estimator, optimiser, bounds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fluctua.core.protocols import Estimator
 from fluctua.learn import training
 from fluctua.learn.optimisers import make_optimiser
 from fluctua.learn.shrunk_correction import ShrunkCorrection
+from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import Config
-from fluctua.runs.heeded import is_unknown
 from fluctua.runs.unknown import make_self_calibrating
 from fluctua.scale.distributed import distributed
 from fluctua.tcmt.fused import Carried
@@ -30,13 +30,18 @@ GROUP = 4096
 """Trajectories that share the bins of a binned baseline."""
 
 
-MOST_STEPS = 10**8
+MAX_STEPS = 10**8
 
 
 class LatticeParts(NamedTuple):
-    """What a configuration is made into.
+    """The parts of a training, built from a configuration.
 
-    key: of the noise; that of the start was split off. theta: the start, inside the bounds.
+    task: the network task.
+    key: of the noise; that of the start was split off.
+    theta: the start, inside the bounds.
+    estimator: of ∇θJ.
+    rule: the optimiser.
+    bounds: of the parameters.
     """
 
     task: tcmt.Task
@@ -54,7 +59,7 @@ class LatticeParts(NamedTuple):
 
 
 def resolve_backend(name: str) -> str:
-    """`auto` is cuda where CuPy finds a GPU, else cpu."""
+    """The backend that "auto" stands for: cuda where CuPy finds a GPU, else cpu."""
     if name != "auto":
         return name
     try:
@@ -86,15 +91,13 @@ def make_task(
     dt: float | None = None,
     network: tcmt.Network | None = None,
 ) -> tcmt.Task:
-    """The task of a configuration, with other noise, another step or another network where
-    asked.
-    """
+    """The task of a configuration, optionally with other noise, another step or another network."""
     t = config.task
     steps = t.horizon / (t.dt if dt is None else dt)
-    if not 0 < steps <= MOST_STEPS:
+    if not 0 < steps <= MAX_STEPS:
         raise ValueError(
             f"`task.horizon` = {t.horizon:g} with `task.dt` = {t.dt if dt is None else dt:g} is "
-            f"{steps:.3g} steps; at most {MOST_STEPS:,} are run."
+            f"{steps:.3g} steps; at most {MAX_STEPS:,} are run."
         )
     make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
     return make(
@@ -108,8 +111,9 @@ def make_task(
 
 
 def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) -> Estimator:
-    """The estimator on the configured backend, which must be resolved. cluster: the address of
-    one, for its shards.
+    """The estimator on the configured backend, which must be resolved.
+
+    cluster: address of a Ray cluster, for its shards.
     """
     shards = config.ensemble.shards
     if not shards:
@@ -127,17 +131,17 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
         return distributed(_make_undivided(config, task), cluster, shards=shards)
     # the GPUs are those of the workers: this machine need not have one
     estimator = _make_undivided(dataclasses.replace(config, backend="cpu"), task)
-    return distributed(_on_gpus(estimator), cluster, shards=shards)
+    return distributed(_move_to_gpus(estimator), cluster, shards=shards)
 
 
-def _on_gpus(estimator: Any) -> Any:
-    """An estimator of the CPU kernels with those of the GPU in their place."""
+def _move_to_gpus(estimator: Any) -> Any:
+    """The estimator with CUDA kernels in place of the CPU's."""
     if isinstance(estimator, ShrunkCorrection):
         return ShrunkCorrection(
-            _on_gpus(estimator.estimator), estimator.forget_after, carry=estimator.carry
+            _move_to_gpus(estimator.estimator), estimator.forget_after, carry=estimator.carry
         )
     if isinstance(estimator, Carried):
-        return Carried(_on_gpus(estimator.fused))
+        return Carried(_move_to_gpus(estimator.fused))
     return dataclasses.replace(
         estimator, options=dataclasses.replace(estimator.options, backend="cuda")
     )
@@ -153,7 +157,7 @@ def _make_undivided(config: Config, task: tcmt.Task) -> Estimator:
             config, task, lambda network: make_task(config, network=network)
         )
     if b.kind == "twin":
-        splits: Any = task.estimator(backend, baseline=_twin(config, task))
+        splits: Any = task.estimator(backend, baseline=_make_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and
         # little without
         return ShrunkCorrection(splits, forget_after=b.forget_after, carry=backend != "jax")
@@ -164,7 +168,7 @@ def _make_undivided(config: Config, task: tcmt.Task) -> Estimator:
     return task.estimator(backend, baseline=b.kind)
 
 
-def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
+def _make_twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
     b = config.baseline
     if b.rank and task.modulation is not None:
         raise ValueError(
@@ -177,9 +181,9 @@ def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
 
 
 def build(config: Config, cluster: str | None = None) -> LatticeParts:
-    """Everything a training needs.
+    """Build all parts of a training. `config.backend` must be resolved.
 
-    `config.backend` must be resolved. cluster: the address of one, for its shards.
+    cluster: address of a Ray cluster, for its shards.
     """
     task = make_task(config)
     o = config.optimiser

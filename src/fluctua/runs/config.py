@@ -1,8 +1,6 @@
-"""The configuration of a training: frozen records, read from TOML and written back with every key
-explained.
+"""Configuration of a training: frozen records, read from TOML and written with explanations.
 
-A file gives the keys it wants to change. The others come from the preset it names, or from the
-paper.
+A file holds the keys it changes. The others come from the preset it names, or from the paper.
 """
 
 from __future__ import annotations
@@ -27,18 +25,20 @@ from fluctua.tcmt.kernel.options import INTEGRATORS
 
 
 def _key(default: Any, rule: Rule, comment: str) -> Any:
-    extra: dict[str, Any] = (
-        {"default_factory": lambda: dict(default)} if isinstance(default, dict) else {}
-    )
-    return field(**(extra or {"default": default}), metadata={"rule": rule, "comment": comment})
+    metadata = {"rule": rule, "comment": comment}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 SITES = 10_000
 ENSEMBLE = 100_000_000
 LARGE = 1e9
-"""More than these are a slip of the pen, and would end in an overflow or without memory: rows and
-columns of a lattice, trajectories of an iteration, times and amplitudes in units of the
-coupling."""
+"""Limit of times and amplitudes in units of the coupling.
+
+Like `SITES` (rows and columns) and `ENSEMBLE` (trajectories per iteration) it catches slips that
+would overflow or run out of memory.
+"""
 
 
 def _section(kind: type) -> Any:
@@ -47,17 +47,17 @@ def _section(kind: type) -> Any:
 
 @dataclass(frozen=True)
 class LatticeConfig:
-    """A rectangle with leads on opposite corners."""
+    """A rectangular lattice with leads on opposite corners."""
 
-    rows: int = _key(11, rules.whole(1, SITES), "leads sit on opposite corners")
-    columns: int = _key(13, rules.whole(1, SITES), "")
+    rows: int = _key(11, rules.whole_number(1, SITES), "leads sit on opposite corners")
+    columns: int = _key(13, rules.whole_number(1, SITES), "")
     gamma_e: float = _key(1.0, rules.number(above=0), "coupling of the leads")
-    gamma: float = _key(0.02, rules.number(least=0), "radiative loss of every resonator")
+    gamma: float = _key(0.02, rules.number(minimum=0), "radiative loss of every resonator")
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What is rewarded, and under which noise."""
+    """Reward, drive and noise."""
 
     reward: str = _key(
         "transmission", rules.word("transmission", "isolation"), "time-averaged power fraction"
@@ -71,7 +71,7 @@ class TaskConfig:
     )
     sigma_w: float = _key(0.5, rules.number(above=0), "noise amplitude of every open channel")
     sigma_kappa: float = _key(
-        0.0, rules.number(least=0), "amplitude of the antagonistic modulation"
+        0.0, rules.number(minimum=0), "amplitude of the antagonistic modulation"
     )
     amplitude: float = _key(10.0, rules.number(above=0, below=LARGE), "of the drive, s⁺")
     frequency: float = _key(10.0, rules.number(), "of the drive; omega is the detuning from it")
@@ -79,20 +79,22 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class Start:
-    """Where training begins: kappa = 1, no detuning."""
+    """Initial parameters: kappa = 1, no detuning."""
 
-    chi_std: float = _key(1e-4, rules.number(least=0), "spread of the initial Kerr coefficients")
+    chi_std: float = _key(1e-4, rules.number(minimum=0), "spread of the initial Kerr coefficients")
 
 
 @dataclass(frozen=True)
 class BoundsConfig:
-    """The box Θ onto which every step is projected. The paper does not give its own: state these
-    with a J.
+    """Bounds onto which every step is projected.
 
-    omega: a site detuned by 5 couplings is out of the way already, and beyond √(2γ/Δt) = 6.3 Euler
-    steps of 1e-3 make it grow. kappa: without a ceiling coupling grows for ever and J with it;
-    twice the initial value leaves room for a waveguide. chi: 0.05·|ψ|² is a detuning of a few
-    couplings where the light is.
+    The paper does not state its bounds: quote these with a J.
+
+    omega: a site detuned by 5 couplings is decoupled already, and beyond √(2γ/Δt) = 6.3 Euler steps
+        of 1e-3 are unstable.
+    kappa: without an upper bound couplings grow for ever and J with them; twice the initial value
+        leaves room for a waveguide.
+    chi: 0.05·|ψ|² is a detuning of a few couplings at the intensities of the drive.
     """
 
     omega: tuple[float, float] = _key(
@@ -108,44 +110,44 @@ class BoundsConfig:
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """How many trajectories an iteration has."""
+    """Number of trajectories per iteration."""
 
     schedule: str = _key(
         "fixed", rules.word("fixed", "steps", "escalation"), "which of the keys below count"
     )
-    trajectories: int = _key(1000, rules.whole(2, ENSEMBLE), "fixed: of every iteration")
+    trajectories: int = _key(1000, rules.whole_number(2, ENSEMBLE), "fixed: of every iteration")
     steps: tuple[tuple[int, int], ...] = _key(
         (), rules.steps(), "steps: [[iteration, trajectories], ...]"
     )
     budgets: tuple[int, ...] = _key(
         BUDGETS, rules.rising_sizes(), "escalation: one after the other"
     )
-    window: int = _key(WINDOW, rules.whole(10), "escalation: W, iterations")
+    window: int = _key(WINDOW, rules.whole_number(10), "escalation: W, iterations")
     confidence: float = _key(0.95, rules.number(above=0, below=1), "escalation: of the trend test")
     shards: int = _key(
         0,
-        rules.whole(0, 10**6),
+        rules.whole_number(0, 10**6),
         "ranges that --cluster computes apart and adds in order; 0: one sum",
     )
 
 
 @dataclass(frozen=True)
 class Optimiser:
-    """How a gradient becomes a step."""
+    """Update rule and learning rate."""
 
     rule: str = _key("paper", rules.text(), 'or any optimiser of optax: "adam", "sgd", "lion", ...')
     learning_rate: float = _key(0.05, rules.number(above=0), "")
     decay: float = _key(
-        0.0, rules.number(least=0), "steps shrink as 1/√(1 + iteration/decay); 0: they do not"
+        0.0, rules.number(minimum=0), "steps shrink as 1/√(1 + iteration/decay); 0: they do not"
     )
     options: dict[str, Any] = _key(
         {}, rules.table(), "further ones of the rule; paper: rho, beta, epsilon"
     )
     omega_scale: float = _key(
-        1.0, rules.number(least=0), "factor on the steps of omega; 0 leaves it as it is"
+        1.0, rules.number(minimum=0), "factor on the steps of omega; 0 leaves it as it is"
     )
-    kappa_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of kappa")
-    chi_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of chi")
+    kappa_scale: float = _key(1.0, rules.number(minimum=0), "factor on the steps of kappa")
+    chi_scale: float = _key(1.0, rules.number(minimum=0), "factor on the steps of chi")
 
 
 @dataclass(frozen=True)
@@ -158,41 +160,43 @@ class BaselineConfig:
         "time: from a pilot; carried: from the iteration before; binned: the paper's; twin: the "
         "network's own model",
     )
-    bins: int = _key(20, rules.whole(1), "binned: quantile bins")
+    bins: int = _key(20, rules.whole_number(1), "binned: quantile bins")
     every: int = _key(
-        1, rules.whole(1), "binned: steps between two sortings; 1 is the paper's (jax: always 1)"
+        1,
+        rules.whole_number(1),
+        "binned: steps between two sortings; 1 is the paper's (jax: always 1)",
     )
     rank: int = _key(
-        0, rules.whole(0), "twin: of its quadratic term, without modulation only; 0 is none"
+        0, rules.whole_number(0), "twin: of its quadratic term, without modulation only; 0 is none"
     )
     forget_after: float = _key(
         100.0,
-        rules.number(least=1),
+        rules.number(minimum=1),
         "twin: iterations that resolve its correction, if it is taken; 1: always",
     )
 
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What the device is beside its settings, drawn with the run's seed and hidden; 0 is
-    nothing.
-    """
+    """Hidden errors of the device, drawn with the run's seed; 0 is none."""
 
     gain_error: float = _key(
-        0.0, rules.number(least=0), "standard deviation of every coupling's gain about 1"
+        0.0, rules.number(minimum=0), "standard deviation of every coupling's gain about 1"
     )
-    offset_error: float = _key(0.0, rules.number(least=0), "of every detuning's offset")
-    kerr_error: float = _key(0.0, rules.number(least=0), "of every Kerr coefficient")
+    offset_error: float = _key(0.0, rules.number(minimum=0), "of every detuning's offset")
+    kerr_error: float = _key(0.0, rules.number(minimum=0), "of every Kerr coefficient")
     second_neighbours: float = _key(
-        0.0, rules.number(least=0), "couplings across the cells of the lattice"
+        0.0, rules.number(minimum=0), "couplings across the cells of the lattice"
     )
-    readout: float = _key(0.0, rules.number(least=0), "noise of every sample, on either quadrature")
-    sample_every: int = _key(1, rules.whole(1), "steps between two samples")
+    readout: float = _key(
+        0.0, rules.number(minimum=0), "noise of every sample, on either quadrature"
+    )
+    sample_every: int = _key(1, rules.whole_number(1), "steps between two samples")
 
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """How the unknowns of a device are found from the trajectories that are rewarded."""
+    """Calibration of the device's unknowns from the trajectories that are rewarded."""
 
     correction: str = _key(
         "none",
@@ -200,14 +204,16 @@ class CalibrationConfig:
         "to the model's noise-free gradient",
     )
     simulated: int = _key(
-        16, rules.whole(2), "trajectories of the model an iteration; they cost time only"
+        16, rules.whole_number(2), "trajectories of the model per iteration; they cost time only"
     )
     samples: int = _key(
-        2, rules.whole(0), "of the calibration's error in the gradient's error bar; 0 leaves it out"
+        2,
+        rules.whole_number(0),
+        "of the calibration's error in the gradient's error bar; 0 leaves it out",
     )
-    measure_every: int = _key(1, rules.whole(1), "iterations of which one measures")
+    measure_every: int = _key(1, rules.whole_number(1), "one of so many iterations measures")
     forget_after: float = _key(
-        0.0, rules.number(least=0), "iterations over which measurements fade; 0: never"
+        0.0, rules.number(minimum=0), "iterations over which measurements fade; 0: never"
     )
     kerr: bool = _key(False, rules.flag(), "Kerr coefficients are unknown too")
     readout: bool = _key(
@@ -222,12 +228,12 @@ class CalibrationConfig:
 
 @dataclass(frozen=True)
 class Stop:
-    """Budgets; 0 is none. Whatever comes first stops."""
+    """Limits of a run; 0 is none. The first one reached ends the run."""
 
     max_trajectories: int = _key(
-        0, rules.whole(0), "in all; no iteration is begun that would exceed it"
+        0, rules.whole_number(0), "in total; no iteration starts that would exceed it"
     )
-    max_minutes: float = _key(0.0, rules.number(least=0), "of training, over all resumptions")
+    max_minutes: float = _key(0.0, rules.number(minimum=0), "of training, over all resumptions")
 
 
 @dataclass(frozen=True)
@@ -235,17 +241,19 @@ class KeepConfig:
     """What is written, and how often."""
 
     parameters_every: int = _key(
-        10, rules.whole(1), "iterations between two records of the parameters"
+        10, rules.whole_number(1), "iterations between two records of the parameters"
     )
     checkpoint_seconds: float = _key(
-        20.0, rules.number(least=0), "between two checkpoints; 0: every iteration"
+        20.0, rules.number(minimum=0), "between two checkpoints; 0: every iteration"
     )
-    checkpoints: int = _key(3, rules.whole(2), "kept; two at least, should the newest be damaged")
+    checkpoints: int = _key(
+        3, rules.whole_number(2), "how many are kept; at least two, in case the newest is damaged"
+    )
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole training."""
+    """The configuration of a training."""
 
     preset: str = _key(
         "paper",
@@ -254,10 +262,10 @@ class Config:
     )
     seed: int = _key(
         0,
-        rules.whole(0, rules.SEEDS),
+        rules.whole_number(0, rules.SEEDS),
         "of the noise, the modulation and the initial Kerr coefficients",
     )
-    iterations: int = _key(10_000, rules.whole(1), "")
+    iterations: int = _key(10_000, rules.whole_number(1), "")
     backend: str = _key(
         "auto",
         rules.word("auto", "cpu", "cuda", "jax"),
@@ -312,26 +320,26 @@ def load(path: str | Path) -> Config:
 
 
 def dump(config: Config) -> str:
-    """As TOML, every key with what it means. `load` gives the same configuration back."""
+    """The configuration as TOML, every key with an explanation. `load` reads it back."""
     lines = [
-        _line(config, f) for f in dataclasses.fields(config) if not _is_section(config, f.name)
+        _format_line(config, f)
+        for f in dataclasses.fields(config)
+        if not _is_section(config, f.name)
     ]
     for f in dataclasses.fields(config):
         if _is_section(config, f.name):
             part = getattr(config, f.name)
-            lines += ["", f"[{f.name}]", *(_line(part, g) for g in dataclasses.fields(part))]
+            lines += ["", f"[{f.name}]", *(_format_line(part, g) for g in dataclasses.fields(part))]
     return "\n".join(lines) + "\n"
 
 
 ADJUSTABLE = ("iterations", "stop.max_trajectories", "stop.max_minutes")
-"""What may change when a run goes on: how far it goes, and nothing of what it computes."""
+"""Keys that may change when a run is continued: its length, and nothing that it computes."""
 _STAMP = re.compile(r"# run ([0-9a-f]{16}) keys ([0-9a-f]{16})\n")
 
 
 def digest(text: str) -> str:
-    """Fingerprint of the keys of a TOML file, without those that may change and whatever is no
-    key.
-    """
+    """Fingerprint of the keys of a TOML file, without the adjustable ones and comments."""
     # earlier names: a run that began with them keeps its fingerprint
     tree = _rename_keys(tomllib.loads(text), EARLIER_NAMES)
     for name in ADJUSTABLE:
@@ -341,8 +349,7 @@ def digest(text: str) -> str:
 
 
 def stamp(config: Config, run: str) -> str:
-    """`dump` with a last line that says which run it is of; cut off anywhere, the file has none or
-    another.
+    """`dump` with a last line that identifies the run; a truncated file has none or another.
 
     run: the fingerprint of the run; that of the configuration if empty.
     """
@@ -352,9 +359,7 @@ def stamp(config: Config, run: str) -> str:
 
 
 def read_stamp(path: Path) -> str:
-    """The fingerprint of the run that a `stamp` file belongs to, checked; empty for a file
-    without.
-    """
+    """The checked fingerprint of the run that a `stamp` file belongs to; empty if it has none."""
     text = path.read_text(encoding="utf-8")
     stamp = _STAMP.fullmatch(text[text.rfind("\n# run ") + 1 :]) if "\n# run " in text else None
     if stamp is None:
@@ -369,10 +374,9 @@ def read_stamp(path: Path) -> str:
 
 
 def load_unedited(path: Path) -> Config:
-    """The configuration of a run, to compute with its parameters; an error if its keys were edited
-    since.
+    """The configuration of a run; an error if its keys were edited since.
 
-    A file without a stamp, which is not of a run, is read as it is.
+    A file without a stamp, which does not belong to a run, is read as it is.
     """
     config = load(path)
     read_stamp(path)
@@ -382,18 +386,18 @@ def load_unedited(path: Path) -> Config:
 # ------------------------------------------------------------------------------------------ helpers
 
 RETIRED = {"baseline.twin_error": 0.0}
-"""Keys of earlier files, and the value at which they change nothing."""
+"""Keys of earlier files, with the value at which they have no effect."""
 
 EARLIER_NAMES = {
     "task.integrator": "task.step",
     "baseline.forget_after": "baseline.memory",
     "calibration.forget_after": "calibration.memory",
 }
-"""Keys by their names today, and those that they have in earlier files of runs."""
+"""Present names of keys, and their names in earlier run folders."""
 
 
 def _rename_keys(tree: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A copy of a parsed file with other names of some `section.key`."""
+    """A copy of a parsed file with some `section.key` renamed."""
     renamed = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     for before, after in names.items():
         section, old = before.split(".")
@@ -405,7 +409,7 @@ def _rename_keys(tree: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
 
 
 def _fill(record: Any, tree: Mapping[str, Any], where: str) -> Any:
-    """`record` with the values of `tree` in place, each checked by its rule."""
+    """The record with the values of `tree`, each checked by its rule."""
     known = [f.name for f in dataclasses.fields(record)]
     values = {}
     for key, value in tree.items():
@@ -419,7 +423,7 @@ def _fill(record: Any, tree: Mapping[str, Any], where: str) -> Any:
             continue
         if key not in known:
             place = f"[{where}]" if where else "the top level"
-            hint = close_match(key, known) or _elsewhere(key)
+            hint = close_match(key, known) or _suggest_key(key)
             raise ValueError(f"`{full}` is no key of {place}, which has {', '.join(known)}.{hint}")
         if _is_section(record, key):
             if not isinstance(value, Mapping):
@@ -432,17 +436,17 @@ def _fill(record: Any, tree: Mapping[str, Any], where: str) -> Any:
     return dataclasses.replace(record, **values)
 
 
-def _elsewhere(key: str) -> str:
-    """A key that exists, but in another section."""
+def _suggest_key(key: str) -> str:
+    """A suggestion for a key that belongs to another section or is misspelt."""
     config = Config()
-    every = [f.name for f in dataclasses.fields(config) if not _is_section(config, f.name)]
+    keys = [f.name for f in dataclasses.fields(config) if not _is_section(config, f.name)]
     for f in dataclasses.fields(config):
         if _is_section(config, f.name):
-            every += [f"{f.name}.{g.name}" for g in dataclasses.fields(getattr(config, f.name))]
-    last = {name.split(".")[-1]: name for name in every}
+            keys += [f"{f.name}.{g.name}" for g in dataclasses.fields(getattr(config, f.name))]
+    last = {name.split(".")[-1]: name for name in keys}
     if key in last:
         return f' Did you mean "{last[key]}"?'
-    return close_match(key, every)
+    return close_match(key, keys)
 
 
 def _is_section(record: Any, name: str) -> bool:
@@ -453,18 +457,15 @@ def _rule(kind: type, name: str) -> Rule:
     return next(f.metadata["rule"] for f in dataclasses.fields(kind) if f.name == name)
 
 
-def _line(record: Any, f: Any) -> str:
+def _format_line(record: Any, f: Any) -> str:
     line = f"{f.name} = {_toml(getattr(record, f.name))}"
     return f"{line:<32}  # {f.metadata['comment']}" if f.metadata["comment"] else line
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return (
-            "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
-            if value
-            else "{}"
-        )
+        entries = ", ".join(f"{k} = {_toml(v)}" for k, v in value.items())
+        return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, float):
@@ -532,9 +533,7 @@ FAST = apply_changes(
         "keep.parameters_every": 1,
     },
 )
-"""The paper's lattice and bounds with the twin correction: its result from 16 trajectories an
-iteration.
-"""
+"""The paper's lattice and bounds with the twin correction: 16 trajectories per iteration."""
 
 ISOLATION = apply_changes(
     FAST,
@@ -552,8 +551,7 @@ ISOLATION = apply_changes(
         "baseline.forget_after": 1.0,
     },
 )
-"""A small Kerr lattice that lets power through one way, with drive, noise, loss and bounds of the
-paper's lattice.
+"""A small Kerr lattice that transmits one way, with drive, noise, loss and bounds of the paper's.
 """
 
 UNKNOWN = apply_changes(
@@ -567,8 +565,7 @@ UNKNOWN = apply_changes(
         "calibration.measure_every": 3,
     },
 )
-"""The paper's lattice and bounds, on a device whose every coupling and detuning is hidden and 20 %
-off.
+"""The paper's lattice and bounds, on a device with hidden 20 % errors of couplings and detunings.
 """
 
 PRESETS = {

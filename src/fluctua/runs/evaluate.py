@@ -1,6 +1,4 @@
-"""J of given parameters, measured afresh: other noise, other seeds, more trajectories, a finer
-step.
-"""
+"""Evaluate J of given parameters of a lattice afresh: other noise, seeds, ensembles or steps."""
 
 from __future__ import annotations
 
@@ -15,19 +13,26 @@ import numpy as np
 
 from fluctua.learn.evaluate import FRESH
 from fluctua.runs.build import FAMILIES, make_task, resolve_backend
+from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import ENSEMBLE, Config
-from fluctua.runs.heeded import is_unknown
-from fluctua.runs.rules import SEEDS, whole
+from fluctua.runs.rules import SEEDS, whole_number
 from fluctua.runs.unknown import true_system
 from fluctua.store.files import require_file
 from fluctua.tcmt.network import Network
 
-_SEED = whole(0, SEEDS)
-_COUNT = whole(2, ENSEMBLE)
+_SEED = whole_number(0, SEEDS)
+_COUNT = whole_number(2, ENSEMBLE)
 
 
 class Measurement(NamedTuple):
-    """J with its standard error, and the spread of single returns."""
+    """J of given parameters, with its settings.
+
+    J, J_stderr: value and standard error.
+    spread: standard deviation of single returns.
+    trajectories: how many were run.
+    sigma_w, sigma_kappa, dt, seed: of the evaluation.
+    seconds: wall time.
+    """
 
     J: float
     J_stderr: float
@@ -51,9 +56,9 @@ def evaluate(
     dt: float | None = None,
     backend: str | None = None,
 ) -> Measurement:
-    """Measure J at θ, of the device if it has hidden errors. What is not given is as in `config`.
+    """Evaluate J at θ, of the device itself if it has hidden errors. Defaults: `config`.
 
-    sigma_w = 0 is allowed: no score is taken.
+    sigma_w = 0 is allowed, since no score is computed.
     """
     device = resolve_backend(config.backend if backend is None else backend)
     # GPUs of a cluster
@@ -89,13 +94,12 @@ def evaluate(
 def load_parameters(
     path: Path, network: Network, others: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Some of omega, kappa, chi from an .npz of plain arrays.
+    """Load omega, kappa and chi from an .npz of plain arrays.
 
     Args:
         path: the file.
-        network: what they belong to.
-        others: those that the file does not hold; the network's own if not given.
-
+        network: the network they belong to.
+        others: values of families that the file does not hold; by default the network's own.
     """
     require_file(path, "an .npz file")
     try:

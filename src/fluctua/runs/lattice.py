@@ -1,7 +1,7 @@
-"""Training of a lattice into a folder, from a configuration.
+"""Train a lattice into a folder, from a configuration.
 
 `run(config, folder)` yields a row and a record per iteration, `complete` runs to the end, and
-`resume(folder, {"iterations": 200})` goes on. A kill loses only time.
+`resume(folder, {"iterations": 200})` continues. A kill loses only time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fluctua.learn.training import Length, Record
 from fluctua.runs import build as building
 from fluctua.runs import config as configuration
 from fluctua.runs import reading
-from fluctua.runs.heeded import refuse_ignored
+from fluctua.runs.conditions import refuse_ignored
 from fluctua.runs.summary import conclude
 from fluctua.scale.distributed import close
 from fluctua.store import checkpoint, journal, loop
@@ -28,7 +28,7 @@ from fluctua.store import folder as runfolder
 from fluctua.store.history import Row
 
 Rows = Generator[tuple[Row, Record], None, dict[str, Any]]
-"""Rows with their records; what the generator returns is the summary."""
+"""Rows with their records; the generator returns the summary."""
 
 
 def run(
@@ -45,12 +45,12 @@ def run(
 
     Args:
         config: what to train.
-        folder: where; made if it does not exist.
+        folder: where; created if it does not exist.
         replace: remove an earlier run in that folder.
-        cluster: the address of a Ray cluster that computes the `ensemble.shards`; in this process
-            if not given.
-    Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
+        cluster: address of a Ray cluster that computes the `ensemble.shards`; by default this
+            process.
 
+    Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
     """
     refuse_ignored(config, configuration.PRESETS[config.preset])
     config = dataclasses.replace(config, backend=building.resolve_backend(config.backend))
@@ -67,16 +67,15 @@ def resume(
     report: Callable[[str], None] = print,
     cluster: str | None = None,
 ) -> Rows:
-    """Go on with a run from its newest good checkpoint; the rows after it are computed again, and
-    come out the same.
+    """Continue a run from its newest good checkpoint; later rows are computed again, to the bit.
 
     Args:
         folder: of the run.
         changes: of `ADJUSTABLE` keys.
         report: called with a line of text about each damaged file.
-        cluster: the address of a Ray cluster, another one or none if that is so now.
-    Returns: a generator of the rows to come.
+        cluster: address of a Ray cluster; it may differ from that of the earlier rows.
 
+    Returns: a generator of the further rows.
     """
     place = runfolder.find_run(folder, runfolder.RunFolder(Path(folder)))
     with runfolder.hold(place) as lock:
@@ -111,20 +110,19 @@ def branch(
     report: Callable[[str], None] = print,
     cluster: str | None = None,
 ) -> Rows:
-    """Begin another run where `source` stands: its parameters, its optimiser and its iteration, in
-    a new folder.
+    """Start another run from the state of `source`: its parameters, optimiser and iteration.
 
-    What is learnt with other trajectories an iteration, say, from one breakpoint on.
+    Use it to compare, say, ensemble sizes from one breakpoint on.
 
     Args:
-        source: the run to begin from.
+        source: the run to start from.
         folder: of the new run.
-        changes: any keys that leave the lattice and the optimiser's rule as they are.
+        changes: any keys that keep the lattice and the optimiser's rule.
         replace: remove an earlier run in that folder.
         report: called with a line of text about each damaged file.
-        cluster: the address of a Ray cluster that computes the `ensemble.shards`.
-    Returns: a generator of the rows of the new run.
+        cluster: address of a Ray cluster that computes the `ensemble.shards`.
 
+    Returns: a generator of the rows of the new run.
     """
     origin = runfolder.find_run(source, runfolder.RunFolder(Path(source)))
     before = configuration.load(origin.settings)
@@ -132,15 +130,15 @@ def branch(
     refuse_ignored(config, before)
     config = dataclasses.replace(config, backend=building.resolve_backend(config.backend))
     run = _LatticeRun(config, building.build(config, cluster), runfolder.RunFolder(Path(folder)))
-    there = _read_source(run, origin, before, report)
+    source_state = _read_source(run, origin, before, report)
     state = dataclasses.replace(
-        there,
+        source_state,
         row=0,
         seconds=0.0,
         tier=0,
-        tier_start=there.now.iteration,
+        tier_start=source_state.now.iteration,
         past=[],
-        memory=there.memory if _remember_alike(before, config) else {},
+        memory=source_state.memory if _share_memory(before, config) else {},
     )
     over = explain_end(config, state)
     if over:
@@ -156,7 +154,7 @@ def branch(
 
 
 def complete(config: configuration.Config, folder: str | Path) -> dict[str, Any]:
-    """`run` to its end; the summary."""
+    """`run` to its end and return the summary."""
     rows = run(config, folder)
     while True:
         try:
@@ -166,20 +164,20 @@ def complete(config: configuration.Config, folder: str | Path) -> dict[str, Any]
 
 
 def explain_end(config: configuration.Config, state: checkpoint.RunState) -> str:
-    """Why a run is over, or nothing."""
+    """Why a run is over, or an empty string."""
     if state.now.iteration >= config.iterations:
         return f"it has run its {config.iterations:,} iterations"
-    most = config.stop.max_trajectories
+    maximum = config.stop.max_trajectories
     minutes = config.stop.max_minutes
-    if most and state.spent + ensemble_size(config, state.tier, state.now.iteration) > most:
-        return f"it has used {state.spent:,} of at most {most:,} trajectories"
+    if maximum and state.spent + ensemble_size(config, state.tier, state.now.iteration) > maximum:
+        return f"it has used {state.spent:,} of at most {maximum:,} trajectories"
     if minutes and state.seconds >= 60 * minutes:
         return f"it has trained for {minutes:g} minutes"
     return ""
 
 
 def ensemble_size(config: configuration.Config, tier: int, iteration: int) -> int:
-    """Trajectories of an iteration."""
+    """Number of trajectories of an iteration."""
     e = config.ensemble
     if e.schedule == "escalation":
         return e.budgets[tier]
@@ -189,7 +187,7 @@ def ensemble_size(config: configuration.Config, tier: int, iteration: int) -> in
 
 
 class Escalated(NamedTuple):
-    """The state after a record, and the event if the schedule made one."""
+    """The state after a record, and the event of the schedule, if any."""
 
     state: checkpoint.RunState
     event: str
@@ -201,15 +199,15 @@ def escalate(
     record: Record,
     memory: dict[str, np.ndarray],
 ) -> Escalated:
-    """Add a record to the state, with more trajectories from here on where the schedule says so.
+    """Add a record to the state, and escalate the ensemble where the schedule requires it.
 
-    The given state is left alone.
+    The given state is not modified.
     """
     new = checkpoint.add_record(state, record, memory)
     e = config.ensemble
     if e.schedule != "escalation" or state.tier == len(e.budgets) - 1:
         return Escalated(new, "")
-    checkpoint.remember(new, state.now, e.window)
+    checkpoint.keep_iterate(new, state.now, e.window)
     back_to = optimisers.find_escalation(
         new.values, new.tier_start, window=e.window, confidence=e.confidence
     )
@@ -225,9 +223,7 @@ def escalate(
 
 
 def estimate_space(config: configuration.Config, parameters: int) -> int:
-    """Bytes that a run may take: records twice (one copy while writing), checkpoints and rewind
-    history.
-    """
+    """Bytes that a run may take: records twice (one copy while writing), checkpoints, rewinds."""
     records = 2 * 8 * parameters * (config.iterations // config.keep.parameters_every + 2)
     rewinds = 12 * config.ensemble.window if config.ensemble.schedule == "escalation" else 0
     steps = round(config.task.horizon / config.task.dt)
@@ -236,7 +232,7 @@ def estimate_space(config: configuration.Config, parameters: int) -> int:
 
 
 class _LatticeRun(NamedTuple):
-    """A configuration, what it is made into, and its folder."""
+    """A configuration, the parts built from it, and its folder."""
 
     config: configuration.Config
     parts: building.LatticeParts
@@ -270,7 +266,7 @@ class _LatticeRun(NamedTuple):
         return explain_end(self.config, state)
 
     def list_files(self, identity: str, start: checkpoint.RunState) -> journal.RunFiles:
-        """What the files of the run have in common."""
+        """Common data of the files of the run."""
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(self.parts.theta))
         return journal.RunFiles(
             self.place,
@@ -297,7 +293,7 @@ def _read_source(
     config: configuration.Config,
     report: Callable[[str], None],
 ) -> checkpoint.RunState:
-    """Where the run stands that another one begins from."""
+    """The state of the run that another one starts from."""
     files = run._replace(place=origin).list_files(_read_identity(origin, config), run.start)
     state = journal.read_state(files, report)
     if not checkpoint.list_checkpoints(origin.checkpoints):
@@ -308,7 +304,7 @@ def _read_source(
 def _make_options(
     config: configuration.Config, parts: building.LatticeParts
 ) -> journal.JournalOptions:
-    """How often is written, and what parameters.h5 says of the lattice."""
+    """What is written and how often, with the lattice's description for parameters.h5."""
     task = config.task
     keep = config.keep
     attributes = {
@@ -328,7 +324,7 @@ def _make_options(
         keep.checkpoints,
         keep.checkpoint_seconds,
         keep.parameters_every,
-        describe=reading.describing(parts.task.network, attributes),
+        describe=reading.make_description(parts.task.network, attributes),
         names=_name_families,
     )
 
@@ -336,7 +332,7 @@ def _make_options(
 def _read_identity(place: runfolder.RunFolder, config: configuration.Config) -> str:
     """The fingerprint of a run.
 
-    A file without one is of an earlier version, unless other files have theirs.
+    A settings file without one is of an earlier version, unless other files have theirs.
     """
     stated = configuration.read_stamp(place.settings)
     if stated:
@@ -353,13 +349,13 @@ def _name_families(theta: Params) -> dict[str, np.ndarray]:
     return {name: np.asarray(theta[name]) for name in building.FAMILIES}
 
 
-def _remember_alike(a: configuration.Config, b: configuration.Config) -> bool:
-    """Whether what one's estimator remembers is of use to the other's."""
-    return _select_remembered(a) == _select_remembered(b)
+def _share_memory(a: configuration.Config, b: configuration.Config) -> bool:
+    """Whether the estimator of one configuration can use the state of the other's."""
+    return _select_memory_settings(a) == _select_memory_settings(b)
 
 
-def _select_remembered(config: configuration.Config) -> tuple[Any, ...]:
-    """The settings that what an estimator remembers depends on."""
+def _select_memory_settings(config: configuration.Config) -> tuple[Any, ...]:
+    """The settings on which the state of an estimator depends."""
     task = config.task
     return (
         config.baseline,

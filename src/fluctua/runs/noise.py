@@ -1,23 +1,19 @@
-"""What the noise amplitude does to an estimate (Fig. 2c, d): the variance of the gradient, the bias
-of the return.
+"""Effect of the noise amplitude on an estimate: variance of the gradient and bias of the return.
 
-Everything is measured at several σ_W under the same random numbers, and kept as batch means
-(`learn.repetitions`).
-Letters: S amplitudes, B batches, E trajectories.
+Everything is measured at several σ_W under the same random numbers (Fig. 2c, d), and kept as batch
+means (`learn.repetitions`). Letters: S amplitudes, B batches, E trajectories.
 
-How much noise: the variance of a gradient, which noise lowers, against the bias of the return,
-which it raises.
+Noise lowers the variance of the gradient and raises the bias of the return. With E trajectories at
+amplitude σ the estimate of ∇J(0) has the relative error
 
-With E trajectories at amplitude σ the estimate of ∇J(0) is off by
-
-    ε²(σ, E) = Σ_f w_f (|∇c|²σ⁴ + V(σ)/E) / Σ_f w_f |∇J|²,     V(σ) = A/σ² + B + Cσ²,     J(σ) =
-    J(0) + cσ²,
+    ε²(σ, E) = Σ_f w_f (|∇c|²σ⁴ + V(σ)/E) / Σ_f w_f |∇J|²,
+    V(σ) = A/σ² + B + Cσ²,     J(σ) = J(0) + cσ²,
 
 summed over families f of parameters, each in units of its own noise, w_f = 1/V_f at the present σ:
-the metric in which the paper's rule steps, and one that a family without any gradient does not
-upset. V is the variance of one trajectory's gradient, summed over the family: A is what the return
-varies by without noise (modulation, or no baseline) times a score ∝ 1/σ; B is noise times score; C
-noise on noise. See docs/noise.md.
+the metric in which the paper's rule steps, insensitive to families without a gradient. V is the
+variance of one trajectory's gradient, summed over the family: A is the variance of the return
+without noise (modulation, or no baseline) times a score ∝ 1/σ; B is noise times score; C noise on
+noise. See docs/noise.md.
 """
 
 from __future__ import annotations
@@ -37,11 +33,11 @@ Done = Callable[[int], None]
 """Called with the number of trajectories that were just run."""
 
 
-def ignore(count: int) -> None:
+def ignore_progress(count: int) -> None:
     """Report nothing."""
 
 
-def variances(
+def measure_variances(
     key: Array,
     task: Task,
     theta: Params,
@@ -50,13 +46,13 @@ def variances(
     baseline: Any = "binned",
     count: int = 1000,
     backend: str = "cpu",
-    done: Done = ignore,
+    done: Done = ignore_progress,
 ) -> np.ndarray:
-    """Variance of one trajectory's gradient, averaged over all ω_n, at each σ_W. (S, B)
+    """Variance of one trajectory's gradient, averaged over all ω_n, at each σ_W. Shape (S, B).
 
-    baseline: a name or a record, as `Task.estimator` takes it.
+    baseline: a name or a record, as in `Task.estimator`.
 
-    >>> variances(key, task, theta, [0.1, 0.5]).mean(axis=1)
+    >>> measure_variances(key, task, theta, [0.1, 0.5]).mean(axis=1)
     """
     rows = []
     for sigma in sigma_w:
@@ -69,19 +65,21 @@ def variances(
 
 
 class Returns(NamedTuple):
-    """At each σ_W. bias: J(σ_W) − J(0). square: mean square of a return about J(σ_W), whose root is
-    the spread. (S, B)
+    """Bias and spread of the return at each σ_W.
 
-    silent: J(0). silent_square: the same without Wiener noise (B,), all that the modulation makes.
+    bias: J(σ_W) − J(0) (S, B).
+    square: mean square of a return about J(σ_W), whose root is the spread (S, B).
+    noiseless: J(0).
+    noiseless_square: mean square without Wiener noise, due to the modulation alone (B,).
     """
 
     bias: np.ndarray
     square: np.ndarray
-    silent: float
-    silent_square: np.ndarray
+    noiseless: float
+    noiseless_square: np.ndarray
 
 
-def returns(
+def measure_returns(
     key: Array,
     task: Task,
     theta: Params,
@@ -90,18 +88,17 @@ def returns(
     count: int = 10_000,
     backend: str = "cpu",
     batches: int = BATCHES,
-    done: Done = ignore,
+    done: Done = ignore_progress,
 ) -> Returns:
-    """Bias and spread of the return, paired with runs without Wiener noise under the same
-    modulation.
+    """Bias and spread of the return, paired with noiseless runs under the same modulation.
 
-    The noise comes in pairs ±w that share their modulation. What is linear in the noise cancels
-    within a pair, so the bias, which is of second order, is resolved at any σ_W; a plain paired
-    difference has an error ∝ σ_W that buries it at small ones. Float64, because at σ_W = 10⁻³ the
-    bias is 10⁻⁷ of the return.
+    The noise comes in pairs ±w that share their modulation. Terms linear in the noise cancel within
+    a pair, so the bias, which is of second order, is resolved at any σ_W; the error ∝ σ_W of a
+    plain paired difference would hide it at small ones. Float64, because at σ_W = 10⁻³ the bias is
+    10⁻⁷ of the return.
     """
     count -= count % 2
-    silent = _returns(key, task, theta, count, backend, noise=False)
+    noiseless = _simulate_returns(key, task, theta, count, backend, noise=False)
     done(count)
 
     def pairs(r):
@@ -113,14 +110,14 @@ def returns(
     bias = []
     square = []
     for sigma in sigma_w:
-        r = _returns(key, with_noise(task, sigma_w=sigma), theta, count, backend)
-        bias.append(average_in_batches(pairs(r - silent), batches))
+        r = _simulate_returns(key, with_noise(task, sigma_w=sigma), theta, count, backend)
+        bias.append(average_in_batches(pairs(r - noiseless), batches))
         square.append(squares(r))
         done(count)
-    return Returns(np.array(bias), np.array(square), float(silent.mean()), squares(silent))
+    return Returns(np.array(bias), np.array(square), float(noiseless.mean()), squares(noiseless))
 
 
-def difference(
+def difference_returns(
     key: Array,
     task: Task,
     theta: Params,
@@ -131,10 +128,10 @@ def difference(
     backend: str = "cpu",
     noise: bool = True,
 ) -> np.ndarray:
-    """[R(θ + hu) − R(θ − hu)] / 2h of pairs of opposite noise, the same on both legs: d·∇J. (E/2,)
+    """[R(θ + hu) − R(θ − hu)] / 2h of antithetic pairs under the same noise: u·∇J. Shape (E/2,).
 
     direction: u, with the structure of θ; families that are left out stay. In float64, so that h
-    can be small.
+        can be small.
     """
     count += count % 2
     legs = []
@@ -143,27 +140,27 @@ def difference(
             n: np.asarray(v, float) + side * np.asarray(direction.get(n, 0.0))
             for n, v in theta.items()
         }
-        legs.append(_returns(key, task, moved, count, backend, noise=noise))
+        legs.append(_simulate_returns(key, task, moved, count, backend, noise=noise))
     return ((legs[0] - legs[1]) / (2 * step)).reshape(-1, 2).mean(axis=1)
 
 
-def _returns(
+def _simulate_returns(
     key: Array, task: Task, theta: Params, count: int, backend: str, *, noise: bool = True
 ) -> np.ndarray:
-    """R of antithetic pairs (E,)."""
+    """Returns of antithetic pairs. Shape (E,)."""
     estimator: Any = task.estimator(backend, baseline="none", dtype="float64")
-    alike = not noise and (task.modulation is None or task.modulation.sigma_kappa == 0)
+    deterministic = not noise and (task.modulation is None or task.modulation.sigma_kappa == 0)
     run = estimator.run(
-        key, theta, 2 if alike else count, scores=False, antithetic=True, noise=noise
+        key, theta, 2 if deterministic else count, scores=False, antithetic=True, noise=noise
     )
-    return np.full(count, run.returns[0]) if alike else run.returns
+    return np.full(count, run.returns[0]) if deterministic else run.returns
 
 
 # -------------------------------------------------------------------------- variance against bias
 
 
 class VarianceLaw(NamedTuple):
-    """V(σ) = A/σ² + B + Cσ², none of them negative."""
+    """The law V(σ) = A/σ² + B + Cσ², with A, B, C ≥ 0."""
 
     A: float
     B: float
@@ -176,10 +173,10 @@ class VarianceLaw(NamedTuple):
 
 
 def fit_variance(sigma: np.ndarray, variance: np.ndarray) -> VarianceLaw:
-    """Least squares of relative errors over A, B, C ≥ 0. sigma, variance: (S,).
+    """Fit A, B, C ≥ 0 by least squares of relative errors. sigma, variance: (S,).
 
-    Three unknowns: the best of all subsets whose solution is not negative is the constrained
-    minimum.
+    With three unknowns the constrained minimum is the best of all subsets with a non-negative
+    solution.
 
     >>> round(float(fit_variance(np.array([0.1, 1.0]), np.array([200.0, 2.0])).A), 9)
     2.0
@@ -220,19 +217,19 @@ def squared_norm(gradients: np.ndarray, variances: np.ndarray) -> Measured:
     return Measured(value, float(np.sqrt(noise + 4 * max(value, 0.0) * pooled.max())))
 
 
-def signal(norm2: list[Measured], variance: list[float]) -> Measured:
-    """S = Σ_f |∇J|²_f / V_f: how far one trajectory lifts the gradient out of its noise, and
-    the error of that.
-    """
+def sum_signal(norm2: list[Measured], variance: list[float]) -> Measured:
+    """S = Σ_f |∇J|²_f / V_f, the squared signal-to-noise ratio of one trajectory, and its error."""
     each = np.array(norm2) / np.array(variance)[:, None]
     return Measured(float(each[:, 0].sum()), float(np.sqrt((each[:, 1] ** 2).sum())))
 
 
 class Tradeoff(NamedTuple):
-    """What the choice depends on: sums over families, relative to the gradient ``S = Σ w|∇J|²``.
+    """Variance and bias as functions of σ, relative to the gradient ``S = Σ w|∇J|²``.
 
-    variance: ``Σ wV(σ)/S``. bias: ``Σ w|∇c|²/S``. ceiling: largest σ that the bias of the return
-    allows. low, high: the amplitudes between which V was measured.
+    variance: ``Σ wV(σ)/S``.
+    bias: ``Σ w|∇c|²/S``.
+    ceiling: largest σ that the bias of the return allows.
+    low, high: the amplitudes between which V was measured.
     """
 
     variance: VarianceLaw
@@ -248,14 +245,17 @@ class Tradeoff(NamedTuple):
         )
 
     def trajectories(self, sigma: float | np.ndarray, error: float) -> np.ndarray:
-        """E needed for a relative error; infinite where the bias alone is more."""
+        """E needed for a relative error; infinite where the bias alone exceeds it."""
         left = error**2 - self.bias * np.asarray(sigma, float) ** 4
         return np.where(left > 0, self.variance(sigma) / np.where(left > 0, left, 1.0), np.inf)
 
 
 class Optimum(NamedTuple):
-    """A choice. limited_by: "gradient" (its variance against its bias), "return bias", or the
-    "range" measured.
+    """A choice of noise.
+
+    sigma_w: the amplitude.
+    trajectories, error: number of trajectories and relative error of the gradient.
+    limited_by: "gradient" (its variance against its bias), "return bias", or the "range" measured.
     """
 
     sigma_w: float
@@ -264,11 +264,10 @@ class Optimum(NamedTuple):
     limited_by: str
 
 
-def optimum(
+def find_optimum(
     tradeoff: Tradeoff, *, error: float | None = None, trajectories: float | None = None
 ) -> Optimum:
-    """The σ that needs the fewest trajectories for an error, or that has the least error for a
-    number of them.
+    """The σ with the fewest trajectories for an error, or the smallest error for a budget.
 
     Where V = A/σ² alone, the second is ``σ⁶ = A/(2E·bias)``.
     """
@@ -287,17 +286,13 @@ def optimum(
     else:
         assert trajectories is not None
         cost = tradeoff.error(sigma, trajectories)
-    at = int(np.argmin(cost))
-    best = float(sigma[at])
-    needed = (
-        float(tradeoff.trajectories(best, error)) if error is not None else float(trajectories or 0)
-    )
-    edge = at in (0, len(sigma) - 1)
-    limit = (
-        "gradient"
-        if not edge
-        else "return bias"
-        if at and tradeoff.ceiling < tradeoff.high
-        else "range"
-    )
+    index = int(np.argmin(cost))
+    best = float(sigma[index])
+    needed = float(trajectories or 0)
+    if error is not None:
+        needed = float(tradeoff.trajectories(best, error))
+    edge = index in (0, len(sigma) - 1)
+    limit = "gradient"
+    if edge:
+        limit = "return bias" if index and tradeoff.ceiling < tradeoff.high else "range"
     return Optimum(best, needed, float(tradeoff.error(best, needed)), limit)

@@ -1,4 +1,4 @@
-"""SavedRun folders, read: what training wrote, as arrays.
+"""Read run folders into arrays.
 
 A folder holds `history.csv`, `parameters.h5`, `config.toml` and, at the end, `final.npz`. Letters:
 I iterations, R rows of the history, L records of the parameters, N resonators, B bonds.
@@ -20,12 +20,20 @@ from fluctua.store.course import RUN
 from fluctua.store.files import require_file
 
 ORDER_OF_STEP = {"euler": 1.0, "heun": 2.0}
-"""The step of a task as a number, which is what attributes of the file are."""
+"""Order of each integrator: attributes of the file are numbers."""
 
 
 class History(NamedTuple):
-    """The columns of `history.csv`. ensemble: trajectories of this iteration; trajectories:
-    spent so far.
+    """The columns of `history.csv`.
+
+    row: index of the row.
+    iteration: index of the iteration, which repeats after a rewind.
+    J, J_stderr: value and standard error.
+    ensemble: trajectories of this iteration.
+    trajectories: spent so far.
+    gradient_norm: |∇J|.
+    seconds: of this iteration.
+    event: see `fluctua.store.history.Row`.
     """
 
     row: np.ndarray
@@ -40,8 +48,15 @@ class History(NamedTuple):
 
 
 class Course(NamedTuple):
-    """What the file holds. row, iteration: (L,). omega, chi: (L, N). kappa: (L, B). attributes:
-    of the task.
+    """The content of `parameters.h5`.
+
+    row, iteration: (L,).
+    omega, chi: (L, N).
+    kappa: (L, B).
+    bonds: (B, 2).
+    positions: of the resonators (N, 2).
+    lead_sites: of the leads.
+    attributes: of the task.
     """
 
     row: np.ndarray
@@ -60,10 +75,13 @@ class Course(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """A training, as its folder tells it.
+    """A training, read from its folder.
 
-    history: one entry an iteration, rewound ones left out (I,). task: what was trained, on
-    `task.network`.
+    folder: where it is.
+    sigma_kappa: amplitude of the modulation.
+    history: one entry per iteration, rewound ones left out (I,).
+    task: what was trained, on `task.network`.
+    course: θ over the iterations.
     trained: θ of `final.npz`, or the last record while there is none.
     """
 
@@ -76,8 +94,9 @@ class SavedRun(NamedTuple):
 
 
 def rolling_mean(values: np.ndarray, window: int = 25) -> np.ndarray:
-    """Mean over `window` values about each; towards the ends fewer on both sides, so that a
-    trend stays in place.
+    """Mean over `window` values about each one.
+
+    The window shrinks symmetrically towards the ends, so that a trend is not shifted.
     """
     total = np.concatenate([[0.0], np.cumsum(values)])
     place = np.arange(len(values))
@@ -86,14 +105,14 @@ def rolling_mean(values: np.ndarray, window: int = 25) -> np.ndarray:
 
 
 def read_run(folder: Path | str) -> SavedRun:
-    """Everything in a run folder, checked."""
+    """Read and check everything in a run folder."""
     folder = Path(folder)
     columns = effective(read_history(folder))
     path = folder / "parameters.h5"
     course = effective_course(read_course(path))
     if not course.iteration.size:
         raise ValueError(f"{path} has no records yet; train for longer, or take the folder away.")
-    task = _task(path, course)
+    task = _make_task(path, course)
     trained = _read_trained(folder, course)
     tcmt.parameters(task.network, trained)  # raises where they do not fit
     return SavedRun(folder, course.attributes["sigma_kappa"], columns, task, course, trained)
@@ -108,7 +127,7 @@ def find_runs(folder: Path | str) -> list[Path]:
 
 
 def read_history(folder: Path | str) -> History:
-    """All rows of `history.csv` as columns, rewound ones too. (R,)"""
+    """All rows of `history.csv` as columns, rewound ones included. Shape (R,)."""
     path = Path(folder) / "history.csv"
     rows = history.read(path)
     if not rows:
@@ -119,13 +138,15 @@ def read_history(folder: Path | str) -> History:
 
 
 def effective(columns: History) -> History:
-    """The history without what rewinds undid: the last row of each iteration. (I,)"""
+    """The history without rewound rows: the last row of each iteration. Shape (I,)."""
     rows = history.find_kept(columns.iteration)
     return History(*(column[rows] for column in columns))
 
 
-def describing(network: tcmt.Network, attributes: dict[str, float]) -> Callable[[h5py.File], None]:
-    """What the file says of the network and its task."""
+def make_description(
+    network: tcmt.Network, attributes: dict[str, float]
+) -> Callable[[h5py.File], None]:
+    """A function that writes the network and its task into `parameters.h5`."""
 
     def describe(file: h5py.File) -> None:
         file["bonds"] = network.bonds
@@ -137,14 +158,14 @@ def describing(network: tcmt.Network, attributes: dict[str, float]) -> Callable[
 
 
 def read_course(path: Path) -> Course:
-    """Everything in `parameters.h5`."""
+    """Read `parameters.h5`."""
     require_file(path, "an HDF5 file")
     datasets = [name for name in Course._fields if name != "attributes"]
     try:
         with h5py.File(path, "r") as file:
-            lacking = [name for name in datasets if name not in file]
-            if lacking:
-                raise ValueError(f"{path} lacks {', '.join(lacking)}.")
+            missing = [name for name in datasets if name not in file]
+            if missing:
+                raise ValueError(f"{path} lacks {', '.join(missing)}.")
             arrays = {name: file[name][:] for name in datasets}
             attributes = {name: float(file.attrs[name]) for name in file.attrs if name != RUN}
             return Course(**arrays, attributes=attributes)
@@ -153,24 +174,24 @@ def read_course(path: Path) -> Course:
 
 
 def effective_course(course: Course) -> Course:
-    """Only the records that led to where the run is now, one for each iteration."""
+    """The records that led to the present state, one per iteration."""
     rows = history.find_kept(course.iteration)
     return course._replace(
         **{name: getattr(course, name)[rows] for name in ("row", "iteration", *FAMILIES)}
     )
 
 
-def _task(path: Path, course: Course) -> tcmt.Task:
-    """What was trained. Rates that the file does not tell are the paper's."""
+def _make_task(path: Path, course: Course) -> tcmt.Task:
+    """The task that was trained. Rates that the file does not hold are the paper's."""
     a = course.attributes
-    lacking = [
+    missing = [
         name
         for name in ("sigma_kappa", "sigma_w", "horizon", "dt", "drive_amplitude")
         if name not in a
     ]
-    if lacking:
-        raise ValueError(f"{path} lacks {', '.join(lacking)}.")
-    network = _network(path, course)
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}.")
+    network = _make_network(path, course)
     for name in FAMILIES:
         expected = (len(course.iteration), *network.shape(name))
         got = getattr(course, name).shape
@@ -188,7 +209,7 @@ def _task(path: Path, course: Course) -> tcmt.Task:
     )
 
 
-def _network(path: Path, course: Course) -> tcmt.Network:
+def _make_network(path: Path, course: Course) -> tcmt.Network:
     a = course.attributes
     network = tcmt.from_edges(
         course.bonds,

@@ -1,4 +1,4 @@
-"""What a value in a configuration may be: each rule says it in words and checks it."""
+"""Rules for values of a configuration: what is allowed, in words, and a check."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from fluctua.core.words import close_match
 
 
 class Rule(NamedTuple):
-    """allowed: in words, after "must be". accept: the value as it is stored, or None if it does
-    not fit.
+    """A rule for one key.
+
+    allowed: in words, after "must be".
+    accept: (value) -> the value as it is stored, or None if it does not fit.
+    words: allowed words, for suggestions.
     """
 
     allowed: str
@@ -20,9 +23,7 @@ class Rule(NamedTuple):
     words: tuple[str, ...] = ()
 
     def __call__(self, key: str, value: Any) -> Any:
-        """The value, or an error that names the key, what is allowed, what came, and a
-        close match.
-        """
+        """The accepted value, or an error that names the key, what is allowed and the value."""
         accepted = self.accept(value)
         if accepted is None:
             hint = close_match(value, self.words) if isinstance(value, str) else ""
@@ -31,34 +32,34 @@ class Rule(NamedTuple):
 
 
 SEEDS = 2**63 - 1
-"""The largest seed that fits."""
+"""The largest seed."""
 
 
-def whole(least: int, most: int | None = None) -> Rule:
+def whole_number(minimum: int, maximum: int | None = None) -> Rule:
     """A whole number."""
-    limit = "" if most is None else f" and at most {most:,}"
+    limit = "" if maximum is None else f" and at most {maximum:,}"
 
     def fits(v):
-        return _is_whole(v) and v >= least and (most is None or v <= most)
+        return _is_whole(v) and v >= minimum and (maximum is None or v <= maximum)
 
-    return Rule(f"a whole number, at least {least:,}{limit}", lambda v: v if fits(v) else None)
+    return Rule(f"a whole number, at least {minimum:,}{limit}", lambda v: v if fits(v) else None)
 
 
-def number(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Rule:
+def number(
+    *, above: float = -math.inf, minimum: float = -math.inf, below: float = math.inf
+) -> Rule:
     """A finite number, stored as a float."""
-    parts = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (
-        least > -math.inf
-    )
-    parts += [f"below {below:g}"] * (below < math.inf)
+    limits = {"above": above, "at least": minimum, "below": below}
+    parts = [f"{words} {limit:g}" for words, limit in limits.items() if math.isfinite(limit)]
 
     def fits(v):
-        return _is_number(v) and above < v < below and v >= least
+        return _is_number(v) and above < v < below and v >= minimum
 
     return Rule(f"a number {' and '.join(parts)}".rstrip(), lambda v: float(v) if fits(v) else None)
 
 
 def word(*words: str) -> Rule:
-    """One of some words."""
+    """One of several words."""
     return Rule(
         "one of " + ", ".join(f'"{w}"' for w in words), lambda v: v if v in words else None, words
     )
@@ -75,7 +76,7 @@ def text() -> Rule:
 
 
 def interval() -> Rule:
-    """[lower, upper]."""
+    """An interval [lower, upper]."""
 
     def accept(v: Any) -> tuple[float, float] | None:
         fits = isinstance(v, Sequence) and len(v) == 2 and all(map(_is_number, v)) and v[0] <= v[1]
@@ -97,7 +98,7 @@ def rising_sizes() -> Rule:
 
 
 def steps() -> Rule:
-    """[[iteration, trajectories], …] from iteration 0 on."""
+    """A schedule [[iteration, trajectories], …] from iteration 0 on."""
 
     def accept(v: Any) -> tuple[tuple[int, int], ...] | None:
         if not isinstance(v, list | tuple) or any(

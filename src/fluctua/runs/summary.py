@@ -1,4 +1,4 @@
-"""What came out of a run: measured once more, and written for people and for programs."""
+"""Summary of a lattice's run: evaluated once more, written as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.learn.shrunk_correction import read_certificate
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
+from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
-from fluctua.runs.heeded import is_unknown
-from fluctua.runs.unknown import hidden
+from fluctua.runs.unknown import draw_hidden_errors
 from fluctua.store import checkpoint, history
 from fluctua.store.checkpoint import replace
 from fluctua.store.folder import RunFolder
@@ -26,24 +26,22 @@ from fluctua.store.summary import (
 )
 
 FINER = 2
-"""The final J is also measured with steps this much smaller."""
+"""Factor by which the steps of the second evaluation are smaller."""
 
 
 def conclude(place: RunFolder, config: Config) -> dict[str, Any]:
-    """Measure the final parameters, write summary.txt and summary.json, and return what they
-    say.
-    """
+    """Evaluate the final parameters, write summary.txt and summary.json, and return the summary."""
     rows = history.read(place.history)
     if not rows:
         return {}
-    summary = gather(place, config, rows)
+    summary = gather_numbers(place, config, rows)
     replace(place.path / "summary.txt", format_summary(summary).encode())
     # last: the run is complete
     replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary
 
 
-def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[str, Any]:
+def gather_numbers(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[str, Any]:
     """The numbers of a summary."""
     theta = load_parameters(place.final, make_network(config))
     count = min(max(rows[-1].ensemble, 256), 2000)
@@ -51,6 +49,10 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         evaluate(config, theta, trajectories=count, seed=config.seed, dt=dt)._asdict()
         for dt in (config.task.dt, config.task.dt / FINER)
     )
+    if is_unknown(config):
+        model = _summarise_calibration(place, config)
+    else:
+        model = _summarise_twin(place, config, theta)
     return {
         **summarise_rows(rows),
         "final": final,
@@ -64,12 +66,8 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
             name: _at_bound(theta[name], *getattr(config.bounds, name)) for name in FAMILIES
         },
         **find_fall(history.effective(rows), final, config.baseline.kind == "twin"),
-        **(
-            _summarise_calibration(place, config)
-            if is_unknown(config)
-            else _summarise_twin(place, config, theta)
-        ),
-        "how": how(config),
+        **model,
+        "how": describe_method(config),
     }
 
 
@@ -82,20 +80,17 @@ KNOWN = {
 }
 
 
-def how(config: Config) -> str:
-    """How J was reached: what the estimator knew, and the rule."""
-    rule = (
-        "the paper's rule"
-        if config.optimiser.rule == "paper"
-        else config.optimiser.rule.capitalize()
-    )
+def describe_method(config: Config) -> str:
+    """The method of a run: what its estimator knew, and the rule."""
+    name = config.optimiser.rule
+    rule = "the paper's rule" if name == "paper" else name.capitalize()
     if is_unknown(config):
         return f"the structure alone, calibrated on the trajectories that are rewarded, {rule}"
     return f"{KNOWN[config.baseline.kind]}, {rule}; exact score"
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """For people."""
+    """The summary as text."""
     lines = [
         *format_values(summary),
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
@@ -139,7 +134,7 @@ def format_summary(summary: dict[str, Any]) -> str:
 
 
 def _read_memory(place: RunFolder) -> dict[str, np.ndarray]:
-    """What the estimator remembered in the newest checkpoint."""
+    """The state of the estimator in the newest checkpoint."""
     readable = checkpoint.read_newest(place.checkpoints, lambda text: None)
     arrays = {} if readable is None else readable[1]
     return {
@@ -150,7 +145,7 @@ def _read_memory(place: RunFolder) -> dict[str, np.ndarray]:
 
 
 def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
-    """What was learnt of a device, and how far that is from what it is."""
+    """Calibrated unknowns of a device, with their true errors."""
     memory = _read_memory(place)
     task = make_task(config)
     estimator = make_estimator(config, task)
@@ -158,7 +153,7 @@ def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
         return {}
     estimator.restore(memory)
     known = estimator.calibration
-    true = hidden(config, task.network)
+    true = draw_hidden_errors(config, task.network)
 
     def rms(v):
         return float(np.sqrt(np.mean(np.square(v))))

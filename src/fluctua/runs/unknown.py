@@ -1,9 +1,8 @@
-"""A lattice that is not what its settings say, measured state by state, and an estimator that knows
-its structure only.
+"""A lattice with hidden errors, measured state by state, and an estimator that calibrates it.
 
-Every coupling has a gain and every detuning a hidden offset; Kerr coefficients,
-couplings across the cells, noise of the readout and coarse sampling can be added. What is drawn
-depends on the run's seed alone.
+Every coupling has a hidden gain and every detuning a hidden offset; Kerr coefficients, couplings
+across the cells, noise of the readout and coarse sampling can be added. The errors depend on the
+run's seed alone. The estimator knows the structure only.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from fluctua.runs.config import Config
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.run import run
-from fluctua.tcmt.state_scores import returns as measured_returns
+from fluctua.tcmt.state_scores import compute_returns as measured_returns
 
 STREAM = 0xDE
-"""Sets the draw of the hidden errors apart from other uses of a seed."""
+"""Separates the draw of the hidden errors from other uses of a seed."""
 
 SPREAD = {
     "gain": "gain_error",
@@ -38,28 +37,26 @@ SPREAD = {
     "kerr": "kerr_error",
     "second": "second_neighbours",
 }
-"""Unknowns, and the key that says how large they are."""
+"""Unknowns, and the keys that give their standard deviations."""
 
-LEAST = 1e-3
+MIN_SPREAD = 1e-3
 """Spread of an unknown that is fitted or watched though the device has none of it."""
 
 EVERY = 20
-"""Steps of which one counts for the information: features change by 1e-3 of themselves in a step.
-"""
+"""One of so many steps counts for the information; features change by 1e-3 per step."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A substrate on the CPU's kernel: (key, theta, count) -> Trajectories.
+    """A device with hidden errors, simulated on the CPU: (key, theta, count) -> Trajectories.
+
+    Without readout noise its states are those of `task.simulator()(key, hidden(theta), count)`.
 
     Args:
-        task: the network as it is; its graph may have unknown bonds.
+        task: the true network; its graph may have unknown bonds.
         hidden: θ -> its parameters.
         sample_every: steps between two samples.
         readout: standard deviation of the measurement, on each quadrature of each sample.
-
-    Without readout its states are those of `task.simulator()(key, hidden(theta), count)`.
-
     """
 
     task: Experiment
@@ -86,16 +83,18 @@ class Device:
         return Trajectories(self.task.t[:: self.sample_every], x, draws)
 
     def returns(self, theta: Params, trajectories: Trajectories) -> np.ndarray:
-        """What its own output says of measured states, whatever its lead couplings are. (E,)"""
+        """Returns of measured states at its output, whatever its lead couplings are. Shape (E,)."""
         return measured_returns(
             kernel_spec(self.task, self.hidden(theta)), trajectories.t, trajectories.x
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Richer:
-    """A lattice with bonds across its cells. near, across: where the bonds of either kind are
-    among all.
+class ExtendedLattice:
+    """A lattice with bonds across its cells.
+
+    network: with all bonds.
+    near, across: indices of the bonds of either kind.
     """
 
     network: tcmt.Network
@@ -108,7 +107,7 @@ class Richer:
         return whole.at[self.near].set(near).at[self.across].set(across)
 
 
-def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> Richer:
+def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> ExtendedLattice:
     """The lattice with a bond from every site to those across its cells."""
     site = np.arange(rows * columns).reshape(rows, columns)
     falling = (site[:-1, :-1], site[1:, 1:])
@@ -129,11 +128,11 @@ def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> Richer:
     )
     index = {tuple(bond): k for k, bond in enumerate(richer.bonds.tolist())}
     places = np.array([index[tuple(edge)] for edge in edges.tolist()])
-    return Richer(richer, places[: len(network.bonds)], places[len(network.bonds) :])
+    return ExtendedLattice(richer, places[: len(network.bonds)], places[len(network.bonds) :])
 
 
-def hidden(config: Config, network: tcmt.Network) -> dict[str, np.ndarray]:
-    """The errors of the device: gain (B,) about 1, offset and kerr (N,) about 0, second (D,)."""
+def draw_hidden_errors(config: Config, network: tcmt.Network) -> dict[str, np.ndarray]:
+    """Draw the errors of the device: gain (B,) about 1, offset, kerr (N,), second (D,) about 0."""
     d = config.device
     sites = network.sites
     bonds = len(network.bonds)
@@ -151,8 +150,8 @@ def hidden(config: Config, network: tcmt.Network) -> dict[str, np.ndarray]:
 def true_system(
     config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
 ) -> tuple[tcmt.Task, Callable[[Params], Params]]:
-    """The task of the device as it is, and θ -> its parameters. make: network -> its task."""
-    errors = hidden(config, task.network)
+    """The task of the true device, and θ -> its parameters. make: network -> its task."""
+    errors = draw_hidden_errors(config, task.network)
     richer = None
     if config.device.second_neighbours:
         richer = with_diagonals(task.network, config.lattice.rows, config.lattice.columns)
@@ -174,10 +173,10 @@ def true_system(
 class EffectiveSettings:
     """(θ, φ) -> p of the model. A record, so that equal ones share a compilation."""
 
-    richer: Richer | None = None
+    richer: ExtendedLattice | None = None
 
     def __call__(self, theta: Params, phi: Params) -> Params:
-        """What the model takes the device to be."""
+        """The parameters of the model at settings θ and unknowns φ."""
         kappa = KnobLine(gain=phi["gain"]).set(theta["kappa"])
         return {
             "omega": KnobLine(phi["offset"]).set(theta["omega"]),
@@ -189,7 +188,7 @@ class EffectiveSettings:
 def make_self_calibrating(
     config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
 ) -> SelfCalibrating:
-    """The estimator of a device of which the structure is known."""
+    """The self-calibrating estimator of a device whose structure is known."""
     c = config.calibration
     d = config.device
     network = task.network
@@ -208,7 +207,7 @@ def make_self_calibrating(
         model = make(richer.network)
     true_task, parameters = true_system(config, task, make)
     device = Device(true_task, parameters, d.sample_every, d.readout)
-    spread = {name: max(getattr(d, SPREAD[name]), LEAST) for name in start}
+    spread = {name: max(getattr(d, SPREAD[name]), MIN_SPREAD) for name in start}
     return SelfCalibrating(
         model.estimator(config.backend, baseline="twin"),
         device,

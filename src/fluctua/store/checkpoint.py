@@ -1,10 +1,9 @@
-"""Checkpoints: a dictionary of arrays in one .npz, written atomically, with a checksum, read back
-or refused.
+"""Checkpoints: arrays in one .npz with a checksum, written atomically.
 
 A file appears under its name only when it is complete and on the disk, so a kill at any moment
-leaves the earlier ones as they were. Never pickle.
+leaves the earlier ones intact. Pickle is never used.
 
-`RunState` is all that is needed to go on after some row of a run, with its form as plain arrays.
+`RunState` is everything needed to continue after a row of a run, also as plain arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CHECKSUM = "sha256"
 
 
 class Damaged(ValueError):
-    """A checkpoint that cannot be trusted."""
+    """A file that is incomplete, or whose checksum does not fit."""
 
 
 def write(folder: Path, number: int, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
@@ -45,7 +44,7 @@ def write(folder: Path, number: int, arrays: Mapping[str, np.ndarray], keep: int
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """An .npz with its checksum."""
+    """The bytes of an .npz with its checksum."""
     named = {name: np.asarray(value) for name, value in arrays.items()}
     memory = io.BytesIO()
     stamped: dict[str, Any] = {**named, CHECKSUM: np.frombuffer(checksum(named), np.uint8)}
@@ -54,7 +53,7 @@ def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays, or `Damaged` with the reason."""
+    """Read the arrays of a checkpoint; raise `Damaged` with the reason."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -76,9 +75,9 @@ def read(path: Path) -> dict[str, np.ndarray]:
 def read_newest(
     folder: Path, report: Callable[[str], None]
 ) -> tuple[Path, dict[str, np.ndarray]] | None:
-    """The newest checkpoint that can be read.
+    """The newest readable checkpoint and its path; None if there is none.
 
-    Damaged ones are reported, set aside, and the one before is tried.
+    Damaged ones are reported and set aside, and the one before is tried.
     """
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -93,7 +92,7 @@ def read_newest(
 
 
 def set_aside(path: Path) -> str:
-    """Rename what is damaged, so that it is neither read nor lost; the name it has then."""
+    """Rename a damaged file so that it is neither read nor lost, and return its new name."""
     aside = path.with_suffix(".damaged")
     number = 1
     while aside.exists():
@@ -119,19 +118,17 @@ def checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put `content` under `path` in one step: readers see the old file or the new one, never a
-    part.
-    """
+    """Write a file atomically: readers see the old file or the new one, never a part."""
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    settle(partial, path)
+    rename_durably(partial, path)
 
 
-def settle(partial: Path, path: Path) -> None:
-    """Give a complete file its name, and make the name last."""
+def rename_durably(partial: Path, path: Path) -> None:
+    """Give a complete file its name, and sync the directory."""
     os.replace(partial, path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
@@ -145,14 +142,18 @@ def settle(partial: Path, path: Path) -> None:
 
 @dataclass
 class RunState:
-    """A run between two rows.
+    """The state of a run between two rows.
 
-    row: the next one. now: the next iteration. spent: trajectories. seconds: of training. tier: how
-    many escalations there were; it also picks the noise, so that an iteration done again sees a
-    fresh one.
-    tier_start: iteration at which the present ensemble size began. values: J of every iteration
-    before this one, abandoned branches left out. past: iterates that a rewind may go back to.
-    memory: what the estimator remembers.
+    row: index of the next row.
+    now: the next iteration.
+    spent: trajectories so far.
+    seconds: of training.
+    tier: number of escalations; it also selects the noise, so that a repeated iteration has fresh
+        noise.
+    tier_start: iteration at which the present ensemble size began.
+    values: J of every iteration before this one, abandoned branches left out.
+    past: iterates to which a rewind may return.
+    memory: state of the estimator.
     further: named arrays of the caller, such as the calibration of an instrument.
     """
 
@@ -169,12 +170,12 @@ class RunState:
 
 
 def start_state(theta: Params, optimiser_state: Any) -> RunState:
-    """Before the first row."""
+    """The state before the first row."""
     return RunState(0, Iterate(0, theta, optimiser_state), 0, 0.0, 0, 0, [], [])
 
 
 def add_record(state: RunState, record: Record, memory: dict[str, np.ndarray]) -> RunState:
-    """The state after one more record. The given one is left alone."""
+    """The state after one more record. The given one is not modified."""
     return dataclasses.replace(
         state,
         row=state.row + 1,
@@ -187,10 +188,10 @@ def add_record(state: RunState, record: Record, memory: dict[str, np.ndarray]) -
     )
 
 
-def remember(state: RunState, iterate: Iterate, window: int) -> None:
+def keep_iterate(state: RunState, iterate: Iterate, window: int) -> None:
     """Keep an iterate, the one before the present one, for a rewind.
 
-    That goes back 12W iterations at most, or to the tier's start, which bounds memory and
+    A rewind goes back at most 12W iterations, or to the tier's start, which bounds memory and
     checkpoints: 12W + 1 iterates, 5 MB with the paper's lattice and rule.
     """
     state.past.append(iterate)
@@ -199,7 +200,7 @@ def remember(state: RunState, iterate: Iterate, window: int) -> None:
 
 
 def rewind(state: RunState, iteration: int) -> None:
-    """Go back to where `iteration` began; what came after is forgotten."""
+    """Return to the beginning of `iteration`; later iterates and values are dropped."""
     if iteration < state.now.iteration:
         state.now = next(p for p in state.past if p.iteration == iteration)
     state.past = [p for p in state.past if p.iteration < iteration]
@@ -213,8 +214,9 @@ NUMBERS = ("row", "spent", "seconds", "tier", "tier_start")
 
 
 def to_arrays(state: RunState) -> dict[str, np.ndarray]:
-    """Named arrays; leaves of θ and of the optimiser's state are numbered in the order of their
-    tree.
+    """The state as named arrays.
+
+    Leaves of θ and of the optimiser's state are numbered in the order of their tree.
     """
     arrays = {name: np.asarray(getattr(state, name)) for name in NUMBERS}
     arrays["values"] = np.asarray(state.values, float)
@@ -229,7 +231,7 @@ def to_arrays(state: RunState) -> dict[str, np.ndarray]:
 
 
 def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> RunState:
-    """The state again. like: an iterate of the same training, for the shapes and the tree."""
+    """Restore the state from arrays. like: an iterate of the same training, for shapes and tree."""
     template, tree = jax.tree.flatten((like.theta, like.optimiser_state))
 
     def iterate(iteration: int, leaves: list[np.ndarray]) -> Iterate:

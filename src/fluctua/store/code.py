@@ -1,4 +1,4 @@
-"""Objects that a user writes in a Python file of their own, named `FILE.py:NAME`."""
+"""Load objects that a user defines in a Python file, named `FILE.py:NAME`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load_code(text: str, expected: str) -> Any:
         raise ValueError(f"there is no file {path}: {expected} is given as FILE.py:NAME.")
     module = _execute(path.resolve(), path.read_bytes())
     if not hasattr(module, name):
-        public = [one for one in vars(module) if not one.startswith("_")]
+        public = [public_name for public_name in vars(module) if not public_name.startswith("_")]
         raise ValueError(
             f"{path} does not define {name!r}, which should be {expected}."
             + close_match(name, public)
@@ -54,7 +54,7 @@ def load_code(text: str, expected: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _execute(path: Path, _content: bytes) -> Any:
-    """Execute a file as a module, once per content, so that what JAX compiled is used again."""
+    """Execute a file as a module, once per content, so that JAX's compilations are reused."""
     spec = importlib.util.spec_from_file_location(f"code_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -67,7 +67,7 @@ def _execute(path: Path, _content: bytes) -> Any:
 
 
 def _locate(error: Exception, path: Path) -> str:
-    """`NameError, line 3: ...`, where the line is the last one of the file itself."""
+    """Describe an error with the last line of the file itself: `NameError, line 3: ...`."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}, line {error.lineno}: {error.msg}"
     lines = [

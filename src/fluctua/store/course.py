@@ -1,12 +1,12 @@
-"""`parameters.h5`: θ over the iterations, readable with h5py and xarray alone.
+"""The file `parameters.h5`: θ over the iterations, readable with h5py and xarray alone.
 
-/row, /iteration (L,), and for every array of θ a data set (L, ...); more data sets and attributes
-describe the system.
+/row, /iteration (L,), and for every array of θ a data set (L, ...); further data sets and
+attributes describe the system.
 
-HDF5 is not safe against a kill while it writes, and takes the process with it where a write fails.
-So the file is never written in place: it is made in memory, and its bytes take the name when they
-are complete and on the disk. At 548 parameters and a record every 10 iterations that is a megabyte
-for every 5,000 iterations.
+HDF5 is not safe against a kill during a write, and a failed write can end the process. So the file
+is never written in place: it is made in memory, and its bytes take the name when they are complete
+and on the disk. With 548 parameters and a record every 10 iterations that is a megabyte per 5,000
+iterations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ RUN = "run"
 
 
 class Point(NamedTuple):
-    """θ at which the estimate of one row was made, its arrays by name."""
+    """θ of one row, where its estimate was made.
+
+    row, iteration: as in the history.
+    theta: its arrays by name.
+    """
 
     row: int
     iteration: int
@@ -58,16 +62,15 @@ def create(
             file.create_dataset(
                 name, (0, *array.shape), array.dtype, maxshape=(None, *array.shape), chunks=chunks
             )
-        file.attrs[RUN] = np.bytes_(
-            run
-        )  # of fixed length: a damaged heap of variable ones hangs HDF5
+        # of fixed length: a damaged heap of variable ones hangs HDF5
+        file.attrs[RUN] = np.bytes_(run)
         if describe is not None:
             describe(file)
     replace(path, memory.getvalue())
 
 
 def append(path: Path, points: Sequence[Point]) -> None:
-    """Add records at the end."""
+    """Append records."""
     if not points:
         return
 
@@ -80,34 +83,34 @@ def append(path: Path, points: Sequence[Point]) -> None:
                 getattr(p, name) if name in ("row", "iteration") else p.theta[name] for p in points
             ]
 
-    _change(path, fill)
+    _rewrite(path, fill)
 
 
 def truncate(path: Path, names: Sequence[str], last_row: int, every: int) -> None:
-    """Leave the records up to `last_row` that lie on the grid of iterations.
+    """Keep the records up to `last_row` that lie on the grid of iterations.
 
-    The last record of a run that ended between two grid points is dropped: a run that was left
-    alone has none.
+    The last record of a run that ended between two grid points is dropped: an uninterrupted run has
+    none.
     """
     with _open(path) as file:
-        lacking = [name for name in ("row", "iteration", *names) if name not in file]
-        if lacking:
-            raise Damaged(f"it lacks {', '.join(lacking)}")
-        stays = (file["row"][:] <= last_row) & (file["iteration"][:] % every == 0)
-    if stays.all():
+        missing = [name for name in ("row", "iteration", *names) if name not in file]
+        if missing:
+            raise Damaged(f"it lacks {', '.join(missing)}")
+        kept_rows = (file["row"][:] <= last_row) & (file["iteration"][:] % every == 0)
+    if kept_rows.all():
         return
 
     def fill(file: h5py.File) -> None:
         for name in ("row", "iteration", *names):
-            kept = file[name][:][stays]
+            kept = file[name][:][kept_rows]
             file[name].resize(len(kept), axis=0)
             file[name][...] = kept
 
-    _change(path, fill)
+    _rewrite(path, fill)
 
 
-def owner(path: Path) -> str:
-    """The fingerprint of the run that a file belongs to; empty for one without."""
+def read_owner(path: Path) -> str:
+    """The fingerprint of the run that a file belongs to; empty if it has none."""
     with _open(path) as file:
         run = file.attrs.get(RUN, "")
         return run.decode() if isinstance(run, bytes) else str(run)
@@ -120,7 +123,7 @@ def _open(path: Path, memory: io.BytesIO | None = None) -> h5py.File:
         raise Damaged(f"it is not a complete HDF5 file ({error})") from None
 
 
-def _change(path: Path, fill: Callable[[h5py.File], None]) -> None:
+def _rewrite(path: Path, fill: Callable[[h5py.File], None]) -> None:
     memory = io.BytesIO(path.read_bytes())
     with _open(path, memory) as file:
         fill(file)

@@ -1,4 +1,4 @@
-"""Whether a path can be read to its end: a device or a pipe may have none."""
+"""Refuse paths that are not plain files: a device or a pipe may have no end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ KINDS = {
 
 
 def describe_kind(path: Path) -> str:
-    """`a folder`, `a device`, `a pipe` or `a socket`; empty for a plain file and for nothing at
-    all.
-    """
+    """The kind of a path that is not a plain file, such as "a folder"; empty otherwise."""
     try:
         return KINDS.get(stat.S_IFMT(path.stat().st_mode), "")
     except OSError:
@@ -25,9 +23,7 @@ def describe_kind(path: Path) -> str:
 
 
 def require_file(path: Path, expected: str = "a file") -> None:
-    """Raise `ValueError` if there is something else than a plain file at `path`, before it is
-    opened.
-    """
+    """Raise `ValueError` if `path` exists and is not a plain file."""
     kind = describe_kind(path)
     if kind:
         raise ValueError(f"{path} is {kind}, where {expected} was expected.")

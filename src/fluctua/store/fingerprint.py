@@ -6,12 +6,12 @@
     traced 8c1d812f00aa4e21            a function that JAX can trace
     code b61d5d3a94af1e77              another function, or a record that holds functions
 
-A traced function is known by the program that it becomes at the shapes of the run: constants,
-globals and helpers count, names and spelling do not. Another function is known by its bytecode,
-constants, closure and globals. Addresses, line numbers and the order of dictionaries never enter.
+A traced function is identified by its JAX program at the shapes of the run: constants, globals and
+helpers count, names and spelling do not. Another function is identified by its bytecode, constants,
+closure and globals. Addresses, line numbers and the order of dictionaries never enter.
 
 Traced programs depend on the version of JAX, and bytecode on that of Python: `compare` separates
-what may be due to another version from what is not.
+differences that may be due to another version from others.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ TRACED = "traced "
 CODE = "code "
 
 LIBRARIES = ("fluctua", "jax", "jaxlib", "numpy", "optax", "scipy")
-"""Packages whose functions are known by their names, as are those of the standard library and of
-site-packages."""
+"""Packages whose functions are identified by name, like the standard library and site-packages."""
 
 NOT_COMPUTED = ("name", "debug_info", "backend", "on_doubt")
-"""Fields of records and of traced equations that change nothing but rounding, or when a run stops.
-"""
+"""Fields of records and traced equations that affect only rounding, or when a run stops."""
 
 FILLING = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 """Methods that change a list, a dictionary or a set."""
 
 
 class Differences(NamedTuple):
-    """Names of the parts that differ. changed: certainly. unsure: perhaps because `versions` do."""
+    """Names of the parts that differ.
+
+    changed: certainly.
+    unsure: possibly because versions differ.
+    versions: those that differ.
+    """
 
     changed: list[str]
     unsure: list[str]
@@ -58,7 +61,7 @@ class Differences(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """What fingerprints of functions depend on beside the functions."""
+    """Versions that fingerprints of functions depend on."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     packages = {name: version(name) for name in ("fluctua", "jax", "optax")}
     return {"format": str(FORMAT), "python": python, **packages}
@@ -92,13 +95,12 @@ def compare(
 
 
 def describe(value: Any, *arguments: Any) -> str:
-    """One part as a line of text.
+    """The fingerprint of a value, one line of text.
 
     Args:
         value: a number, an array, a function or a record of such.
         *arguments: for a function: pytrees of `jax.ShapeDtypeStruct` to trace it at. Without them,
             or where it cannot be traced, its code counts.
-
     """
     if isinstance(value, np.ndarray | np.generic | jax.Array) or _is_table(value):
         array = _as_numpy(value)
@@ -108,26 +110,26 @@ def describe(value: Any, *arguments: Any) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, dict | list | tuple) and _is_numeric(value):
-        return f"values {_shorten(_Walk().digest(value))}"
+        return f"values {_shorten(_Digester().digest(value))}"
     if callable(value) and arguments:
         program = trace(value, *arguments)
         if program:
             return program
-    return CODE + _shorten(_Walk().digest(value))
+    return CODE + _shorten(_Digester().digest(value))
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> str:
-    """The program that a function becomes, as a line of text; empty where it cannot be traced."""
+    """The fingerprint of a function's JAX program; empty where it cannot be traced."""
     try:
         # through a new function: JAX keeps what it traced, also where a global has changed since
         program = jax.make_jaxpr(lambda *values: function(*values))(*arguments)
     except Exception:  # a function of the user's may raise anything where it gets shapes
         return ""
-    return TRACED + _shorten(_Walk().digest(program))
+    return TRACED + _shorten(_Digester().digest(program))
 
 
 def as_shapes(tree: Any) -> Any:
-    """The tree with shapes and types in place of its arrays; weak types are forgotten."""
+    """The tree with shapes and types in place of its arrays, without weak types."""
 
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(np.shape(leaf), jax.numpy.asarray(leaf).dtype)
@@ -136,9 +138,10 @@ def as_shapes(tree: Any) -> Any:
 
 
 def configuration(value: Any) -> dict[str, Any]:
-    """What an object was made with: its fields, or the attributes that only `__init__` assigns.
+    """The fields of an object, or the attributes that only `__init__` assigns.
 
-    What a method assigns, and a container that `__init__` makes itself, is memory.
+    Attributes that a method assigns, and containers that `__init__` makes itself, are state and
+    left out.
     """
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -161,8 +164,8 @@ def configuration(value: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ digests
 
 
-class _Walk:
-    """Digests of anything, part by part. It holds what it met, so that no address is used twice."""
+class _Digester:
+    """Digests of values, part by part. It keeps every value, so that no address is reused."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Any, bytes]] = {}
@@ -251,7 +254,7 @@ class _Walk:
             part = function.__globals__.get(name)
             if not isinstance(part, types.ModuleType):
                 held.append(part)
-        if _fills(code):  # what it keeps in them is memory
+        if _changes_container(code):  # what it keeps in them is memory
             held = [part for part in held if not isinstance(part, dict | list | set | np.ndarray)]
         return _hash("function", self.digest(code), self._all("holds", held))
 
@@ -279,10 +282,10 @@ class _Walk:
         return _hash("equations", *lines, *map(name, jaxpr.outvars))
 
 
-def _hash(*pieces: str | bytes) -> bytes:
+def _hash(*parts: str | bytes) -> bytes:
     digest = hashlib.sha256()
-    for piece in pieces:
-        content = piece.encode() if isinstance(piece, str) else piece
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
         digest.update(len(content).to_bytes(8, "big") + content)
     return digest.digest()
 
@@ -325,10 +328,10 @@ def _is_library(code: Any) -> bool:
 def _list_methods(kind: type, init: bool = False) -> list[types.FunctionType]:
     """The functions of a class and of its bases outside of libraries. init: also `__init__`."""
     methods = []
-    for one in kind.__mro__:
-        if one is not kind and _is_library(one):
+    for inner in kind.__mro__:
+        if inner is not kind and _is_library(inner):
             continue
-        for name, part in sorted(vars(one).items()):
+        for name, part in sorted(vars(inner).items()):
             function = getattr(part, "fget", None) or getattr(part, "__func__", part)
             if isinstance(function, types.FunctionType) and (init or name != "__init__"):
                 methods.append(function)
@@ -347,21 +350,21 @@ def _list_codes(code: types.CodeType) -> list[types.CodeType]:
 def _find_stores(code: types.CodeType, operation: str) -> set[str]:
     """Names that a function assigns to by this operation of the bytecode."""
     stores = set()
-    for one in _list_codes(code):
-        stores |= {step.argval for step in dis.get_instructions(one) if step.opname == operation}
+    for inner in _list_codes(code):
+        stores |= {step.argval for step in dis.get_instructions(inner) if step.opname == operation}
     return stores
 
 
 def _find_names(code: types.CodeType) -> set[str]:
     """Names of globals and attributes that a function uses."""
-    return {name for one in _list_codes(code) for name in one.co_names}
+    return {name for inner in _list_codes(code) for name in inner.co_names}
 
 
-def _fills(code: types.CodeType) -> bool:
-    """Whether a function changes a container."""
+def _changes_container(code: types.CodeType) -> bool:
+    """Whether a function modifies a container."""
     if _find_names(code) & FILLING:
         return True
-    steps = (step.opname for one in _list_codes(code) for step in dis.get_instructions(one))
+    steps = (step.opname for inner in _list_codes(code) for step in dis.get_instructions(inner))
     return any(step in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in steps)
 
 

@@ -1,12 +1,12 @@
-"""The folder of a run, of any system: its files, who may write into it, and whether there is room.
+"""The folder of a run of any system: its files, its lock, and its disk space.
 
-config.toml | plan.json | run.json   what was asked for: a lattice, an instrument, a process of
-one's own history.csv                          one row an iteration
-signal.csv                           gradient and error of each array of θ, one row an iteration
+config.toml | plan.json | run.json   settings of a lattice, an instrument, a process
+history.csv                          one row per iteration
+signal.csv                           gradient and error of each array of θ, one row per iteration
 parameters.h5                        θ over the iterations
-checkpoints/                         what resuming goes on from
+checkpoints/                         states to continue from
 final.npz                            θ after the last step
-summary.txt, summary.json, figures/  what came out
+summary.txt, summary.json, figures/  results
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FILES = (
     "summary.txt",
     "summary.json",
 )
-"""Without these a run does not go on.
+"""Files that a run needs to continue.
 
 Others (signal.csv, parameters.h5) are set aside where they are damaged.
 """
@@ -48,10 +48,9 @@ class RunFolder(NamedTuple):
 
     Args:
         path: the folder.
-        settings_name: the file of what was asked for, one of `SETTINGS`.
-        resume: what to type to go on; `{folder}` stands for the path.
-        again: what to add to replace an earlier run.
-
+        settings_name: the settings file, one of `SETTINGS`.
+        resume: command that continues a run; `{folder}` stands for the path.
+        again: option that replaces an earlier run.
     """
 
     path: Path
@@ -61,60 +60,58 @@ class RunFolder(NamedTuple):
 
     @property
     def settings(self) -> Path:
-        """What was asked for."""
+        """The settings file."""
         return self.path / self.settings_name
 
     @property
     def history(self) -> Path:
-        """See `fluctua.store.history`."""
+        """The history, see `fluctua.store.history`."""
         return self.path / "history.csv"
 
     @property
     def signal(self) -> Path:
-        """See `fluctua.store.history`."""
+        """The signal of each array of θ, see `fluctua.store.history`."""
         return self.path / "signal.csv"
 
     @property
     def parameters(self) -> Path:
-        """See `fluctua.store.course`."""
+        """θ over the iterations, see `fluctua.store.course`."""
         return self.path / "parameters.h5"
 
     @property
     def checkpoints(self) -> Path:
-        """See `fluctua.store.checkpoint`."""
+        """The folder of checkpoints, see `fluctua.store.checkpoint`."""
         return self.path / "checkpoints"
 
     @property
     def start(self) -> Path:
-        """The state that a branch began from; absent where a run began from its initial
-        conditions.
-        """
+        """The state that a branch began from; absent for a run from its initial conditions."""
         return self.path / "start.npz"
 
     @property
     def final(self) -> Path:
-        """`fluctua estimate --params` reads it."""
+        """θ after the last step, for `fluctua estimate --params`."""
         return self.path / "final.npz"
 
     @property
     def figures(self) -> Path:
-        """Drawn at the end, and by `fluctua plot`."""
+        """Figures, drawn at the end and by `fluctua plot`."""
         return self.path / "figures"
 
     @property
     def go_on(self) -> str:
-        """What to type to go on with this run."""
+        """The command that continues this run."""
         return self.resume.format(folder=self.path)
 
 
 def find_run(path: str | Path, place: RunFolder | None = None) -> RunFolder:
-    """The folder of a run that was begun.
+    """The folder of an existing run.
 
     Args:
         path: the folder.
-        place: the kind of run that is expected there; any kind if not given.
-    Returns: its paths.
+        place: the expected kind of run; any kind by default.
 
+    Returns: its paths.
     """
     path = Path(path)
     if not path.is_dir():
@@ -136,9 +133,7 @@ def find_run(path: str | Path, place: RunFolder | None = None) -> RunFolder:
 
 
 def check_entries(path: Path) -> None:
-    """Refuse a run folder in which a folder, a device or a pipe has the name of a file, or a
-    file that of a folder.
-    """
+    """Refuse a run folder with an entry of the wrong kind, such as a pipe named history.csv."""
     for name in FILES:
         require_file(path / name, "a file of the run")
     for name in FOLDERS:
@@ -149,9 +144,7 @@ def check_entries(path: Path) -> None:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a folder holds only what a run that was killed before its first row leaves
-    behind: nothing to lose.
-    """
+    """Whether a folder holds only the files of a run that was killed before its first row."""
     known = {
         LOCK,
         "history.csv",
@@ -177,15 +170,15 @@ def is_unfinished(path: Path) -> bool:
 
 
 def prepare(place: RunFolder, need: int, *, replace: bool = False, advice: str = "") -> IO[str]:
-    """Make a folder that can be written to, empty and locked; or raise before any time is spent.
+    """Create and lock an empty, writable folder; raise before any time is spent.
 
     Args:
         place: the folder, which need not exist.
         need: bytes that the run will take.
         replace: remove an earlier run there.
-        advice: how a run takes less room.
-    Returns: the lock; it goes with the process, even if that is killed.
+        advice: how a run takes less space.
 
+    Returns: the lock, which ends with the process, even if that is killed.
     """
     try:
         place.path.mkdir(parents=True, exist_ok=True)
@@ -215,7 +208,7 @@ def require_room(place: RunFolder, need: int, advice: str = "") -> None:
 
 @contextmanager
 def hold(place: RunFolder) -> Iterator[IO[str]]:
-    """Lock a folder; the lock is let go at once only if what is done meanwhile fails."""
+    """Lock a folder; the lock is released at once only if the block fails."""
     lock = acquire(place)
     try:
         yield lock
@@ -260,12 +253,12 @@ WRITING = {
     errno.EIO: "look after the disk",
     errno.ENOENT: "do not remove it while a run writes",
 }
-"""What a failing disk says, and what to do."""
+"""Advice by error number of a failed write."""
 
 
 @contextmanager
 def explain_failures(place: RunFolder) -> Iterator[None]:
-    """A failing disk, in words, with what to do."""
+    """Turn errors of a failing disk into messages with advice."""
     try:
         yield
     except OSError as error:
@@ -283,7 +276,7 @@ def explain_failures(place: RunFolder) -> Iterator[None]:
 
 
 def fingerprint(*parts: bytes) -> str:
-    """Sixteen hexadecimal digits of what a run is; every file of the run carries them."""
+    """Sixteen hexadecimal digits that identify a run; every file of the run carries them."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)

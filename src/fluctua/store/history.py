@@ -1,12 +1,10 @@
-"""What a run writes at every iteration: `history.csv` and `signal.csv`, only ever appended to,
-readable by eye.
+"""The files `history.csv` and `signal.csv`: one row per iteration, append-only plain text.
 
-`row` counts up. After a rewind `iteration` goes back and iterations repeat: what counts is then the
-last row of each, up to the iteration of the last row of all (`effective`). The last column of a
-history, `run`, is the fingerprint of the run that a row belongs to; histories without it are read
-as well.
+`row` counts up. After a rewind `iteration` goes back and iterations repeat: the last row of each
+counts, up to the iteration of the very last row (`effective`). The last column of a history, `run`,
+is the fingerprint of the run that a row belongs to; histories without it can be read as well.
 
-`signal.csv` says how large the gradient of each array of θ was: `row`, as in the history, and for
+`signal.csv` has the size of the gradient of each array of θ: `row`, as in the history, and for
 every array `NAME norm`, |∇J| over its components, and `NAME error`, the same of their standard
 errors. Their ratio is the signal-to-noise ratio of that family.
 """
@@ -24,16 +22,23 @@ import numpy as np
 from fluctua.store.checkpoint import replace
 from fluctua.store.files import require_file
 
-MOST_ARRAYS = 32
-"""Arrays of θ that are written; the first of more."""
+MAX_ARRAYS = 32
+"""Maximum number of arrays of θ in signal.csv; the first ones are written."""
 
 
 class Row(NamedTuple):
-    """One iteration. trajectories: spent so far. seconds: of this iteration.
+    """One iteration.
 
+    row: index of the row, which never repeats.
+    iteration: index of the iteration, which repeats after a rewind.
+    J, J_stderr: value and standard error.
+    ensemble: trajectories of this iteration.
+    trajectories: spent so far.
+    gradient_norm: |∇J|.
+    seconds: of this iteration.
     event: empty, or `escalate 2000` (the ensemble size from the next row on), or `escalate 2000;
-    rewind 412` (the next row is iteration 412), or what the estimator says of its last call, such
-    as `renewed χ² 812 of 3`.
+        rewind 412` (the next row is iteration 412), or the event of the estimator's last call, such
+        as `renewed χ² 812 of 3`.
     """
 
     row: int
@@ -52,27 +57,25 @@ HEADER = PLAIN.strip() + ",run\n"
 _KINDS = (int, int, float, float, int, int, float, float, str)
 
 
-def line(row: Row, run: str) -> str:
-    """As text; numbers read back exactly."""
+def format_row(row: Row, run: str) -> str:
+    """A row as a line of text; numbers read back exactly."""
     cells = [f"{v:.4f}" if name == "seconds" else str(v) for name, v in row._asdict().items()]
     return ",".join([*cells, run]) + "\n"
 
 
 def append(file: IO[str], row: Row, run: str) -> None:
-    """One more row, visible to readers at once. run: the fingerprint of the run."""
-    file.write(line(row, run))
+    """Append a row, visible to readers at once. run: the fingerprint of the run."""
+    file.write(format_row(row, run))
     file.flush()
 
 
 def read(path: Path) -> list[Row]:
-    """All complete rows; a last line that a kill cut short, or that is being written, is left
-    out.
-    """
+    """All complete rows; an incomplete last line is left out."""
     return [row for row, _ in read_with_owners(path)]
 
 
 def read_with_owners(path: Path) -> list[tuple[Row, str]]:
-    """All complete rows, each with the fingerprint of its run, empty where the file has none."""
+    """All complete rows, each with the fingerprint of its run; empty where the file has none."""
     require_file(path, "the history of a run")
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -83,17 +86,17 @@ def read_with_owners(path: Path) -> list[tuple[Row, str]]:
         ) from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text: it is damaged, or no history of a run.") from None
-    header = next((known for known in (HEADER, PLAIN) if text.startswith(known)), None)
+    header = next((found for found in (HEADER, PLAIN) if text.startswith(found)), None)
     if header is None:
         raise ValueError(
             f"{path} must open with the columns {HEADER.strip()}; got "
             f"{text.partition(chr(10))[0]!r}."
         )
-    whole = text[len(header) : text.rfind("\n") + 1]
+    complete = text[len(header) : text.rfind("\n") + 1]
     owned = header is HEADER
     try:
         rows = [
-            (parse_row(cells), _owner(cells, owned)) for cells in csv.reader(whole.splitlines())
+            (parse_row(cells), _owner(cells, owned)) for cells in csv.reader(complete.splitlines())
         ]
     except (ValueError, csv.Error) as error:
         raise ValueError(
@@ -114,7 +117,7 @@ def _check_order(path: Path, rows: Sequence[float], first: int) -> None:
 
 
 def parse_row(cells: Sequence[str]) -> Row:
-    """A line's cells as a row; further ones are left out."""
+    """The row of a line's cells; further cells are ignored."""
     return Row(*(kind(cell) for kind, cell in zip(_KINDS, cells[: len(_KINDS)], strict=True)))
 
 
@@ -125,19 +128,20 @@ def _owner(cells: list[str], owned: bool) -> str:
 
 
 def truncate(path: Path, last: int, run: str) -> list[Row]:
-    """Leave rows 0 … last, as rows of the run with fingerprint `run`, and return them."""
+    """Keep rows 0 … last, as rows of the run with fingerprint `run`, and return them."""
     kept = [row for row in read(path) if row.row <= last]
     if len(kept) != last + 1:
         raise ValueError(
             f"{path} has {len(kept)} rows where the checkpoint has {last + 1}: it is truncated."
         )
-    replace(path, (HEADER + "".join(line(row, run) for row in kept)).encode())
+    replace(path, (HEADER + "".join(format_row(row, run) for row in kept)).encode())
     return kept
 
 
 def find_kept(iteration: np.ndarray) -> np.ndarray:
-    """Which rows were not undone: one that goes back to iteration i undoes every earlier row of i
-    and beyond.
+    """Indices of the rows that were not undone by a rewind.
+
+    A row of iteration i undoes every earlier row of iteration i and beyond.
 
     >>> find_kept(np.array([0, 1, 2, 3, 1, 2]))
     array([0, 4, 5])
@@ -147,7 +151,7 @@ def find_kept(iteration: np.ndarray) -> np.ndarray:
 
 
 def effective(rows: Sequence[Row]) -> list[Row]:
-    """The rows that led to where the run is now: one for each iteration, in order."""
+    """The rows that led to the present state: one per iteration, in order."""
     return [rows[i] for i in find_kept(np.array([row.iteration for row in rows], np.int64))]
 
 
@@ -155,41 +159,41 @@ def effective(rows: Sequence[Row]) -> list[Row]:
 
 
 def signal_columns(theta: Mapping[str, np.ndarray]) -> list[str]:
-    """The names of the columns."""
+    """Names of the columns of signal.csv."""
     return [
         "row",
-        *(f"{name} {kind}" for name in [*theta][:MOST_ARRAYS] for kind in ("norm", "error")),
+        *(f"{name} {kind}" for name in [*theta][:MAX_ARRAYS] for kind in ("norm", "error")),
     ]
 
 
 def signal_header(theta: Mapping[str, np.ndarray]) -> str:
-    """The first line."""
+    """First line of signal.csv."""
     return csv_line(signal_columns(theta))
 
 
 def append_signal(
     file: IO[str], row: int, gradient: Mapping[str, np.ndarray], stderr: Mapping[str, np.ndarray]
 ) -> None:
-    """One more row, visible to readers at once."""
+    """Append a row to signal.csv, visible to readers at once."""
 
     def norm(array):
         return f"{np.sqrt(np.sum(np.square(np.asarray(array, np.float64)))):.5g}"
 
-    pairs = [(norm(gradient[name]), norm(stderr[name])) for name in [*gradient][:MOST_ARRAYS]]
+    pairs = [(norm(gradient[name]), norm(stderr[name])) for name in [*gradient][:MAX_ARRAYS]]
     file.write(csv_line([str(row), *(cell for pair in pairs for cell in pair)]))
     file.flush()
 
 
 def truncate_signal(path: Path, theta: Mapping[str, np.ndarray], last: int) -> None:
-    """Leave rows 0 … last; begin anew where the file is missing or of other columns."""
+    """Keep rows 0 … last of signal.csv; start anew where it is missing or has other columns."""
     truncate_numbers(path, signal_columns(theta), last)
 
 
 def truncate_numbers(path: Path, names: list[str], last: int) -> None:
-    """The same of any table of numbers whose first column is `row`."""
-    known, rows = read_numbers(path) if path.exists() else ([], np.zeros((0, 0)))
+    """Keep rows 0 … last of a table of numbers whose first column is `row`."""
+    found, rows = read_numbers(path) if path.exists() else ([], np.zeros((0, 0)))
     kept = csv_line(names)
-    if known == names:
+    if found == names:
         kept += "".join(
             csv_line([f"{v:.5g}" if k else str(int(v)) for k, v in enumerate(row)])
             for row in rows

@@ -1,12 +1,10 @@
-"""The journal of a run: rows at once, parameters and state together at checkpoints; lost to a kill
-is time alone.
+"""The journal of a run: rows at once, parameters and state at checkpoints.
 
-A row depends on what was asked for and on the rows before it. Going on from any checkpoint
-therefore repeats what a kill cut off, to the bit, where the estimator repeats itself; on resuming,
-history and parameters are cut back to it.
+A row depends on the settings and on the rows before it. Continuing from any checkpoint therefore
+repeats what a kill cut off, to the bit, where the estimator is deterministic; on resuming, history
+and parameters are cut back to the checkpoint. A kill loses only time.
 
-Every file carries the fingerprint of its run, so that one which belongs to another run is not taken
-for its own.
+Every file carries the fingerprint of its run, so that a file of another run is refused.
 """
 
 from __future__ import annotations
@@ -51,13 +49,12 @@ class JournalOptions(NamedTuple):
     """What is written, and how often.
 
     Args:
-        checkpoints: how many are kept; two at least, should the newest be damaged.
+        checkpoints: how many are kept; at least two, in case the newest is damaged.
         seconds: between two checkpoints; 0 is every row.
         every: iterations between two records of the parameters; 0 is none.
-        group: where in `parameters.h5` the arrays of θ are.
-        describe: puts what belongs to the system into `parameters.h5`.
+        group: group of `parameters.h5` with the arrays of θ.
+        describe: writes the description of the system into `parameters.h5`.
         names: θ -> its arrays by name.
-
     """
 
     checkpoints: int = 3
@@ -73,7 +70,7 @@ class JournalOptions(NamedTuple):
 
 
 class RunFiles(NamedTuple):
-    """What the files of one run have in common.
+    """Common data of the files of a run.
 
     Args:
         place: the folder.
@@ -82,8 +79,7 @@ class RunFiles(NamedTuple):
         start: the state before the first row.
         options: what is written, and how often.
         need: bytes that the run will take.
-        advice: how a run takes less room.
-
+        advice: how a run takes less space.
     """
 
     place: RunFolder
@@ -123,7 +119,7 @@ class Journal:
         return time.monotonic() - self.saved >= self.options.seconds
 
     def add(self, row: Row, theta: Params, estimate: Estimate) -> None:
-        """One more row."""
+        """Append a row to history and signal, and record the parameters if they are due."""
         history.append(self.file, row, self.run)
         history.append_signal(
             self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr)
@@ -134,9 +130,7 @@ class Journal:
                 self.points.append(self.last)
 
     def save(self, state: checkpoint.RunState) -> None:
-        """A checkpoint: the history first, then the parameters, then the state that vouches
-        for both.
-        """
+        """Write a checkpoint: first the history, then the parameters, then the state."""
         self.file.flush()
         os.fsync(self.file.fileno())
         course.append(self.place.parameters, self.points)
@@ -146,8 +140,9 @@ class Journal:
         self.saved = time.monotonic()
 
     def close(self, state: checkpoint.RunState | None) -> None:
-        """A last checkpoint, with the last parameters even off the grid; `final.npz`; and the lock
-        is let go.
+        """Write the last checkpoint, the last parameters and `final.npz`, and release the lock.
+
+        The last parameters are written even off the grid.
 
         state: None where a run ended before it had one.
         """
@@ -174,14 +169,13 @@ class Journal:
 
 
 def create(files: RunFiles, *, replace: bool = False) -> Journal:
-    """The journal of a new run, in a folder of its own.
+    """Create the journal of a new run, in a folder of its own.
 
     A start that is not the beginning of a training is kept in start.npz.
 
     Args:
         files: of the run.
         replace: remove an earlier run there.
-
     """
     place = files.place
     start = files.start
@@ -207,15 +201,14 @@ def reopen(
     report: Callable[[str], None],
     over: bool = False,
 ) -> Journal:
-    """The journal of a run that goes on; its files are cut back to where it stands.
+    """Reopen the journal of a run; its files are cut back to its state.
 
     Args:
         files: of the run; its settings file is written anew.
         lock: of the folder.
-        state: where the run stands, from `read_state`.
+        state: from `read_state`.
         report: called with a line of text about each damaged file.
         over: whether nothing is left to train.
-
     """
     place = files.place
     theta = state.now.theta
@@ -270,12 +263,11 @@ def _truncate_signal(
 
 
 def read_state(files: RunFiles, report: Callable[[str], None]) -> checkpoint.RunState:
-    """Where a run stands: at its newest good checkpoint, at its branching point, or at its start.
+    """The state of a run: its newest good checkpoint, its branching point, or its start.
 
     Args:
         files: of the run; a checkpoint of another run is refused.
         report: called with a line of text about each damaged checkpoint.
-
     """
     place = files.place
     readable = checkpoint.read_newest(place.checkpoints, report)
@@ -299,12 +291,12 @@ def read_owners(place: RunFolder) -> dict[str, str]:
             marks[place.history.name] = owner
     if place.parameters.is_file():
         with suppress(checkpoint.Damaged):
-            marks[place.parameters.name] = course.owner(place.parameters)
+            marks[place.parameters.name] = course.read_owner(place.parameters)
     return {name: owner for name, owner in marks.items() if owner}
 
 
 def refuse_other(place: RunFolder, name: str, owner: str, run: str) -> None:
-    """Raise if a file says that it belongs to another run. Files that say nothing are taken."""
+    """Raise if a file carries the fingerprint of another run; files without one are accepted."""
     if owner and owner != run:
         raise ValueError(
             f"{place.path / name} is of another run: its fingerprint is {owner}, and "
@@ -314,7 +306,7 @@ def refuse_other(place: RunFolder, name: str, owner: str, run: str) -> None:
 
 
 def make_row(number: int, record: Record, event: str = "") -> Row:
-    """A record as a row of the history."""
+    """The row of the history for a record."""
     e = record.estimate
     norm = np.sqrt(
         sum(float(np.sum(np.square(np.asarray(g, float)))) for g in jax.tree.leaves(e.gradient))
@@ -333,7 +325,7 @@ def make_row(number: int, record: Record, event: str = "") -> Row:
 
 
 def _write_fresh_files(files: RunFiles, theta: Params) -> None:
-    """History, signal and parameters without rows."""
+    """Write history, signal and parameters without rows."""
     place = files.place
     checkpoint.replace(place.history, history.HEADER.encode())
     checkpoint.replace(place.signal, history.signal_header(files.options.names(theta)).encode())

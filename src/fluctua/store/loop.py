@@ -1,8 +1,8 @@
-"""The loop of every training into a folder: of a process, a lattice or an instrument.
+"""The training loop into a folder, for processes, lattices and instruments.
 
-`begin` and `reopen` give a journal and the state to start from; `iterate` runs `Loop` from there,
-with each row in the history before it is yielded. What differs between systems is in the functions
-of `Loop`.
+`begin` and `reopen` return a journal and the state to start from; `iterate` runs a `Loop` from
+there, with each row in the history before it is yielded. Differences between systems are in the
+functions of `Loop`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ Rows = Generator[tuple[Row, Record], None, None]
 
 
 class Segment(NamedTuple):
-    """The training from a state on, until a restart, and the key of its noise."""
+    """The part of a training up to the next restart, and the key of its noise."""
 
     training: Training
     key: Array
 
 
 class Advance(NamedTuple):
-    """What a record leads to.
+    """The result of a record.
 
-    restart: whether the records go on from another place than where this one ended.
+    state: after the record.
+    row: of the history.
+    restart: whether the training continues from another place than where this record ended.
     """
 
     state: RunState
@@ -46,10 +48,9 @@ class Loop:
     Args:
         training: what to train.
         length: how many iterations.
-        segment: (state) -> the training from that state on; the whole training if not given.
+        segment: (state) -> the training from that state on; the whole training by default.
         advance: (state, record) -> state and row after a record.
         finished: (state) -> why the training is over, or an empty string.
-
     """
 
     training: Training
@@ -65,7 +66,7 @@ class Loop:
         return self.segment(state)
 
     def add_record(self, state: RunState, record: Record) -> Advance:
-        """State and row after a record. The given state is left alone."""
+        """State and row after a record. The given state is not modified."""
         if self.advance is not None:
             return self.advance(state, record)
         estimator: Any = self.training.estimator
@@ -83,7 +84,7 @@ class Loop:
 
 
 class Opened(NamedTuple):
-    """The journal of a run, and where the run stands."""
+    """An open run: its journal and its state."""
 
     journal: Journal
     state: RunState
@@ -97,15 +98,14 @@ def begin(files: RunFiles, *, replace: bool = False) -> Opened:
 def reopen(
     files: RunFiles, lock: IO[str], state: RunState, loop: Loop, report: Callable[[str], None]
 ) -> Opened:
-    """Open a run that goes on from `state`, with what its estimator remembers.
+    """Open an existing run at `state` and restore its estimator.
 
     Args:
         files: of the run.
         lock: of its folder.
-        state: where it stands, from `journal.read_state`.
+        state: from `journal.read_state`.
         loop: the training.
         report: called with a line of text about each damaged file.
-
     """
     over = bool(loop.explain_end(state))
     book = journal.reopen(files, lock, state, report=report, over=over)
@@ -114,14 +114,14 @@ def reopen(
 
 
 def restore_memory(training: Training, state: RunState) -> None:
-    """Give the estimator of a training what it remembered at `state`."""
+    """Restore the estimator of a training to its state at `state`."""
     estimator: Any = training.estimator
     if state.memory:
         estimator.restore(state.memory, state.now.theta)
 
 
 def iterate(opened: Opened, loop: Loop) -> Rows:
-    """Train from where a run stands; each row is in the history before it is yielded.
+    """Train from the state of a run; each row is in the history before it is yielded.
 
     Stop iterating to stop the run.
     """

@@ -1,6 +1,7 @@
 """The parts of a training by name, with their fingerprints: process.drift, optimiser, times, …
 
-A run folder holds them: going on with another drift, reward or learning rate is refused by name.
+A run folder holds them, so that continuing with another drift, reward or learning rate is refused
+by name.
 """
 
 from __future__ import annotations
@@ -31,21 +32,20 @@ VERSIONS = "made_with"
 
 
 def stamp_parts(parts: Parts) -> dict[str, Any]:
-    """The entries of a settings file that hold the parts of its run."""
+    """Entries of a settings file with the parts of its run and the versions they depend on."""
     return {PARTS: parts, VERSIONS: fingerprint.versions()}
 
 
 def refuse_other_parts(
     path: Path, began: Mapping[str, Any], now: Mapping[str, Any], report: Callable[[str], None]
 ) -> None:
-    """Raise if the code of a run is not that which it began with; report what cannot be compared.
+    """Raise if the code of a run has changed since it began; report what cannot be compared.
 
     Args:
         path: of the settings file.
         began: its content.
-        now: entries of `stamp_parts` of the training that is to go on.
+        now: entries of `stamp_parts` of the present training.
         report: called with a line of text.
-
     """
     before = began.get(PARTS)
     after = now[PARTS]
@@ -59,7 +59,9 @@ def refuse_other_parts(
         return
     changed, unsure, versions = fingerprint.compare(before, began_with, after)
     if changed:
-        lines = [f"`{name}` {_say_change(before.get(name), after.get(name))}" for name in changed]
+        lines = [
+            f"`{name}` {_describe_change(before.get(name), after.get(name))}" for name in changed
+        ]
         raise ValueError(
             f"a run goes on as it began: {', '.join(lines)}. Only `iterations` can change; for "
             "another training begin another run. If it computes the same and is only written in "
@@ -73,7 +75,7 @@ def refuse_other_parts(
         )
 
 
-def _say_change(before: str | None, after: str | None) -> str:
+def _describe_change(before: str | None, after: str | None) -> str:
     for line in (before, after):
         if line is not None and line.startswith((fingerprint.TRACED, fingerprint.CODE)):
             return "is not what it was"
@@ -121,14 +123,13 @@ def describe_training(
     rule: optax.GradientTransformation,
     project: Callable[[Params], Params] | None,
 ) -> Parts:
-    """Describe all that a training computes with, beside its numbers.
+    """Describe everything that a training computes with, besides its numbers.
 
     Args:
         estimator: of ∇θJ.
         theta: parameters that the training starts from.
         rule: the optimiser.
         project: Π, or None.
-
     """
     parts = describe_estimator(estimator, theta)
     parts["optimiser"] = describe_optimiser(rule, theta)
@@ -137,7 +138,7 @@ def describe_training(
 
 
 def describe_estimator(estimator: Any, theta: Params) -> Parts:
-    """Describe an estimator: process, objective and simulator, or what it was made with."""
+    """Describe an estimator: process, objective and simulator, or its own fields."""
     if isinstance(estimator, PPGT):
         return _describe_ppgt(estimator, theta)
     if isinstance(estimator, FunctionEstimator):
@@ -174,7 +175,7 @@ def describe_optimiser(rule: optax.GradientTransformation, theta: Params) -> str
 
 
 STORED_NAMES = {"integrator": "step", "noiseless": "silent", "per_step": "step"}
-"""Fields that run folders know by an earlier name."""
+"""Fields that run folders store under an earlier name."""
 
 
 def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
@@ -183,8 +184,7 @@ def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
     Args:
         name: of the record; its fields are `name.field`.
         record: a named tuple or a dataclass.
-        shapes: to trace its functions at; None where the state is not known before it is measured.
-
+        shapes: to trace its functions at; None where the state is not known before a measurement.
     """
     parts: Parts = {}
     for field, value in configuration(record).items():
@@ -237,8 +237,8 @@ def _describe_method(method: Method, shapes: Shapes | None) -> Parts:
     else:
         numbers = [shapes.t for _ in method.means.parts] if shapes else ()
         parts["objective"] = describe(method.means.function, *numbers)
-        for k, one in enumerate(method.means.parts):
-            parts |= describe_record(f"objective.{k + 1}", one, shapes)
+        for k, part in enumerate(method.means.parts):
+            parts |= describe_record(f"objective.{k + 1}", part, shapes)
     parts["score"] = describe(method.model.score)
     for name in ("baseline", "initial_baseline"):
         baseline = getattr(method, name)
@@ -253,6 +253,6 @@ def _describe_method(method: Method, shapes: Shapes | None) -> Parts:
 def _find_shapes(substrate: Simulator, theta: Params) -> Shapes:
     theta = check.parameters(theta)
     first = jax.eval_shape(lambda: first_state(substrate, jax.random.key(0), theta))
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), first)
-    x, context = one
+    part = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), first)
+    x, context = part
     return Shapes(as_shapes(theta), x, jax.ShapeDtypeStruct((), x.dtype), context)

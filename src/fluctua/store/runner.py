@@ -1,4 +1,4 @@
-"""Training of any process into a folder: history, checkpoints, a summary; a kill loses only time.
+"""Train any process into a folder: history, checkpoints and a summary; a kill loses only time.
 
 >>> training = Training(estimator, theta, optax.adam(0.05), trajectories=50)
 >>> result = run(training, iterations=3, folder="runs/trap")
@@ -36,13 +36,15 @@ COMPARED = {
     "parameters": "`parameters`",
     "start": "`theta`, the start",
 }
-"""Entries of run.json that may not change, and what messages call them."""
+"""Entries of run.json that may not change, and their names in messages."""
 
 
 class RunResult(NamedTuple):
-    """A finished run. theta: after the last step. summary: as in summary.json.
+    """A finished run. Prints as summary.txt.
 
-    Prints as summary.txt.
+    folder: of the run.
+    theta: after the last step.
+    summary: as in summary.json.
     """
 
     folder: Path
@@ -58,7 +60,7 @@ class RunResult(NamedTuple):
 
 @dataclass(frozen=True)
 class _Task:
-    """What `run` does, checked. planned: iterations that the run was first asked for."""
+    """The checked arguments of `run`. planned: iterations that were first requested."""
 
     training: Training
     place: runfolder.RunFolder
@@ -85,26 +87,26 @@ def run(
     """Train as `train` does, into a folder that survives a kill.
 
     A folder that holds a run is continued from its newest good checkpoint, to the bit as if it had
-    not been cut off; one that is complete is read and returned. The folder holds fingerprints of
-    the training: another drift, reward, noise, time grid, baseline, learning rate or seed is
-    refused by name. Where JAX, optax or Python has another version, a function that looks
-    different may be the same: that is reported and not refused.
+    not been interrupted; a complete run is read and returned. The folder holds fingerprints of the
+    training: another drift, reward, noise, time grid, baseline, learning rate or seed is refused by
+        name. Where JAX, optax or Python has another version, a function that looks different may be
+        the
+    same: that is reported and not refused.
 
-    Whether backend="auto" runs kernels is decided by the iterations that were first asked for, and
+    Whether backend="auto" runs kernels is decided by the iterations that were first requested, and
     beyond those by the iterations so far.
 
     Args:
         training: what to train; the same one to continue.
-        iterations: how many in all, those before included.
-        folder: where; made if it does not exist.
+        iterations: how many in total, earlier ones included.
+        folder: where; created if it does not exist.
         on_row: called with every row of the history and its `Record`, once it is written.
-        replace: remove an earlier run in that folder and begin again.
-        report: called with a line of text about damaged files and about what cannot be compared.
+        replace: remove an earlier run in that folder and start again.
+        report: called with a line of text about damaged files and parts that cannot be compared.
         checkpoint_seconds: between two checkpoints; 0 is every iteration.
         parameters_every: iterations between two records of θ in parameters.h5; 0 is none.
 
     Returns: a `RunResult`: θ after the last step, and the summary.
-
     """
     check_whole_number("iterations", iterations, 1)
     check_whole_number("parameters_every", parameters_every, 0)
@@ -125,24 +127,24 @@ def run(
 def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) -> RunResult:
     place = runfolder.find_run(task.place.path, task.place)
     with runfolder.hold(place) as lock:
-        began = _read(place)
-        planned = int(began.get("planned", began["iterations"]))
+        stored = _read_settings(place)
+        planned = int(stored.get("planned", stored["iterations"]))
         task = _Task(task.training, place, task.iterations, planned, task.options)
         settings = _describe(task)
-        _refuse_changes(place, began, settings, report)
+        _refuse_changes(place, stored, settings, report)
         files = _list_files(task, settings)
         runfolder.require_room(place, files.need)
         state = journal.read_state(files, report)
-        done = place.path / "summary.json"
-        if task.loop.explain_end(state) and done.exists():
+        summary_file = place.path / "summary.json"
+        if task.loop.explain_end(state) and summary_file.exists():
             lock.close()
-            return RunResult(place.path, state.now.theta, json.loads(done.read_text()))
+            return RunResult(place.path, state.now.theta, json.loads(summary_file.read_text()))
         opened = loop.reopen(files, lock, state, task.loop, report)
     return _complete(task, opened, on_row)
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """A summary for people."""
+    """A summary as text."""
     lines = [
         *summaries.format_values(summary),
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
@@ -153,7 +155,7 @@ def format_summary(summary: dict[str, Any]) -> str:
 
 
 def _list_files(task: _Task, settings: dict[str, Any]) -> journal.RunFiles:
-    """What the files of a run have in common. settings: from `_describe`."""
+    """Common data of the files of a run. settings: from `_describe`."""
     training: Any = task.training
     return journal.RunFiles(
         task.place,
@@ -171,15 +173,15 @@ def _describe(task: _Task) -> dict[str, Any]:
     training = task.training
     size = training.trajectories
     leaves = journal.name_leaves(training.theta)
-    asked: dict[str, Any] = {
+    fixed: dict[str, Any] = {
         "seed": int(training.seed),
         "count": "a function of the iteration" if callable(size) else int(size),
         "parameters": {name: f"{v.dtype} {list(v.shape)}" for name, v in leaves.items()},
         "start": checkpoint.checksum(leaves).hex()[:16],
     }
-    identity = runfolder.fingerprint(json.dumps(asked).encode())
+    identity = runfolder.fingerprint(json.dumps(fixed).encode())
     extent = {"iterations": int(task.iterations), "planned": task.planned}
-    return {"run": identity, **extent, **asked, **partlist.stamp_parts(_describe_parts(task))}
+    return {"run": identity, **extent, **fixed, **partlist.stamp_parts(_describe_parts(task))}
 
 
 def _describe_parts(task: _Task) -> partlist.Parts:
@@ -194,14 +196,14 @@ def _describe_parts(task: _Task) -> partlist.Parts:
     return parts
 
 
-def _read(place: runfolder.RunFolder) -> dict[str, Any]:
+def _read_settings(place: runfolder.RunFolder) -> dict[str, Any]:
     """The content of run.json."""
     try:
-        began = json.loads(place.settings.read_text())
-        missing = {*COMPARED, "iterations"} - set(began)
+        stored = json.loads(place.settings.read_text())
+        missing = {*COMPARED, "iterations"} - set(stored)
         if missing:
             raise ValueError(f"`{min(missing)}` is missing")
-        return began
+        return stored
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"{place.settings} is damaged ({error}); it is written by `fluctua.run`."
@@ -210,18 +212,18 @@ def _read(place: runfolder.RunFolder) -> dict[str, Any]:
 
 def _refuse_changes(
     place: runfolder.RunFolder,
-    began: dict[str, Any],
+    stored: dict[str, Any],
     settings: dict[str, Any],
     report: Callable[[str], None],
 ) -> None:
     """Raise if numbers or code of a run are not those that it began with."""
     for name, words in COMPARED.items():
-        if began[name] != settings[name]:
+        if stored[name] != settings[name]:
             raise ValueError(
-                f"a run goes on as it began: {words} was {began[name]} and is {settings[name]}. "
+                f"a run goes on as it began: {words} was {stored[name]} and is {settings[name]}. "
                 "Only `iterations` can change; for another training begin another run."
             )
-    partlist.refuse_other_parts(place.settings, began, settings, report)
+    partlist.refuse_other_parts(place.settings, stored, settings, report)
 
 
 def _estimate_space(task: _Task) -> int:
@@ -252,7 +254,7 @@ def _complete(task: _Task, opened: loop.Opened, on_row: OnRow | None) -> RunResu
 
 
 def _conclude(task: _Task, theta: Params) -> dict[str, Any]:
-    """Measure the final parameters afresh where there is a simulator, and write the summary."""
+    """Evaluate the final parameters afresh where there is a simulator, and write the summary."""
     rows = history.read(task.place.history)
     last = rows[-1]
     summary: dict[str, Any] = {

@@ -1,6 +1,4 @@
-"""What came out of a training, of any system: from its history, as numbers and as lines for
-people.
-"""
+"""Summary of a training of any system: numbers from its history, and lines of text."""
 
 from __future__ import annotations
 
@@ -14,14 +12,16 @@ from fluctua.store.history import Row, effective
 AROUND = 9
 """Iterations over which J is averaged to find its peak."""
 FALL = 6.0
-"""Standard errors below its peak at which a training counts as fallen: the highest of many means is
-high by chance, by four of them in ten thousand."""
+"""Standard errors below its peak at which a training counts as fallen.
+
+The highest of many means is high by chance: by four standard errors in ten thousand.
+"""
 GRID = 3.0
-"""Standard errors between J at two steps from which on J is said to depend on the step."""
+"""Standard errors between J at two time steps above which a dependence is reported."""
 
 
 def summarise_rows(rows: list[Row]) -> dict[str, Any]:
-    """The numbers that a history holds by itself."""
+    """Numbers of a summary that follow from the history alone."""
     first = effective(rows)[0]
     last = rows[-1]
     return {
@@ -34,15 +34,13 @@ def summarise_rows(rows: list[Row]) -> dict[str, Any]:
 
 
 def compare_steps(final: dict[str, Any], finer: dict[str, Any]) -> dict[str, Any]:
-    """Whether J depends on the time step: the difference in standard errors, if there are more
-    than `GRID`.
-    """
+    """The difference of J between two time steps in standard errors, if above `GRID`."""
     z = (finer["J"] - final["J"]) / max(np.hypot(final["J_stderr"], finer["J_stderr"]), 1e-300)
     return {"step_matters": float(z)} if abs(z) > GRID else {}
 
 
 def find_fall(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dict[str, Any]:
-    """The highest J of a training that came down from it, if it did."""
+    """The highest J of a training that fell from it, if it did."""
     if len(rows) < AROUND:
         return {}
     window = np.ones(AROUND) / AROUND
@@ -64,7 +62,7 @@ def find_fall(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dic
 
 
 def format_values(summary: dict[str, Any]) -> list[str]:
-    """J before and after, and what is wrong with it."""
+    """Lines with J before and after the training, and a warning where it depends on the step."""
 
     def value(part):
         return with_error(summary[part]["J"], summary[part]["J_stderr"])
@@ -94,7 +92,7 @@ def format_values(summary: dict[str, Any]) -> list[str]:
 
 
 def format_peak(summary: dict[str, Any]) -> list[str]:
-    """A fall from the highest J, if there was one."""
+    """A line about a fall from the highest J, if there was one."""
     if "peak" not in summary:
         return []
     peak = summary["peak"]

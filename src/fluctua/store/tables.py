@@ -1,5 +1,4 @@
-"""Small tables as text: columns of numbers or words, and above them what they are, one `# name =
-value` a line.
+"""Small tables as text: a header of `# name = value` lines, and columns of numbers or words.
 
 A file whose name ends in .gz is compressed.
 """
@@ -21,7 +20,11 @@ from fluctua.store.checkpoint import replace
 
 
 class Table(NamedTuple):
-    """columns: (R,) each. header: numbers, words and lists that belong to all rows."""
+    """A table.
+
+    columns: (R,) each, by name.
+    header: numbers, words and lists that belong to all rows.
+    """
 
     columns: dict[str, np.ndarray]
     header: dict[str, Any]
@@ -35,14 +38,16 @@ class Table(NamedTuple):
 def write(
     path: Path, columns: Mapping[str, Any], header: Mapping[str, Any], *, digits: int | None = None
 ) -> None:
-    """Write the file in one step; numbers read back exactly, or with so many significant digits."""
+    """Write a table atomically; numbers read back exactly, or with `digits` significant digits."""
     text = io.StringIO()
     for name, value in header.items():
         text.write(f"# {name} = {json.dumps(value, ensure_ascii=False)}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(
-        zip(*(_cells(np.asarray(column), digits) for column in columns.values()), strict=True)
+        zip(
+            *(_format_cells(np.asarray(column), digits) for column in columns.values()), strict=True
+        )
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     content = text.getvalue().encode()
@@ -56,7 +61,7 @@ def find_table(path: Path) -> Path:
 
 
 def read(path: Path) -> Table:
-    """Read it back; a column is of numbers where all its cells are."""
+    """Read a table; a column is numeric where all its cells are."""
     path = find_table(path)
     try:
         content = path.read_bytes()
@@ -71,16 +76,16 @@ def read(path: Path) -> Table:
         raise ValueError(
             f"{path} is no table of this program ({error}). Measure it again with --replace."
         ) from None
-    return Table({name: _numbers(column) for name, column in columns.items()}, header)
+    return Table({name: _parse_numbers(column) for name, column in columns.items()}, header)
 
 
-def _cells(column: np.ndarray, digits: int | None) -> list[Any]:
+def _format_cells(column: np.ndarray, digits: int | None) -> list[Any]:
     if digits is None or not np.issubdtype(column.dtype, np.floating):
         return column.tolist()
     return [float(f"{cell:.{digits}g}") for cell in column.tolist()]
 
 
-def _numbers(column: np.ndarray) -> np.ndarray:
+def _parse_numbers(column: np.ndarray) -> np.ndarray:
     try:
         return column.astype(float)
     except ValueError:

@@ -35,16 +35,16 @@ EVENTS = 200
 """Events and incidents that are shown, the last ones."""
 HELD = 8
 """Histories that are kept in memory."""
-LARGEST = 256 * 2**20
+MAX_FILE_BYTES = 256 * 2**20
 """Bytes of a file above which it is not read."""
 TEXT = 2**16
 """Bytes of a text that are shown."""
 DEEPEST = 3
 """Levels below a watched folder at which runs are looked for."""
-MOST_RUNS = 200
+MAX_RUNS = 200
 COMPONENTS = 64
 """Parameters of a process of one's own whose course is drawn."""
-MOST_NUMBERS = 2**20
+MAX_NUMBERS = 2**20
 """Numbers of one record of the parameters, and records of a file, that are shown.
 
 A small file can declare any.
@@ -82,7 +82,7 @@ class Watched(NamedTuple):
             if (
                 not real.is_file()
                 or not real.is_relative_to(self.root)
-                or real.stat().st_size > LARGEST
+                or real.stat().st_size > MAX_FILE_BYTES
             ):
                 return None
         except OSError:
@@ -110,9 +110,9 @@ class RunLibrary:
         self._lock = threading.Lock()
 
     def find(self) -> dict[str, Watched]:
-        """Look for run folders; at most `MOST_RUNS`, the last changed ones."""
+        """Look for run folders; at most `MAX_RUNS`, the last changed ones."""
         runs = {run.number: run for root in self.roots for run in _below(root, len(self.roots) > 1)}
-        newest = sorted(runs.values(), key=lambda run: -_changed(run))[:MOST_RUNS]
+        newest = sorted(runs.values(), key=lambda run: -_changed(run))[:MAX_RUNS]
         self.runs = {run.number: run for run in sorted(newest, key=lambda run: run.name)}
         return self.runs
 
@@ -243,7 +243,7 @@ class RunLibrary:
             raise UnreadableRun("the run has no history.csv.")
         yield history.PLAIN
         for row in history.read(path):
-            yield history.line(row, "").rstrip(",\n") + "\n"
+            yield history.format_row(row, "").rstrip(",\n") + "\n"
 
     def _columns(self, run: Watched) -> Columns:
         path = run.file("history.csv")
@@ -459,8 +459,8 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
     ):
         raise UnreadableRun(f"{name!r} in parameters.h5 is no plain array of numbers.")
     if (
-        max(len(dataset), dataset.size // max(len(dataset), 1)) > MOST_NUMBERS
-        or _chunk_bytes(dataset) > LARGEST
+        max(len(dataset), dataset.size // max(len(dataset), 1)) > MAX_NUMBERS
+        or _chunk_bytes(dataset) > MAX_FILE_BYTES
     ):
         raise UnreadableRun(
             f"{name!r} in parameters.h5 is declared as {dataset.shape}, in chunks of "
@@ -487,9 +487,9 @@ def _families(file: h5py.File) -> list[str]:
         else:
             names.append(name)
     sizes = (_dataset(file, name).shape[1:] for name in names)
-    if sum(map(math.prod, sizes)) > MOST_NUMBERS:
+    if sum(map(math.prod, sizes)) > MAX_NUMBERS:
         raise UnreadableRun(
-            f"parameters.h5 has more than {MOST_NUMBERS:,} parameters: too many to show."
+            f"parameters.h5 has more than {MAX_NUMBERS:,} parameters: too many to show."
         )
     return names
 

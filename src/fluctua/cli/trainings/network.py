@@ -14,8 +14,8 @@ from fluctua.cli.trainings.display import Target, catch_signals, serve_page, sho
 from fluctua.runs import config as configs
 from fluctua.runs import lattice
 from fluctua.runs.build import resolve_backend
+from fluctua.runs.conditions import refuse_ignored
 from fluctua.runs.config import Config
-from fluctua.runs.heeded import refuse_ignored
 from fluctua.scale.distributed import SHARDS
 from fluctua.store import history
 from fluctua.store.folder import find_run

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from fluctua.cli.app import app
 from fluctua.runs import lattice as runs
+from fluctua.runs.conditions import CONDITIONS, refuse_ignored
 from fluctua.runs.config import PRESETS, apply_changes, find_config
-from fluctua.runs.heeded import CONDITIONS, refuse_ignored
 
 
 def invoke(*arguments):

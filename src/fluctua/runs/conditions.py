@@ -1,6 +1,4 @@
-"""Keys of a configuration that count in some trainings only: one that would be ignored is
-refused.
-"""
+"""Refuse keys of a configuration that would be ignored in this training."""
 
 from __future__ import annotations
 
@@ -11,14 +9,18 @@ from fluctua.runs.config import Config
 
 
 class Condition(NamedTuple):
-    """When a key counts. words: the same, after "it counts"."""
+    """When a key counts.
+
+    holds: (config) -> whether it does.
+    words: the condition in words, after "it counts".
+    """
 
     holds: Callable[[Config], bool]
     words: str
 
 
 def is_unknown(config: Config) -> bool:
-    """Whether the device differs from its settings, or is only seen through its readout."""
+    """Whether the device differs from its settings, or has readout noise or coarse sampling."""
     d = config.device
     errors = (d.gain_error, d.offset_error, d.kerr_error, d.second_neighbours, d.readout)
     return any(errors) or d.sample_every > 1
@@ -68,7 +70,7 @@ CONDITIONS = {
     ),
     "calibration.second_neighbours": CALIBRATING,
 }
-"""Keys that do not always count."""
+"""Keys that count in some trainings only."""
 
 
 def refuse_ignored(config: Config, before: Config) -> None:
@@ -76,9 +78,8 @@ def refuse_ignored(config: Config, before: Config) -> None:
 
     Args:
         config: of the training.
-        before: the configuration that it was made from: a preset, or that of another run. What is
-            as it was there was not asked for.
-
+        before: the configuration it was made from: a preset, or that of another run. Unchanged keys
+            are not refused.
     """
     if is_unknown(config) and config.baseline.kind != "twin":  # also by a preset: it is shown
         _refuse("baseline.kind", config.baseline.kind, KNOWN)
