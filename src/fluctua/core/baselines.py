@@ -581,9 +581,8 @@ def check_admissible(baseline: Baseline, setting: Setting, *, of_start: bool = F
 
     It is tried once, not at every call. of_start: whether it is the baseline of the draw of X₀.
     """
-    if (
-        is_library(baseline.function) or setting.count < baseline.min_trajectories
-    ):  # too few are refused by `check_baseline`
+    # too few are refused by `check_baseline`
+    if is_library(baseline.function) or setting.count < baseline.min_trajectories:
         return
     code = (baseline.function, of_start, tree_signature(setting.theta))
     if code in _ADMITTED:

@@ -42,12 +42,10 @@ class Diffusion(NamedTuple):
     kind: "diagonal", "dense" or "matrix-free".
     """
 
-    apply: Callable[[Params, Array], Array]  # (theta, v) -> Q(theta) v
-    solve: Callable[[Array], Array]  # v -> Q⁻¹ v
-    trace: Callable[[Params], Array]  # theta -> Tr[Q⁻¹ Q(theta)], Q⁻¹ fixed
-    outside: Callable[
-        [Array], Array
-    ]  # v -> the part of v that no noise reaches; exactly 0 where there is none
+    apply: Callable[[Params, Array], Array]
+    solve: Callable[[Array], Array]
+    trace: Callable[[Params], Array]
+    outside: Callable[[Array], Array]
     kind: str
 
 
@@ -64,12 +62,12 @@ def diffusion_at(
     `moved(theta)` is the state as a function of the parameters, for starts that depend on them; it
     equals `x` at `theta`. Without it the state is a measured number.
     """
-    at = (lambda th: x) if moved is None else moved
+    state_at = (lambda th: x) if moved is None else moved
     diffusion = process.diffusion
     if diffusion is not None:
 
         def product(th, v):
-            return diffusion(th, at(th), t, context, v)
+            return diffusion(th, state_at(th), t, context, v)
 
         return _matrix_free(
             product, theta, x, process.noiseless, isinstance(process.diffusion, _Deficient)
@@ -79,7 +77,7 @@ def diffusion_at(
 
         def q_product(th: Params, v: Array) -> Array:
             def kick(dw):
-                return noise_product(th, at(th), t, context, dw)
+                return noise_product(th, state_at(th), t, context, dw)
 
             (back,) = jax.linear_transpose(kick, jax.ShapeDtypeStruct((width,), x.dtype))(v)
             return kick(back) / 2
@@ -96,7 +94,7 @@ def diffusion_at(
     noise = process.noise
 
     def sigma(th):
-        return noise(th, at(th), t, context)
+        return noise(th, state_at(th), t, context)
 
     if jnp.ndim(sigma(theta)) == 1:
         return _diagonal(sigma, theta, process.noiseless)
@@ -127,9 +125,8 @@ def _diagonal(
             outside=jnp.zeros_like,
             kind="diagonal",
         )
-    still = _mask(noiseless, q.size) & ~(
-        q > 0
-    )  # a noiseless component may have noise here; others always have, or no score
+    # a noiseless component may have noise here; others always have, or no score
+    still = _mask(noiseless, q.size) & ~(q > 0)
     safe = jnp.where(still, 1, q)
     return Diffusion(
         apply=lambda th, v: evaluate_q(th) * v,
@@ -166,10 +163,9 @@ def _dense(
         if wieners < components - len(noiseless):
             outside = noise_range.outside
         else:  # all but the noiseless components have noise, here as at the first state
-            whole = (noise_range.rank == components - len(noiseless)) & ~jnp.any(
-                mask[:, None] & (sigma(theta) != 0)
-            )
-            inverse = jnp.where(whole, inverse, jnp.nan)
+            full_rank = noise_range.rank == components - len(noiseless)
+            leaks = jnp.any(mask[:, None] & (sigma(theta) != 0))
+            inverse = jnp.where(full_rank & ~leaks, inverse, jnp.nan)
 
         def solve(v):
             return inverse @ v
@@ -249,18 +245,16 @@ def _matrix_free(
     operator = lineax.FunctionLinearOperator(
         lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag
     )
-    tolerance = 100 * float(
-        jnp.finfo(x.dtype).eps
-    )  # two digits above rounding, where the iteration can stall
+    # two digits above rounding, where the iteration can stall
+    tolerance = 100 * float(jnp.finfo(x.dtype).eps)
     solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
     # noiseless components have no noise here either
     regular = jnp.all(product(theta, jnp.asarray(mask, x.dtype)) == 0) if noiseless else True
 
     def solve(v: Array) -> Array:
         v = jnp.where(mask, 0, v) if noiseless else v
-        scale = jnp.max(
-            jnp.abs(v)
-        )  # lineax compares component by component: only at unit scale is `atol` relative
+        # lineax compares component by component: only at unit scale is `atol` relative
+        scale = jnp.max(jnp.abs(v))
         scale = jnp.where(scale > 0, scale, 1)
         solution = lineax.linear_solve(operator, v / scale, solver, throw=False)
         # A stalled solve must not pass for an answer: the non-finite score is reported at the
@@ -270,9 +264,8 @@ def _matrix_free(
 
     def trace(th: Params) -> Array:
         basis = jnp.eye(x.size, dtype=x.dtype)
-        columns = jax.lax.stop_gradient(
-            jax.vmap(solve)(basis)
-        )  # M solves: exact, and only if ∂Q/∂θ is asked
+        # M solves: exact, and only if ∂Q/∂θ is asked
+        columns = jax.lax.stop_gradient(jax.vmap(solve)(basis))
         return jnp.sum(columns * jax.vmap(lambda e: product(th, e))(basis))
 
     def outside(v: Array) -> Array:
@@ -592,8 +585,7 @@ def find_noiseless(
     """The process with its noiseless components named, checked at the first state and beside it.
 
     A component is noiseless where its noise vanishes at all of these states. One that has none at
-    the
-    first state alone would have a score that comes and goes: it is refused.
+    the first state alone would have a score that comes and goes: it is refused.
     """
     if not isinstance(process, Process):
         return process.check(theta, x, t, context, "at the first state")
@@ -725,9 +717,8 @@ def check_equivalent(
     change = np.asarray(drift_at(new), float) - np.asarray(drift_at(old), float)
     lost = without @ (without.T @ change)
     scale = np.maximum(*(np.abs(np.asarray(drift_at(theta), float)) for theta in (new, old)))
-    scale = np.where(
-        _row_sizes(q_new) == 0, scale, scale.max()
-    )  # a component without noise has a unit of its own
+    # a component without noise has a unit of its own
+    scale = np.where(_row_sizes(q_new) == 0, scale, scale.max())
     if np.any(np.abs(lost) > rounding * scale):
 
         def part(theta):
@@ -744,7 +735,7 @@ def check_equivalent(
 
 def _find_responsible(f: Callable[[Params], Any], new: Params, old: Params) -> str:
     """The name of the parameter whose change from `old` to `new` changes f most."""
-    (flat, unravel) = ravel_pytree(new)
+    flat, unravel = ravel_pytree(new)
     before = np.asarray(f(old), float)
     base = np.asarray(ravel_pytree(old)[0])
     moved = [p for p in range(base.size) if base[p] != flat[p]]
@@ -809,8 +800,7 @@ def _check_quickly(process: Process, theta: Params, x: Array, t: Array, context:
     """Noiseless components, then whether the slow checks would pass, for diagonal noise. (M+1,)
 
     The conditions of `check_finite` and `find_noiseless` in one compiled call, since they stand
-    before
-    every estimate. Where this is false, those two find the words.
+    before every estimate. Where this is false, those two find the words.
     """
     x, t, context = jax.tree.map(lambda leaf: leaf[0], (x, t, context))
     flat, unravel = ravel_pytree(theta)

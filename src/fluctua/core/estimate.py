@@ -114,14 +114,12 @@ class Estimate(NamedTuple):
     count: trajectories averaged.
     interval: (low, high), each like θ, that hold the gradient with 95 %. None where only means and
         errors are known, as from the fused kernels; ±1.96 stderr is then right for many
-        trajectories
-        and too narrow for few. Below 50 trajectories intervals are widened, and say so in print: so
-        few samples show little of their skewness and tails.
+        trajectories and too narrow for few. Below 50 trajectories intervals are widened, and say so
+        in print: so few samples show little of their skewness and tails.
     value_interval: the same of the value.
     natural: F⁻¹ times the gradient, of estimators made by `natural`; else None.
     groups: of trajectories of several devices; errors are then those of the mean over all devices
-        of
-        which these are a sample.
+        of which these are a sample.
     """
 
     gradient: Params
@@ -279,49 +277,53 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
 
     This holds whatever is alike within a group. Two-stage sampling: the groups are a sample of a
     population, and the trajectories of a group a sample of it. With one group nothing is known of
-    the
-    population, and errors are NaN.
+    the population, and errors are NaN.
     """
-    labels, of, counts = np.unique(group, return_inverse=True, return_counts=True)
-    like, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], samples.gradient))
+    labels, index, counts = np.unique(group, return_inverse=True, return_counts=True)
+    flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], samples.gradient))
     leaves = [*jax.tree.leaves(samples.gradient), samples.returns]
-    both = np.concatenate(
+    rows = np.concatenate(
         [np.asarray(v, np.float64).reshape(len(samples.returns), -1) for v in leaves], axis=1
     )
-    if of.shape != both.shape[:1]:
+    if index.shape != rows.shape[:1]:
         raise ValueError(
-            f"`group` must have one number per trajectory, ({len(both)},); got {np.shape(group)}."
+            f"`group` must have one number per trajectory, ({len(rows)},); got {np.shape(group)}."
         )
 
     def total(v):
-        return np.stack([v[of == k].sum(axis=0) for k in range(len(labels))])
+        return np.stack([v[index == k].sum(axis=0) for k in range(len(labels))])
 
-    means = total(both) / counts[:, None]
-    squares = total((both - means[of]) ** 2)  # about the mean of each group
-    few = np.where(counts > 1, counts - 1, np.nan)[:, None]
-    own = (
-        squares / few / counts[:, None]
-    )  # variance of each group's mean, from its own trajectories
+    means = total(rows) / counts[:, None]
+    squares = total((rows - means[index]) ** 2)  # about the mean of each group
+    degrees = np.where(counts > 1, counts - 1, np.nan)[:, None]
+    # variance of each group's mean, from its own trajectories
+    mean_variance = squares / degrees / counts[:, None]
     k = len(labels)
-    spare = max(len(both) - len(labels), 1)
+    spare = max(len(rows) - len(labels), 1)
     within = squares.sum(axis=0) / spare
     mean = means.mean(axis=0)
-    error = np.full(both.shape[1], np.nan)
-    between = np.full(both.shape[1], np.nan)
+    error = np.full(rows.shape[1], np.nan)
+    between = np.full(rows.shape[1], np.nan)
     if k > 1:
         error = sample_error(means)
-        between = means.var(axis=0, ddof=1) - within * np.mean(
-            1 / counts
-        )  # a mean of means: groups count the same
+        # a mean of means: groups count the same
+        between = means.var(axis=0, ddof=1) - within * np.mean(1 / counts)
     reach = scipy.stats.t.ppf(0.975, k - 1) * error if k > 1 else error
 
     def tree(v):
-        return unravel(jnp.asarray(v[:-1], like.dtype))
+        return unravel(jnp.asarray(v[:-1], flat.dtype))
 
     def number(v):
         return jnp.asarray(v[-1])
 
-    here = np.sqrt(np.nansum(np.where(np.isnan(own), within / counts[:, None], own), axis=0)) / k
+    error_here = (
+        np.sqrt(
+            np.nansum(
+                np.where(np.isnan(mean_variance), within / counts[:, None], mean_variance), axis=0
+            )
+        )
+        / k
+    )
 
     def add_components(v):
         return float(np.maximum(v[:-1].sum(), 0))
@@ -330,20 +332,20 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
         labels,
         counts,
         means[:, -1],
-        np.sqrt(own[:, -1]),
+        np.sqrt(mean_variance[:, -1]),
         Variances(float(np.maximum(between[-1], 0)), float(within[-1])),
         Variances(add_components(between), add_components(within)),
-        number(here),
-        tree(here),
+        number(error_here),
+        tree(error_here),
     )
-    second = (total(both**2) / counts[:, None]).mean(axis=0)
+    second = (total(rows**2) / counts[:, None]).mean(axis=0)
     return Estimate(
         tree(mean),
         tree(error),
         tree(second),
         number(mean),
         number(error),
-        len(both),
+        len(rows),
         (tree(mean - reach), tree(mean + reach)),
         (number(mean - reach), number(mean + reach)),
         None,
@@ -359,7 +361,7 @@ def unflatten(theta: Params, flat: Array) -> Params:
     if jax.default_backend() != "cpu":
         return _unflatten_rows(theta, flat)
     rows = np.asarray(flat)
-    (leaves, tree) = jax.tree.flatten(theta)
+    leaves, tree = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
     shaped = zip(np.split(rows, edges, axis=1), leaves, strict=True)
     return jax.tree.unflatten(
@@ -422,9 +424,8 @@ class RunningSums:
         self.count = 0
         self.g = np.zeros(flat.size)
         self.g2 = np.zeros(flat.size)
-        self.powers = np.zeros(
-            (5, flat.size + 1)
-        )  # Σ dᵏ of gradients and return about the mean of the first chunk
+        # Σ dᵏ of gradients and return about the mean of the first chunk
+        self.powers = np.zeros((5, flat.size + 1))
         self.origin: np.ndarray | None = None
         self.parts = np.zeros((parts, flat.size))
         self.shift: float | None = None
@@ -584,9 +585,8 @@ def _combine_samples(function: Callable[..., Array], parts: tuple[Samples, ...])
         return jax.grad(lambda m: _correct_curvature(f, m, others, n - 1))(mean - off / (n - 1))
 
     each = jnp.einsum("ek,ekp->ep", jax.vmap(weights)(off), gradients)
-    each = each + off @ (
-        jax.hessian(f)(mean) @ gradients.mean(axis=0)
-    )  # sums to zero: the spread of m̂
+    # sums to zero: the spread of m̂
+    each = each + off @ (jax.hessian(f)(mean) @ gradients.mean(axis=0))
     _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], parts[0].gradient))
     return Samples(
         jax.vmap(unravel)(each.astype(gradients.dtype)), value_samples(function, returns)

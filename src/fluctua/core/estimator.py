@@ -239,9 +239,8 @@ class PPGT(PlainEstimator):
         if self.method.means and not isinstance(self.substrate, simulate.Simulator):
             check.count(count)
             theta = check.parameters(theta)
-            k_run, _ = streamed.split_key(
-                key
-            )  # the parts are of the same trajectories: measured once
+            # the parts are of the same trajectories: measured once
+            k_run, _ = streamed.split_key(key)
             measured = self.substrate(k_run, theta, count)
             return recorded_samples.sample_recorded(
                 self.method,

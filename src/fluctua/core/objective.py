@@ -16,10 +16,8 @@ class Objective(NamedTuple):
     running: (theta, x, t, context) -> g, a scalar rate of reward.
     terminal: (theta, x, context) -> g_T, a scalar.
     per_step: (theta, x, x_next, t, dt, context) -> r, a scalar for the step as a whole and not a
-        rate:
-        work, heat, a current, anything that depends on both ends of a step. The score of a step
-        meets
-        the reward of that step.
+        rate: work, heat, a current, anything that depends on both ends of a step. The score of a
+        step meets the reward of that step.
     initial: (theta, x0, context) -> g_0, a scalar.
 
     Each may be None (no such reward). Arguments at the end that are not used may be left off.

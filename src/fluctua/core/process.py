@@ -144,8 +144,7 @@ class HistoryDependent(Transition, Protocol):
     """A `Transition` of which only a part of the simulated state is observed.
 
     Its score depends on the whole past. It brings its own start. `advance` takes and returns
-    simulated
-    states, every other method observed ones.
+    simulated states, every other method observed ones.
     """
 
     def draw_start(

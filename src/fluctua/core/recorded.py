@@ -53,19 +53,19 @@ class Recording:
         first = []
         contexts = []
         largest = []
-        whole: np.ndarray | None = None
+        grid: np.ndarray | None = None
         bad: list[tuple[int, int, int]] = []
         for chunk in self._chunks:
             t, x = _check_shapes(chunk)
-            if whole is None:
-                whole = t
+            if grid is None:
+                grid = t
                 shape = x.shape[1:]
-            elif not np.array_equal(t, whole) or x.shape[1:] != shape:
+            elif not np.array_equal(t, grid) or x.shape[1:] != shape:
+                end = "." if x.shape[1:] != shape else ", at other times."
                 raise ValueError(
                     f"all chunks must share one time grid and state: chunk 0 has {shape[0]} times "
-                    "and "
-                    f"{shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and "
-                    f"{x.shape[2]}" + ("." if x.shape[1:] != shape else ", at other times.")
+                    f"and {shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and "
+                    f"{x.shape[2]}{end}"
                 )
             for row, rows in _iterate_rows(x):
                 rows = np.asarray(rows)
@@ -74,10 +74,10 @@ class Recording:
             self.sizes.append(x.shape[0])
             first.append(np.asarray(x[:, 0]))
             contexts.append(chunk.context)
-        if whole is None:
+        if grid is None:
             raise ValueError("there are no trajectories: the source of chunks is empty.")
         check.finite_trajectories(bad, self.count)
-        self.times = check.grid(whole)
+        self.times = check.grid(grid)
         self.dtype = arrays.working_dtype(theta, np.concatenate(first))
         self.first_states = jnp.asarray(np.concatenate(first), self.dtype)
         coarsest = max(
@@ -210,11 +210,11 @@ def iterate_pieces(
             if seen + low < cut:
                 high = min(high, cut - seen)
 
-            def some(leaf):
+            def slice_rows(leaf):
                 return (leaf if check.is_key(leaf) else _load(leaf))[low:high]  # noqa: B023
 
-            beside = (jax.tree.map(some, tree) for tree in chunk[2:])
-            yield seen + low, Trajectories(chunk.t, np.asarray(_load(chunk.x)[low:high]), *beside)
+            others = (jax.tree.map(slice_rows, tree) for tree in chunk[2:])
+            yield seen + low, Trajectories(chunk.t, np.asarray(_load(chunk.x)[low:high]), *others)
             low = high
         seen += count
 
@@ -400,9 +400,8 @@ def check_scores(
     if check.all_finite(flat):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
-    for j in which[
-        :MAX_SEARCHED
-    ].tolist():  # a baseline that looks at scores passes it on to the others
+    # a baseline that looks at scores passes it on to the others
+    for j in which[:MAX_SEARCHED].tolist():
         diffusion.check_along(process, theta, trajectory(j), offset + j)
     raise FloatingPointError(
         f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: "

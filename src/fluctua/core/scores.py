@@ -132,9 +132,8 @@ def full_score(
         return x_next - x - mean_rate(process, th, x, step.t, step.dt, step.context) * step.dt
 
     q = diffusion_at(process, theta, step.x, step.t, step.context, moved)
-    y = q.solve(
-        evaluate_residual(theta)
-    )  # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
+    # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
+    y = q.solve(evaluate_residual(theta))
 
     def log_density(th: Params) -> Array:  # its gradient at theta is exact; its value means nothing
         quadratic = y @ q.apply(th, y) / (4 * step.dt)

@@ -14,13 +14,10 @@ class Trajectories(NamedTuple):
     x: (E, T+1, M).
     context: pytree with leaves (E, ...), drawn or set once per trajectory, or None.
     events: what happened within each step, a pytree with leaves (E, T, ...), for processes whose
-        score
-        needs more than the states (`Jumps`); else None.
+        score needs more than the states (`Jumps`); else None.
     group: whole numbers (E,), the device, the sample or the day of each trajectory, where the
-        expected
-        return is that of all devices there could be. Every group then counts the same, and errors
-        are
-        those between groups; else None.
+        expected return is that of all devices there could be. Every group then counts the same, and
+        errors are those between groups; else None.
     """
 
     t: Array

@@ -194,9 +194,8 @@ def _split_folds(count: int, runs: int, length: int) -> list[tuple[Any, Any]]:
     """Places of (M, E, R, L) to sum over, each with others on which its features are centred.
 
     A mean of the same trajectories depends on their noise, and Σ z(x − x̄) is not zero on average
-    then:
-    for a random walk it is −1 or −2 of its standard deviations, and adds up over batches. The other
-    half of the trajectories is independent of it; of one trajectory the first half serves the
+    then: for a random walk it is −1 or −2 of its standard deviations, and adds up over batches. The
+    other half of the trajectories is independent of it; of one trajectory the first half serves the
     second.
     """
     if count > 1:
@@ -357,9 +356,8 @@ def _widen(family: str, sums: FamilySums, excess: np.ndarray, blurred: bool) -> 
     """The sums with their variance where v is not 1, or where samples have readout noise.
 
     Residuals that share the noise of a sample have a correlation ρ ≥ −½ with the next, and the
-    variance
-    of a sum of their squares or products is up to 1 + 2ρ² = 1.5 times as large; that of a sum of
-    residuals is smaller.
+    variance of a sum of their squares or products is up to 1 + 2ρ² = 1.5 times as large; that of a
+    sum of residuals is smaller.
     """
     factor = np.ones(len(sums.total)) if family in ("v", "v of all") else excess
     return sums._replace(variance=sums.variance * factor[:, None] * (1.5 if blurred else 1.0))
@@ -428,9 +426,8 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
                 *np.nonzero((np.abs(statistic) > needed) & (effect > limit)), strict=True
             ):
                 size = (float(statistic[row, column]), float(effect[row, column]))
-                of = (
-                    row if statistic.shape[1] == 1 else column
-                )  # one column: every component with itself
+                # one column: every component with itself
+                of = row if statistic.shape[1] == 1 else column
                 deviations.append(Finding(family, int(row), int(of), *size))
     return sorted(deviations, key=lambda one: -abs(one.statistic))
 
@@ -499,10 +496,8 @@ def leave_unexplained(whole: Table, first: Table, second: Table) -> Table:
     """The sums as far as neither of two laws accounts for them.
 
     A sum that changes its sign between the two laws becomes zero. first, second: of the same steps
-    by
-    either law. What a law changes in T grows in proportion to V, so that sums over more steps
-    (`whole`,
-    by the first law) follow.
+    by either law. What a law changes in T grows in proportion to V, so that sums over more steps
+    (`whole`, by the first law) follow.
     """
     made = {}
     for name, sums in whole.items():

@@ -199,8 +199,7 @@ def measure_readout(trajectories: Trajectories) -> float:
 
     One number for all components. ε of a sample is in the increments on both of its sides, and what
     moves the state is in one, or in all alike: S = ⟨Δy_n Δy_{n+2}⟩ − ⟨Δy_n Δy_{n+1}⟩. Zero where
-    that
-    is negative by chance.
+    that is negative by chance.
     """
     total = 0.0
     many = 0

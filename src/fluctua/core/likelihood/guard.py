@@ -155,9 +155,8 @@ def examine_batch(
         )
     assert isinstance(process, Process)
     sample = sampling.take_sample(process, theta, data, transition, readout, max_transitions)
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # numbers beyond the precision are wrong, and named
+    # numbers beyond the precision are wrong, and named
+    with np.errstate(over="ignore", invalid="ignore"):
         made = sampling.standardise_states(sample, sample.law, sample.x, sample.t)
         scale = (
             np.ones(sample.x.shape[2])

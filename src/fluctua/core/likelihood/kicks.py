@@ -53,8 +53,7 @@ def standardise(
 
     transition: None for Euler steps with independent noise.
     noiseless: components without noise, which are left to `measure_omitted`: v is 1, z is 0, and
-        the
-        law of the others is that without them.
+        the law of the others is that without them.
     now, following: both ends of each step (E, S, M).
     t, dt: their times (S,).
     readout: variance of the measurement (M,).

@@ -96,9 +96,8 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
     unmoved = [i for i in parts if i in residuals.noiseless]
     if unmoved:
         i = unmoved[0]
-        readout = (
-            residuals.doubled is not None and residuals.doubled[i] < v[i] / 4
-        )  # what an Euler step leaves out grows as Δ³
+        # what an Euler step leaves out grows as Δ³
+        readout = residuals.doubled is not None and residuals.doubled[i] < v[i] / 4
         return (
             f"Component {i} has no noise of its own and does not move as its drift says: its "
             f"residual is {np.sqrt(v[i]):.3g} times what the interval explains. "

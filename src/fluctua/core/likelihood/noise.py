@@ -373,9 +373,8 @@ def _measure_dependence(sums: dict[str, np.ndarray], count: int) -> _Dependence:
     for name in ("x", "xx"):
         f = sums[name].mean(axis=0)
         spread = np.sqrt(np.maximum(sums[f"{name}_2"].mean(axis=0) - f**2, 1e-300))
-        each = (
-            sums[f"{name}_e2"] - e2 * sums[name] - f * sums["e2"] + e2 * f
-        )  # mean of (e² − ē²)(f − f̄)
+        # mean of (e² − ē²)(f − f̄)
+        each = sums[f"{name}_e2"] - e2 * sums[name] - f * sums["e2"] + e2 * f
         slope = each.mean(axis=0) / (spread * e2)
         slopes.append(slope)
         zs.append(

@@ -233,9 +233,8 @@ def collect_sums(
     if len(z) < alternatives.MIN_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
         return {}
     where = alternatives.Places(sample.steps, sample.run, sample.blurred)
-    has_noise = (z != 0) | (
-        made.v[:, there] == 0
-    )  # a component that is held has z = v = 0, one without noise v = 1
+    # a component that is held has z = v = 0, one without noise v = 1
+    has_noise = (z != 0) | (made.v[:, there] == 0)
     shape = (len(sample.x), len(sample.steps), -1)
     square = np.where(has_noise, z**2, 1)
     return alternatives.sum_families(

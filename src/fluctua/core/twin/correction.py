@@ -116,9 +116,8 @@ def noise_worth(
     q = diffusion_at(process, theta, x, t, context)
     if q.kind == "diagonal":
         return jnp.diagonal(guess.bend) @ q.apply(theta, jnp.ones_like(x))
-    return jnp.trace(
-        jax.vmap(lambda row: q.apply(theta, row))(guess.bend)
-    )  # S is symmetric: rows are columns
+    # S is symmetric: rows are columns
+    return jnp.trace(jax.vmap(lambda row: q.apply(theta, row))(guess.bend))
 
 
 def expand(
@@ -250,9 +249,8 @@ def direct_terms(
         return DirectTerms(ravel_pytree(slope)[0], value, running, jnp.zeros((), x.dtype))
 
     mu = jax.lax.stop_gradient(mean_rate(process, theta, x, t, dt, context))
-    of_step = step_guess(
-        twin, theta, x, x + mu * dt, t, dt, context
-    )  # settled before the kick, and fixed below
+    # settled before the kick, and fixed below
+    of_step = step_guess(twin, theta, x, x + mu * dt, t, dt, context)
 
     def expected_step(th: Params) -> Array:
         state = x + displace(th, t)
@@ -265,10 +263,10 @@ def direct_terms(
         ends = (x + displace(th, t), x_next + displace(th, t + dt))
         return per_step(th, *ends, t, dt, context).astype(x.dtype)
 
-    (mean, of_mean) = jax.value_and_grad(expected_step)(theta)
-    (r, explicit) = jax.value_and_grad(reward)(theta)
+    mean, mean_slope = jax.value_and_grad(expected_step)(theta)
+    r, explicit = jax.value_and_grad(reward)(theta)
     left = r - of_step.value - of_step.guess.at((x_next - x) - mu * dt)
-    total = jax.tree.map(lambda *parts: sum(parts), slope, of_mean, explicit)
+    total = jax.tree.map(lambda *parts: sum(parts), slope, mean_slope, explicit)
     reward_here = g * dt.astype(g.dtype) + r
     return DirectTerms(ravel_pytree(total)[0], value + mean, reward_here, left)
 
@@ -310,9 +308,8 @@ def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
             "`process` at all to use the one of the score; got "
             f"{type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
         )
-    if own.integrator == "euler" != process.integrator and isinstance(
-        process.integrator, str
-    ):  # a twin with Euler's errors is a bad one
+    # a twin with Euler's errors is a bad one
+    if own.integrator == "euler" != process.integrator and isinstance(process.integrator, str):
         own = own._replace(
             integrator=process.integrator, noiseless=own.noiseless or process.noiseless
         )
