@@ -132,7 +132,7 @@ def test_what_a_file_declares_is_not_read_blindly(run, name, shape, chunks):
 
 
 def test_many_arrays_are_too_large_together(run, monkeypatch):
-    monkeypatch.setattr("fluctua.watch.folders.MOST_NUMBERS", 20)  # omega 12, chi 12, kappa 17
+    monkeypatch.setattr("fluctua.watch.folders.MAX_NUMBERS", 20)  # omega 12, chi 12, kappa 17
     library = RunLibrary([run.place.path.parent])
     with pytest.raises(UnreadableRun, match="more than 20 parameters"):
         library.parameters(library.overview()[0]["number"])
@@ -156,8 +156,8 @@ def test_streams_at_once_are_limited(page):
         return await open_streams(60), await open_streams(1)
 
     first, second = asyncio.run(ask_twice())
-    assert first.count(200) == server.MOST_STREAMS
-    assert first.count(503) == 60 - server.MOST_STREAMS
+    assert first.count(200) == server.MAX_STREAMS
+    assert first.count(503) == 60 - server.MAX_STREAMS
     assert second == [200]
 
 

@@ -130,7 +130,7 @@ def _draw_fig2(out: Path) -> None:
 
     measured = properties.read(out)
     written = save(fig2.draw(measured), out / "fig2")
-    text = properties.summary(measured)
+    text = properties.format_summary(measured)
     (out / "summary.txt").write_text(text, encoding="utf-8")
     say(text)
     for path in (*written, out / "summary.txt"):

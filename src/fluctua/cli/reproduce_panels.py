@@ -68,7 +68,7 @@ def _find_lattices(
     if "iteration" in settings and (runs is None or of_file):
         raise ValueError("--set iteration is of the runs in --runs FOLDER, which is missing.")
     if runs is None:
-        return [training.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
+        return [training.train_small_lattice(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
     if of_file:
         return training.from_file(runs, settings.get("config", "paper"))
     return training.from_runs(runs, settings.get("iteration"))

@@ -17,7 +17,7 @@ from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.observed import Normal, Observed
 
-MOST_OPERATIONS = 2e12
+MAX_OPERATIONS = 2e12
 """That a filter may take: some ten minutes of two cores."""
 FIRST_SAMPLES = 10_000
 """From which the law of the start is taken, where all components are measured."""
@@ -77,7 +77,7 @@ def choose_filter(
         model.theta, jnp.asarray(first[0], dtype), jnp.asarray(recording.t[0], dtype), one
     )
     operations = _operations(checked, recording, ravel_pytree(model.theta)[0].size, whole)
-    if operations > MOST_OPERATIONS:
+    if operations > MAX_OPERATIONS:
         return FilterChoice(
             None,
             seen,

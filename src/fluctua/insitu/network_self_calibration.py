@@ -17,9 +17,9 @@ from fluctua.insitu.self_calibration import SelfCalibration
 from fluctua.insitu.unknowns import Unknown
 from fluctua.tcmt.coupled_modes import coefficients
 from fluctua.tcmt.fused import Fused
-from fluctua.tcmt.losses import OfLosses
+from fluctua.tcmt.losses import DriftCalibratedTwin
 
-LONGEST_STEP = 1e-3
+MAX_STEP = 1e-3
 """Longest Euler step of the model that a training calibrates, in units of 1/κ."""
 
 EVERY = 20
@@ -50,7 +50,7 @@ def make_self_calibration(
 
     settings: at which the training begins.
     """
-    steps = int(np.ceil(interval / LONGEST_STEP - 1e-9))
+    steps = int(np.ceil(interval / MAX_STEP - 1e-9))
     horizon = float(task.t[-1] - task.t[0])
     fine = tcmt.transmission(
         network,
@@ -76,4 +76,4 @@ def make_self_calibration(
     assert isinstance(twin, Fused)
     start = {name: unknown.start for name, unknown in unknowns.items()}
     spread = {name: unknown.spread for name, unknown in unknowns.items()}
-    return SelfCalibration(OfLosses(twin), effective, start, spread, context, EVERY)
+    return SelfCalibration(DriftCalibratedTwin(twin), effective, start, spread, context, EVERY)

@@ -13,7 +13,7 @@ from fluctua import tcmt
 from fluctua.core.arrays import Params
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibrate import knobs
-from fluctua.insitu.instrument.archive import shapes
+from fluctua.insitu.instrument.archive import list_context_shapes
 from fluctua.insitu.instrument.protocol import Batch
 from fluctua.insitu.model import Knob, Methods, Model
 from fluctua.insitu.network_self_calibration import make_self_calibration
@@ -174,7 +174,7 @@ class _Laboratory:
             "complex64",
             parameters=values,
             settings=values,
-            context=shapes(batch),
+            context=list_context_shapes(batch),
             **tables,
         )
 

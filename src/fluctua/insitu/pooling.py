@@ -232,7 +232,7 @@ def _gather_files(
 ) -> list[FileEstimate]:
     """The estimates of the files, in their order, made here or on a cluster."""
     pool: dispatch.Pool = (
-        dispatch.Here(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
+        dispatch.LocalPool(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
     )
     calls = [
         dispatch.WorkCall(number, "estimate", (Path(path).resolve(),))
@@ -257,7 +257,7 @@ def _combine(files: Sequence[FileEstimate]) -> estimating.RecordingEstimate:
         added.append(file.result.part)
     views = [file.result.view for file in files if file.result.view is not None]
     with jax.enable_x64(first.precision in DOUBLE):
-        result = parts.make_estimate(parts.total(added), jax.tree.map(jnp.asarray, first.theta))
+        result = parts.make_estimate(parts.sum_parts(added), jax.tree.map(jnp.asarray, first.theta))
         for view in views:
             result = hidden.blank(result, view)
     return estimating.RecordingEstimate(

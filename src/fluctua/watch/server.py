@@ -32,7 +32,7 @@ EVERY = 1.0
 """Seconds between two looks at the folders, for all pages together."""
 PULSE = 15.0
 """Seconds after which a stream without news says that it lives."""
-MOST_STREAMS = 32
+MAX_STREAMS = 32
 PORT = 8765
 PAGE = {
     "": ("index.html", "text/html; charset=utf-8"),
@@ -146,8 +146,8 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
                 changes.streams -= 1
 
     async def stream(request: Any) -> Response:
-        if changes.streams >= MOST_STREAMS:
-            return JSONResponse({"error": f"{MOST_STREAMS} pages are open already."}, 503, HEADERS)
+        if changes.streams >= MAX_STREAMS:
+            return JSONResponse({"error": f"{MAX_STREAMS} pages are open already."}, 503, HEADERS)
         return Stream()
 
     def answer(read: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fluctua.insitu.bench import box, device, server
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.bench.session import COMMANDS, MOST_ANSWER, Session
+from fluctua.insitu.bench.session import COMMANDS, MAX_ANSWER, Session
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.protocol import CommandRejected, Instrument, InstrumentError
 from fluctua.insitu.instrument.virtual import VirtualBench
@@ -58,31 +58,33 @@ def tell(session, text):
 
 def test_blocks_read_back():
     for data in (b"", b"\n", bytes(range(256)) * 40):
-        assert scpi.read_block(io.BytesIO(scpi.block(data)).read, most=20_000) == data
-    assert scpi.block(b"x" * 256).startswith(b"#3256x")
+        assert scpi.read_block(io.BytesIO(scpi.make_block(data)).read, max_bytes=20_000) == data
+    assert scpi.make_block(b"x" * 256).startswith(b"#3256x")
 
 
 @pytest.mark.parametrize("wire", [b"abc", b"#0", b"#x12", b"#3 12", b"#9999999999", b"#14abcd"])
 def test_a_bad_block_is_refused(wire):
     with pytest.raises(ValueError, match="block|bytes"):
-        scpi.read_block(io.BytesIO(wire).read, most=3)
+        scpi.read_block(io.BytesIO(wire).read, max_bytes=3)
 
 
 @pytest.mark.parametrize("text", ["1", "-2.5", "+.5", "3.", "1e-3", "1E+10"])
 def test_numbers(text):
-    assert scpi.number(text) == float(text)
+    assert scpi.parse_number(text) == float(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "nan", "inf", "1e999", "0x10", "1_000", "١", "1" * 101, "1e", "--1", "#B1"]
 )
 def test_not_numbers(text):
-    assert scpi.number(text) is None
+    assert scpi.parse_number(text) is None
 
 
 def test_numbers_read_back_exactly():
     values = np.random.default_rng(0).normal(size=50) * 10.0 ** np.arange(-25, 25)
-    assert [scpi.number(text) for text in scpi.numbers(values).split(",")] == values.tolist()
+    assert [
+        scpi.parse_number(text) for text in scpi.format_numbers(values).split(",")
+    ] == values.tolist()
 
 
 # ------------------------------------------------------------------------------------------ the box
@@ -264,7 +266,7 @@ def test_no_message_breaks_a_session(monkeypatch_bytes, lines):
 @pytest.fixture
 def monkeypatch_bytes(monkeypatch):
     """Acquisitions of a fuzzer stay small."""
-    monkeypatch.setattr(box, "MOST_BYTES", 2**18)
+    monkeypatch.setattr(box, "MAX_BYTES", 2**18)
 
 
 # --------------------------------------------------------------------------------------- the socket
@@ -481,16 +483,16 @@ def test_the_answer_to_one_message_is_bounded():
 
 def test_a_whole_acquisition_fits_in_one_answer():
     sheet = device.Sheet(rows=2, columns=2)
-    largest = box.MOST_BYTES // (4 * sheet.nominal.sites)  # samples of all trajectories together
-    assert len(scpi.block(bytes(4 * sheet.nominal.sites * largest))) + 1 <= MOST_ANSWER
+    largest = box.MAX_BYTES // (4 * sheet.nominal.sites)  # samples of all trajectories together
+    assert len(scpi.make_block(bytes(4 * sheet.nominal.sites * largest))) + 1 <= MAX_ANSWER
 
 
 def test_answers_that_nobody_collects_are_bounded_together(monkeypatch):
     """Eight clients ask for 16 MB each and read nothing: the bench keeps two answers and
     refuses the rest.
     """
-    monkeypatch.setattr(server, "MOST_ANSWER", 17_000_000)
-    monkeypatch.setattr(server, "MOST_WAITING", 40_000_000)
+    monkeypatch.setattr(server, "MAX_ANSWER", 17_000_000)
+    monkeypatch.setattr(server, "MAX_WAITING", 40_000_000)
     bench, kept = Bench(SMALL), []
     monkeypatch.setattr(
         server.Server, "_deliver", lambda self, *a: kept.append(self.waiting) or deliver(self, *a)
@@ -535,6 +537,7 @@ def test_every_command_is_documented_and_nothing_else():
     tables = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     written = set(re.findall(r"`([*A-Z][A-Za-z:\[\]]*\??)`", tables))
     compiled = {
-        scpi.pattern(f.rstrip("?")).pattern + (r"\?" if f.endswith("?") else "") for f in written
+        scpi.compile_pattern(f.rstrip("?")).pattern + (r"\?" if f.endswith("?") else "")
+        for f in written
     }
     assert compiled == {command.pattern.pattern for command in COMMANDS}

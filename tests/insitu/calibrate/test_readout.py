@@ -103,7 +103,7 @@ def test_the_value_is_that_of_the_states(noisy, monkeypatch, operations):
 
     Uncorrected, J is off by s²(wT + ½ + 3m) and ∂J/∂w by s²T: over 7 errors.
     """
-    monkeypatch.setattr(filter_choice, "MOST_OPERATIONS", operations)
+    monkeypatch.setattr(filter_choice, "MAX_OPERATIONS", operations)
     result = insitu.estimate(noisy, PROCESS, WEIGHTED, observation_noise=0.1)
     assert (result.score == "filter") is bool(operations)
     value, gradient = weighted_answer()

@@ -20,7 +20,7 @@ from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.instrument import Retry, array
-from fluctua.insitu.instrument.device_array import split
+from fluctua.insitu.instrument.device_array import split_count
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
 from fluctua.insitu.model import Methods, share_parameters
 from fluctua.store import history
@@ -119,28 +119,28 @@ def an_array(benches, dead=None, **options):
 
 
 def test_shares_add_up_and_follow_the_rates():
-    assert split(10, np.array([1.0, 1.0, 2.0])) == [3, 2, 5]
+    assert split_count(10, np.array([1.0, 1.0, 2.0])) == [3, 2, 5]
     rng = np.random.default_rng(0)
     for count in (1, 7, 100):
         weights = rng.uniform(0.1, 3, 5)
-        shares = split(count, weights)
+        shares = split_count(count, weights)
         assert sum(shares) == count
         assert np.abs(shares - count * weights / weights.sum()).max() < 1
 
 
 def test_a_fast_device_gets_more_once_it_is_known_to_be():
     substrate = an_array([Bench(sheet) for sheet in SHEETS[:2]], rates=None)
-    substrate._each = timed(substrate, {0: 1.0, 1: 3.0})
+    substrate._run_on_each = timed(substrate, {0: 1.0, 1: 3.0})
     settings = model().start
     assert list(np.bincount(substrate(None, settings, 40).group)) == [20, 20]
     assert list(np.bincount(substrate(None, settings, 40).group)) == [30, 10]
-    substrate._each = timed(substrate, {0: 1.2, 1: 3.0})  # within the noise of a clock
+    substrate._run_on_each = timed(substrate, {0: 1.2, 1: 3.0})  # within the noise of a clock
     assert list(np.bincount(substrate(None, settings, 40).group)) == [30, 10]
 
 
 def timed(substrate, seconds):
-    """`_each`, with so many seconds for a trajectory of each device."""
-    plain = type(substrate)._each
+    """`_run_on_each`, with so many seconds for a trajectory of each device."""
+    plain = type(substrate)._run_on_each
 
     def each(shares, act):
         return {
@@ -238,7 +238,7 @@ def test_one_box_under_two_addresses_is_refused():
     substrate = an_array([Bench(SHEETS[0]), Bench(SHEETS[1]), Bench(SHEETS[0])])
     with pytest.raises(CommandRejected, match=r"devices 1 and 3.*box 0"):
         substrate(None, model().start, 9)
-    with pytest.raises(ValueError, match=r"2 devices.*1 traj"):
+    with pytest.raises(ValueError, match=r"1 traj.*2 devices"):
         an_array([Bench(s) for s in SHEETS[:2]])(None, model().start, 1)
     with pytest.raises(ValueError, match=r"'offsets'"):
         array([lambda: None], share="offsets")

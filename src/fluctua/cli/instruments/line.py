@@ -14,7 +14,7 @@ import numpy as np
 from fluctua import insitu, tcmt
 from fluctua.cli.common import note, say
 from fluctua.insitu import instrument
-from fluctua.insitu.bench.device import MOST_NOISE
+from fluctua.insitu.bench.device import MAX_NOISE
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.instrument.virtual import BenchDescription as Sheet
 from fluctua.runs import advise
@@ -129,7 +129,7 @@ def build_model(sheet: Sheet, plan: Plan) -> insitu.Model:
 def _find_injected(text: str, sheet: Sheet, plan: Plan) -> float:
     """The noise to inject for the wanted σ_W; that of the device adds in squares."""
     own = sheet.sigma_w
-    most = float(np.hypot(sheet.sigma_w, MOST_NOISE))
+    most = float(np.hypot(sheet.sigma_w, MAX_NOISE))
     if text == "auto":
         task = tcmt.transmission(
             _build_network(sheet),

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.insitu.bench.device import INVALID, Sheet, hidden, measure, played, reset_settings
-from fluctua.insitu.instrument.scpi import error
+from fluctua.insitu.instrument.scpi import make_error
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Of one acquisition."""
 
 
@@ -34,7 +34,7 @@ class Problem(Exception):
 
     def __init__(self, code: int, detail: str = ""):
         super().__init__(detail)
-        self.entry = error(code, detail)
+        self.entry = make_error(code, detail)
 
 
 class Bench:
@@ -71,8 +71,8 @@ class Bench:
     def initiate(self) -> None:
         """Run `count` trajectories."""
         size = 4 * self.count * self.points * self.sheet.nominal.sites
-        if size > MOST_BYTES:
-            raise Problem(-225, f"{size} bytes, at most {MOST_BYTES}; lower ACQ:COUN or ACQ:POIN")
+        if size > MAX_BYTES:
+            raise Problem(-225, f"{size} bytes, at most {MAX_BYTES}; lower ACQ:COUN or ACQ:POIN")
         before = self.codes
         self.codes = None
         self.fault = self.faults.next()

@@ -31,9 +31,9 @@ FAMILIES = ("omega", "kappa", "chi")
 """The knobs."""
 LIMITS = {"omega": (-3.0, 3.0), "kappa": (0.0, 2.5), "chi": (-0.1, 0.1)}
 """What the knobs take."""
-MOST_NOISE = 2.0
+MAX_NOISE = 2.0
 """Amplitude of the noise that can be injected, in the units of σ_W."""
-MOST_MODULATION = 1.0
+MAX_MODULATION = 1.0
 MODULATION = tcmt.Modulation(0.0)
 """Harmonics and highest frequency of δκ; how strong it is is a setting."""
 

@@ -17,15 +17,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.bench.session import MOST_ANSWER, Reply, Session
-from fluctua.insitu.instrument.scpi import error
+from fluctua.insitu.bench.session import MAX_ANSWER, Reply, Session
+from fluctua.insitu.instrument.scpi import make_error
 
 LINE_LIMIT = 64 * 2**10
 """Bytes of one message."""
 CLIENT_LIMIT = 16
-MOST_WAITING = 4 * MOST_ANSWER
+MAX_WAITING = 4 * MAX_ANSWER
 """Bytes of all answers that clients have not collected yet."""
-MOST_AHEAD = 1000
+MAX_AHEAD = 1000
 """Messages without an answer after which a client makes room for others."""
 GREETING = 2.0
 """Seconds within which a client that has sent no message yet keeps its connection from others."""
@@ -54,7 +54,7 @@ class Server:
         patience: seconds to wait for a client to collect an answer, and to finish a line that it
             began. When all connections are taken, one that was silent for longer makes room for a
             new one; so does one that has sent no message within `GREETING` seconds, or more than
-            `MOST_AHEAD` that need no answer.
+            `MAX_AHEAD` that need no answer.
         stall: seconds for which a stalled answer keeps its connection.
 
     """
@@ -111,7 +111,7 @@ class Server:
         """Carry out one message and send its answer. Returns whether the connection stays."""
         async with self.turn:
             room = min(
-                MOST_ANSWER, max(LINE_LIMIT, MOST_WAITING - self.waiting)
+                MAX_ANSWER, max(LINE_LIMIT, MAX_WAITING - self.waiting)
             )  # a word has always room
             reply = await asyncio.to_thread(session.execute, line, room)
             self.waiting += len(reply.data)
@@ -129,7 +129,7 @@ class Server:
         now = time.monotonic()
         for writer, client in sorted(self.clients.items(), key=lambda item: item[1].heard):
             patience = self.patience if client.spoke else min(GREETING, self.patience)
-            if now - client.heard >= patience or client.ahead > MOST_AHEAD:
+            if now - client.heard >= patience or client.ahead > MAX_AHEAD:
                 del self.clients[writer]
                 writer.transport.abort()
                 return True
@@ -155,7 +155,7 @@ class Server:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 if skipping or len(line) > LINE_LIMIT:
-                    session.complain(error(-363, f"a message has at most {LINE_LIMIT} bytes"))
+                    session.complain(make_error(-363, f"a message has at most {LINE_LIMIT} bytes"))
                     skipping = False
                 elif line.strip():  # an empty line asks for nothing
                     yield line.rstrip(b"\r")

@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.insitu.bench.box import KINDS, MOST_BYTES, Bench, Fault, Problem
-from fluctua.insitu.bench.device import FAMILIES, LIMITS, MODULATION, MOST_MODULATION, MOST_NOISE
+from fluctua.insitu.bench.box import KINDS, MAX_BYTES, Bench, Fault, Problem
+from fluctua.insitu.bench.device import FAMILIES, LIMITS, MAX_MODULATION, MAX_NOISE, MODULATION
 from fluctua.insitu.instrument import scpi
-from fluctua.insitu.instrument.scpi import ScpiError, Unit, error
+from fluctua.insitu.instrument.scpi import MessageUnit, ScpiError, make_error
 
-MOST_ERRORS = 32
-MOST_UNITS = 64
+MAX_ERRORS = 32
+MAX_UNITS = 64
 """Commands in one message."""
-MOST_NUMBERS = 10_000
+MAX_NUMBERS = 10_000
 """Parameters of one command."""
-MOST_ANSWER = MOST_BYTES + 2**16
+MAX_ANSWER = MAX_BYTES + 2**16
 """Bytes of the answer to one message: one acquisition, and what else is asked with it."""
 POWER_ON = 128
 """The bit of the event register that a start sets."""
@@ -50,7 +50,7 @@ class Session:
         self.events = self.mask = self.service = 0
         self.then = ""
 
-    def execute(self, line: bytes, room: int = MOST_ANSWER) -> Reply:
+    def execute(self, line: bytes, room: int = MAX_ANSWER) -> Reply:
         """One message. Never raises on account of what it says.
 
         Args:
@@ -65,12 +65,12 @@ class Session:
             if not text.isprintable() and any(c not in "\t" and not c.isprintable() for c in text):
                 raise UnicodeDecodeError("ascii", line, 0, 1, "control character")
         except UnicodeDecodeError:
-            self.complain(error(-101, "messages are printable ASCII"))
+            self.complain(make_error(-101, "messages are printable ASCII"))
             return Reply()
         answers: list[bytes] = []
-        for i, unit in enumerate(scpi.units(text.replace("\t", " "))):
-            if i >= MOST_UNITS:
-                self.complain(error(-223, f"at most {MOST_UNITS} commands in a message"))
+        for i, unit in enumerate(scpi.split_message(text.replace("\t", " "))):
+            if i >= MAX_UNITS:
+                self.complain(make_error(-223, f"at most {MAX_UNITS} commands in a message"))
                 break
             try:
                 answer = self._run(unit)
@@ -78,12 +78,12 @@ class Session:
                 self.complain(problem.entry)
                 continue
             except MemoryError:
-                self.complain(error(-225))
+                self.complain(make_error(-225))
                 continue
             except (
                 Exception
             ) as bug:  # a mistake of the bench is no reason to leave the others without it
-                self.complain(error(-310, f"{type(bug).__name__}: {bug}"))
+                self.complain(make_error(-310, f"{type(bug).__name__}: {bug}"))
                 continue
             if answer is not None:
                 answers.append(answer if isinstance(answer, bytes) else answer.encode())
@@ -92,8 +92,8 @@ class Session:
                     answers.pop()
                     self.then = ""
                     self.complain(
-                        error(
-                            -430, f"answers of more than {MOST_ANSWER} bytes wait to be collected"
+                        make_error(
+                            -430, f"answers of more than {MAX_ANSWER} bytes wait to be collected"
                         )
                     )
                     break
@@ -106,12 +106,12 @@ class Session:
     def complain(self, entry: ScpiError) -> None:
         """Queue an error; a full queue says so in its last entry."""
         self.events |= scpi.event_bit(entry.code)
-        if len(self.errors) < MOST_ERRORS:
+        if len(self.errors) < MAX_ERRORS:
             self.errors.append(entry)
         else:
-            self.errors[-1] = error(-350)
+            self.errors[-1] = make_error(-350)
 
-    def _run(self, unit: Unit) -> str | bytes | None:
+    def _run(self, unit: MessageUnit) -> str | bytes | None:
         name = unit.header + ("?" if unit.query else "")
         for form, run, least, most in COMMANDS:
             if form.fullmatch(name):
@@ -133,7 +133,7 @@ def _many(least: int, most: int) -> str:
 
 
 def _number(text: str, low: float, high: float) -> float:
-    value = scpi.number(text)
+    value = scpi.parse_number(text)
     if value is None:
         raise Problem(-120, f"a decimal number was expected, not {text[:30]}")
     if not low <= value <= high:
@@ -169,7 +169,7 @@ def _command(
     form: str, run: Callable[..., str | bytes | None], least: int = 0, most: int | None = None
 ) -> None:
     query = r"\?" if form.endswith("?") else ""
-    pattern = re.compile(scpi.pattern(form.rstrip("?")).pattern + query)
+    pattern = re.compile(scpi.compile_pattern(form.rstrip("?")).pattern + query)
     COMMANDS.append(Command(pattern, run, least, least if most is None else most))
 
 
@@ -233,11 +233,11 @@ def _set_drive(s: Session, text: str) -> None:
 
 
 def _set_noise(s: Session, text: str) -> None:
-    s.bench.noise = _number(text, 0.0, MOST_NOISE)
+    s.bench.noise = _number(text, 0.0, MAX_NOISE)
 
 
 def _set_modulation(s: Session, text: str) -> None:
-    s.bench.sigma_kappa = _number(text, 0.0, MOST_MODULATION)
+    s.bench.sigma_kappa = _number(text, 0.0, MAX_MODULATION)
 
 
 def _set_count(s: Session, text: str) -> None:
@@ -258,19 +258,19 @@ def _knob(name: str, form: str) -> None:
             raise Problem(code, f"{expected} numbers were expected, not {len(texts)}")
         s.bench.settings[name] = np.array([_number(text, *LIMITS[name]) for text in texts])
 
-    _command(form, put, 1, MOST_NUMBERS)
-    _command(form + "?", lambda s: scpi.numbers(s.bench.settings[name]))
-    _command(form + ":RANGe?", lambda s: scpi.numbers(np.array(LIMITS[name])))
+    _command(form, put, 1, MAX_NUMBERS)
+    _command(form + "?", lambda s: scpi.format_numbers(s.bench.settings[name]))
+    _command(form + ":RANGe?", lambda s: scpi.format_numbers(np.array(LIMITS[name])))
 
 
 for _name, _form in zip(FAMILIES, ("SOURce:OMEGa", "SOURce:KAPPa", "SOURce:CHI"), strict=True):
     _knob(_name, _form)
 _command("SOURce:NOISe", _set_noise, 1)
 _command("SOURce:NOISe?", lambda s: repr(s.bench.noise))
-_command("SOURce:NOISe:RANGe?", lambda s: scpi.numbers(np.array([0.0, MOST_NOISE])))
+_command("SOURce:NOISe:RANGe?", lambda s: scpi.format_numbers(np.array([0.0, MAX_NOISE])))
 _command("SOURce:MODulation", _set_modulation, 1)
 _command("SOURce:MODulation?", lambda s: repr(s.bench.sigma_kappa))
-_command("SOURce:MODulation:RANGe?", lambda s: scpi.numbers(np.array([0.0, MOST_MODULATION])))
+_command("SOURce:MODulation:RANGe?", lambda s: scpi.format_numbers(np.array([0.0, MAX_MODULATION])))
 _command(
     "SOURce:MODulation:SPECtrum?", lambda s: f"{MODULATION.harmonics},{MODULATION.omega_max!r}"
 )
@@ -305,7 +305,7 @@ def _fetch(s: Session) -> bytes:
     if fault in ("drop", "stall"):
         s.then = fault
     data = codes.astype("<i2", copy=False).tobytes()
-    return scpi.block(data[: len(data) // 3] if fault == "short" else data)
+    return scpi.make_block(data[: len(data) // 3] if fault == "short" else data)
 
 
 def _fetch_modulation(s: Session) -> bytes:
@@ -314,7 +314,7 @@ def _fetch_modulation(s: Session) -> bytes:
             -230, "nothing was modulated in the last acquisition; SOUR:MOD and INIT first"
         )
     both = np.stack([s.bench.played["sine"], s.bench.played["cosine"]], axis=2)
-    return scpi.block(both.astype("<f4", copy=False).tobytes())
+    return scpi.make_block(both.astype("<f4", copy=False).tobytes())
 
 
 def _add_fault(s: Session, kind: str, after: str = "1", times: str = "1") -> None:

@@ -42,7 +42,7 @@ readout: s² of either (N,), readout_seen: 1 if it is more than nothing, else 0.
 omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow`
 does without. """
 
-LEAST_GAIN = 0.1
+MIN_GAIN = 0.1
 """Knobs with less effect are not used to correct: their gain is known too badly, and its inverse is
 large.
 """
@@ -68,13 +68,13 @@ def settings(
     """The settings at which ω and κ are θ, as near as the knobs go: u = (θ − offset)/gain within
     limits.
 
-    A gain below `LEAST_GAIN` is not divided by: the knob stays where it has no effect worth the
+    A gain below `MIN_GAIN` is not divided by: the knob stays where it has no effect worth the
     noise.
     """
 
     def at(name: str) -> Array:
         offset, gain = (jnp.asarray(part) for part in read_knob(values, name))
-        works = jnp.abs(gain) > LEAST_GAIN
+        works = jnp.abs(gain) > MIN_GAIN
         u = jnp.where(works, (theta[name] - offset) / jnp.where(works, gain, 1), theta[name])
         return jnp.clip(u, *limits[name]).astype(jnp.asarray(theta[name]).dtype)
 

@@ -16,7 +16,7 @@ from fluctua.insitu.calibrate.actuators import Gains, OwnGains
 from fluctua.insitu.calibrate.fit import Calibration
 from fluctua.insitu.recording.model import name_leaves
 
-MOST = 8
+MAX_ROWS = 8
 ALARM = 1e-3
 SHARED = 0.05
 """Correlation of kicks below which a diagonal Q is good enough."""
@@ -89,15 +89,15 @@ def _drift(c: Calibration) -> list[str]:
         f"{'trajectories' if c.stretches is None else 'stretches'}"
     ]
     lines.append(f"  {'':<12} {'measured':>22} {'as set':>12} {'difference / error':>20}")
-    order = np.argsort(-np.abs(z), kind="stable")[: min(MOST, int(known.sum()))]
+    order = np.argsort(-np.abs(z), kind="stable")[: min(MAX_ROWS, int(known.sum()))]
     for i in order:
         lines.append(
             f"  {labels[i]:<12} "
             f"{with_error(value[i], error[i]):>22} {expected[i]:>12.5g} {z[i]:>20.1f}"
         )
-    if known.sum() > MOST:
+    if known.sum() > MAX_ROWS:
         lines.append(
-            f"  … the {MOST} that differ most of {known.sum()}; typical errors {_typical(c)}; "
+            f"  … the {MAX_ROWS} that differ most of {known.sum()}; typical errors {_typical(c)}; "
             "--json has all"
         )
     if c.fit.unresolved:
@@ -155,13 +155,13 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         f"  {'':<12} {'measured':>22} {'model':>12} {'difference / error':>20}",
     ]
     shown = [i for i in np.argsort(-np.abs(z), kind="stable") if not silent[i]]
-    for i in shown[:MOST]:
+    for i in shown[:MAX_ROWS]:
         lines.append(
             f"  {components[i]:<12} "
             f"{with_error(q[i], error[i]):>22} {model[i]:>12.5g} {z[i]:>20.1f}"
         )
-    if len(shown) > MOST:
-        lines.append(f"  … the {MOST} that differ most of {len(shown)}")
+    if len(shown) > MAX_ROWS:
+        lines.append(f"  … the {MAX_ROWS} that differ most of {len(shown)}")
     worst = int(np.argmax(np.abs(z)))
     if np.abs(z[worst]) > limit(len(shown), n.trajectories - 1):
         lines.append(
@@ -177,7 +177,7 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     e2 = n.observation_stderr
     if n.observation_seen and silent.any():  # in units of their own each
         each = ", ".join(
-            f"{components[i]} {np.sqrt(max(s2[i], 0)):.3g}" for i in range(min(MOST, len(q)))
+            f"{components[i]} {np.sqrt(max(s2[i], 0)):.3g}" for i in range(min(MAX_ROWS, len(q)))
         )
         lines.append(f"  observation noise: standard deviations {each}; taken off Q.")
         lines.append(
@@ -245,7 +245,7 @@ def _silent(c: Calibration, silent: np.ndarray, components: tuple[str, ...]) -> 
     if not silent.size or c.guard is None:
         return []
     lines = []
-    for i in silent[:MOST]:
+    for i in silent[:MAX_ROWS]:
         off = i in c.guard.wrong
         lines.append(
             f"  → {components[i]} has no noise of its own, and does not move as its drift says."
@@ -270,7 +270,7 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     bad = np.flatnonzero(r.p_values * len(r.p_values) < ALARM)
     if not bad.size:
         return [*lines, f"  yes: smallest of {len(r.p_values)} p-values is {r.p_values.min():.2g}"]
-    for i in bad[np.argsort(r.p_values[bad])][:MOST]:
+    for i in bad[np.argsort(r.p_values[bad])][:MAX_ROWS]:
         z = r.coefficients[:, i] / np.where(r.stderr[:, i] > 0, r.stderr[:, i], np.inf)
         k = int(np.argmax(np.abs(z)))
         lines.append(
@@ -278,7 +278,7 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
             f"{r.relative[i]:.1%} of its size, most clearly along "
             f"{r.features[k]} ({z[k]:+.1f} errors)"
         )
-    if bad.size > MOST:
+    if bad.size > MAX_ROWS:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
     if c.transition == "euler":
         lines.append(f"  {_interval(c)}")
@@ -319,14 +319,14 @@ def _bias(c: Calibration) -> list[str]:
         f"{'bias / gradient error':>22}"
     )
     order = [i for i in np.argsort(-z, kind="stable") if r.in_drift[i]]
-    for i in order[:MOST]:
+    for i in order[:MAX_ROWS]:
         of_drift = "  of its drift alone" if r.in_noise[i] else ""
         lines.append(
             f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22} "
             f"{z[i]:>18.1f} {np.abs(share[i]):>22.2g}{of_drift}"
         )
-    if len(order) > MOST:
-        lines.append(f"  … the {MOST} clearest of {len(order)}")
+    if len(order) > MAX_ROWS:
+        lines.append(f"  … the {MAX_ROWS} clearest of {len(order)}")
     lines += _unexamined(r, labels)
     if not len(examined):
         return lines
@@ -350,7 +350,7 @@ def _bias(c: Calibration) -> list[str]:
 
 
 def _list(items: list[str]) -> str:
-    return ", ".join(items[:MOST]) + (", …" if len(items) > MOST else "")
+    return ", ".join(items[:MAX_ROWS]) + (", …" if len(items) > MAX_ROWS else "")
 
 
 def _unexamined(r: ResidualReport, labels: list[str]) -> list[str]:

@@ -141,7 +141,7 @@ class CalibratedDevice:
         archive = self.substrate.archive
         kept = {CALIBRATION + name: np.asarray(v) for name, v in self.calibration.items()}
         kept |= {FIRST + name: np.asarray(v) for name, v in self.first.items()}
-        kept |= self.substrate.memory()
+        kept |= self.substrate.arrays()
         kept |= {
             "counts": np.array(json.dumps(self.substrate.counts)),
             "batches": np.array(archive.number if archive else 0),
@@ -152,7 +152,7 @@ class CalibratedDevice:
         """Put the `arrays` of a checkpoint back."""
         own = _select(arrays, self.prefix)
         self.substrate.counts = Counter(json.loads(str(own["counts"])))
-        self.substrate.remember(own)
+        self.substrate.load(own)
         self.count_cut_off(int(own["batches"]))
         self.calibration = _select(own, CALIBRATION)
         self.first = _select(own, FIRST) or self.calibration
@@ -165,7 +165,7 @@ class CalibratedDevice:
         batches: how many the checkpoint counts.
         """
         archive = self.substrate.archive
-        lost = archive.trajectories_since(batches) if archive else 0
+        lost = archive.count_since(batches) if archive else 0
         if lost:
             self.substrate.counts[CUT_OFF] += lost
             text = f"{lost} trajectories of what was cut off are kept and not used"

@@ -71,7 +71,7 @@ class Instruments:
                 connect,
                 model,
                 plan,
-                guard=guard.another(),
+                guard=guard.copy_uncalibrated(),
                 folder=folder,
                 number=k + 1 if several else 0,
                 report=log.add,
@@ -108,7 +108,7 @@ class Instruments:
     def calibrate(self) -> None:
         """Calibrate each device at random settings."""
         if isinstance(self.substrate, DeviceArray):
-            self.substrate.prepared()
+            self.substrate.prepare_all()
         else:
             self.devices[0].calibrate()
 
@@ -132,7 +132,7 @@ class Instruments:
         """Calibrations, counts and what is known of the instruments, for a checkpoint."""
         kept = {name: array for device in self.devices for name, array in device.arrays().items()}
         if isinstance(self.substrate, DeviceArray):
-            kept |= self.substrate.memory()
+            kept |= self.substrate.arrays()
             kept["counts"] = np.array(json.dumps(self.substrate.counts))
         return kept
 
@@ -144,7 +144,7 @@ class Instruments:
         if not several and ARRAY in arrays:
             raise ValueError(_refuse_number("several devices", "one"))
         if isinstance(self.substrate, DeviceArray):
-            self.substrate.remember(arrays)
+            self.substrate.load(arrays)
         for device in self.devices:
             device.load(arrays)
 

@@ -20,16 +20,18 @@ Head = Callable[[Batch, Params], Description]
 
 
 class Archive:
-    """A folder of batches. head: what their files say of the system; without one, states and
-    settings only.
+    """A folder of recordings, one per batch.
+
+    head: makes the head of a file from a batch and its settings; without one a file holds states
+        and settings only.
     """
 
     def __init__(self, folder: str | Path, head: Head | None = None):
         self.folder = Path(folder)
-        self.head = head or _plain
+        self.head = head or _describe_states
         self.folder.mkdir(parents=True, exist_ok=True)
         self.number = 1 + max(
-            (_number(path) for path in self.folder.glob("batch-*.nc")), default=-1
+            (_parse_number(path) for path in self.folder.glob("batch-*.nc")), default=-1
         )
 
     def add(
@@ -38,20 +40,20 @@ class Archive:
         """Write one batch.
 
         Args:
-            batch: as it came.
-            settings: that were asked for.
+            batch: as it was received.
+            settings: that were sent.
             good: which of its trajectories may be averaged (E,).
-            verdict: why not the others.
+            verdict: why the others may not.
             doubt: why those that are averaged should not be trusted; empty if they may be.
 
         """
         head = self.head(batch, settings)
-        for which, end, provenance in (
+        for which, suffix, provenance in (
             (good, "", f"in doubt: {doubt}" if doubt else ""),
             (~good, "-left-out", f"left out: {verdict}"),
         ):
             if which.any():
-                path = self.folder / f"batch-{self.number:06d}{end}.nc"
+                path = self.folder / f"batch-{self.number:06d}{suffix}.nc"
                 context = {name: v[which] for name, v in (batch.context or {}).items()}
                 save(
                     path,
@@ -61,35 +63,35 @@ class Archive:
                 )
         self.number += 1
 
-    def trajectories_since(self, number: int) -> int:
-        """Trajectories in the batches from `number` on."""
+    def count_since(self, number: int) -> int:
+        """Count the trajectories in the batches from `number` on."""
         total = 0
         for path in self.folder.glob("batch-*.nc"):
-            if _number(path) >= number:
+            if _parse_number(path) >= number:
                 with open_recording(path) as recording:
                     total += recording.count
         return total
 
 
-def _number(path: Path) -> int:
+def _parse_number(path: Path) -> int:
     return int(path.stem.split("-")[1])
 
 
-def _plain(batch: Batch, settings: Params) -> Description:
+def _describe_states(batch: Batch, settings: Params) -> Description:
     named = jax.tree_util.tree_leaves_with_path(settings)
     return Description(
         np.asarray(batch.t),
         tuple(f"x[{i}]" for i in range(batch.x.shape[2])),
         batch.x.dtype.name,
-        context=shapes(batch),
-        settings={_name(path): np.asarray(leaf) for path, leaf in named},
+        context=list_context_shapes(batch),
+        settings={_name_leaf(path): np.asarray(leaf) for path, leaf in named},
     )
 
 
-def shapes(batch: Batch) -> dict[str, tuple[int, ...]] | None:
-    """Of what was recorded once a trajectory."""
+def list_context_shapes(batch: Batch) -> dict[str, tuple[int, ...]] | None:
+    """Shape of each entry of the context for one trajectory; None without context."""
     return {name: np.shape(v)[1:] for name, v in batch.context.items()} if batch.context else None
 
 
-def _name(path: tuple) -> str:
+def _name_leaf(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="_") or "settings"

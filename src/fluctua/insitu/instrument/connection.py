@@ -21,7 +21,7 @@ CLOSING = 5.0
 Answer = TypeVar("Answer")
 
 
-class Hung(InstrumentError):
+class DriverTimeout(InstrumentError):
     """A driver that did not return within the time limit."""
 
 
@@ -37,16 +37,16 @@ class Connection:
         threading.Thread(target=self._serve, name="instrument", daemon=True).start()
 
     def use(self, act: Callable[[Instrument], Answer], seconds: float) -> Answer:
-        """Return act(instrument), which is opened first if need be.
+        """Return act(instrument), opening the instrument first if it is not open.
 
-        Raises `Hung` after so many seconds.
+        Raises `DriverTimeout` after so many seconds.
         """
         answer: Future[Answer] = Future()
         self._calls.put((act, answer))
         wait([answer], min(seconds, threading.TIMEOUT_MAX))
         if not answer.done():
             self._hung = True
-            raise Hung(f"the driver did not return within {seconds:g} s")
+            raise DriverTimeout(f"the driver did not return within {seconds:g} s")
         return answer.result()
 
     def close(self) -> None:

@@ -1,14 +1,13 @@
-"""Several instruments as one substrate: (key, theta, count) -> Trajectories of all of them, each
-with its device.
+"""Several instruments as one substrate: (key, theta, count) -> trajectories of all of them.
 
-All are set and run at once, a thread each. The wanted trajectories are split by how fast each
-device is; what a device that fails leaves undone goes to the others, and it is asked again after 1,
-2, 4, … 16 calls until it answers. Nothing that came from it before it failed is lost, and nothing
+All are set and run at once, in one thread each. The wanted trajectories are split by the speed of
+the devices. The share of a device that fails goes to the others, and it is asked again after 1,
+2, 4, … 16 calls until it answers. Nothing that was received before the failure is lost, and nothing
 is acquired twice.
 
-Trajectories carry the number of their device (`Trajectories.group`), so that whatever averages them
-counts every device the same and has errors between devices: those of the expected return of all
-devices of which these are a sample.
+Trajectories carry the number of their device (`Trajectories.group`), so that averages count every
+device the same and have errors between devices: those of the expected return of all devices of
+which these are a sample.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ from fluctua.insitu.instrument.substrate import (
 )
 
 STEADY = 2.0
-"""Shares are kept until rates differ from them by this factor: clocks are noisy, and equal shares
-are best.
-"""
+"""Factor between rates and shares above which the shares change: equal shares are best."""
 FORGET = 0.3
 """Weight of the last call in the mean rate of a device."""
-LONGEST_WAIT = 16
-"""Calls after which a silent device is asked again, at most."""
+MAX_WAIT = 16
+"""Calls after which a device that failed is asked again, at most."""
 DOWN = "device down"
 BACK = "device back"
 
 Share = Callable[[Params, Any], Params]
 """(θ, calibration of a device) -> its settings, written in JAX."""
 Prepare = Callable[[int], None]
-"""Called with the number of a device before it is used; raises `InstrumentError` where it cannot
-be.
-"""
+"""Called with the number of a device before it is used; raises `InstrumentError` if it fails."""
 
 
 class DeviceHealth(NamedTuple):
-    """How one device of an array is. up: whether it answered the last time that it was asked. rate:
-    trajectories a second, relative to the median of all. good, lost: trajectories so far. failures:
-    so far, retried ones included.
+    """Health of one device of an array.
+
+    identity: maker, model and serial number.
+    up: whether it answered the last request.
+    rate: trajectories per second, relative to the median of all devices.
+    good, lost: trajectories so far.
+    failures: so far, including retried ones.
     """
 
     identity: str
@@ -68,7 +67,7 @@ class DeviceHealth(NamedTuple):
 
 
 class DeviceArray:
-    """The substrate made by `array`.
+    """The substrate returned by `array`.
 
     `devices`: the substrate of each; its `context` is its calibration.
     """
@@ -87,7 +86,7 @@ class DeviceArray:
             raise ValueError("an array needs one device at least; got none.")
         if rates is not None and (len(rates) != len(devices) or not all(r > 0 for r in rates)):
             raise ValueError(
-                f"`rates` must be {len(devices)} positive numbers, one a device; got "
+                f"`rates` must be {len(devices)} positive numbers, one per device; got "
                 f"{list(rates)!r}."
             )
         self.devices = devices
@@ -95,21 +94,21 @@ class DeviceArray:
         self.prepare = prepare
         self.report = report
         self.clock = clock
-        self.known = rates is not None
+        self.rates_given = rates is not None
         self.weights = np.ones(len(devices)) if rates is None else np.asarray(rates, float)
-        self.wait = np.zeros(len(devices), int)  # calls until a silent device is asked again
-        self.silent = np.zeros(len(devices), int)  # failures in a row
+        self.wait = np.zeros(len(devices), int)  # calls until a failed device is asked again
+        self.failures_in_a_row = np.zeros(len(devices), int)
         self.refused = np.zeros(len(devices), bool)  # asking again would not help
-        self.rates: dict[int, float] = {}  # trajectories a second, as last measured
+        self.rates: dict[int, float] = {}  # trajectories per second, as last measured
         self.failure: InstrumentError | None = None  # the last
         self.retry = devices[0].retry
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
-        """`count` good trajectories, `group` being the number of the device. `key` is not used."""
+        """Acquire `count` good trajectories; `group` numbers the devices. `key` is not used."""
         if count < len(self.devices):
             raise ValueError(
-                f"{len(self.devices)} devices were asked for {count} trajectories together: ask "
-                "for as many as there are devices at least, better for several each."
+                f"{count} trajectories are fewer than the {len(self.devices)} devices. Ask for one "
+                "per device at least, better for several each."
             )
         pieces: dict[int, list[Trajectories]] = {k: [] for k in range(len(self.devices))}
         settings: dict[int, Params] = {}
@@ -122,7 +121,7 @@ class DeviceArray:
                 pieces[k].append(taken)
             return (0 if taken is None else len(taken.x)), failure
 
-        asked = self._asked()
+        asked = self._choose_devices()
         missing = count
         later = [int(k) for k in np.flatnonzero(~self.refused) if k not in asked]
         while missing:
@@ -130,24 +129,24 @@ class DeviceArray:
                 asked = later  # sooner than planned: the others are gone
                 later = []
             if not asked:
-                raise self._none_left(f"{missing:,} of {count:,} trajectories are missing")
-            shares = dict(zip(asked, split(missing, self.weights[asked]), strict=True))
-            results = self._each({k: n for k, n in shares.items() if n}, gather)
-            for k, (came, failure, seconds) in results.items():
-                missing -= came
-                self._mark(k, failure)
+                raise self._make_failure(f"{missing:,} of {count:,} trajectories are missing")
+            shares = dict(zip(asked, split_count(missing, self.weights[asked]), strict=True))
+            results = self._run_on_each({k: n for k, n in shares.items() if n}, gather)
+            for k, (received, failure, seconds) in results.items():
+                missing -= received
+                self._record_answer(k, failure)
                 if failure is None:
-                    rate = came / max(seconds, 1e-9)
+                    rate = received / max(seconds, 1e-9)
                     self.rates[k] = self.rates.get(k, rate) ** (1 - FORGET) * rate**FORGET
-            self._weigh()
-            asked = [k for k in asked if not self.silent[k]]
-        self._all_different()
+            self._update_weights()
+            asked = [k for k in asked if not self.failures_in_a_row[k]]
+        self._refuse_duplicates()
         for k, parts in pieces.items():
-            self.devices[k].last = (settings[k], _joined(parts)) if parts else None
-        return _interleaved({k: _joined(parts) for k, parts in pieces.items() if parts})
+            self.devices[k].last = (settings[k], _concatenate(parts)) if parts else None
+        return _interleave({k: _concatenate(parts) for k, parts in pieces.items() if parts})
 
     def settings(self, theta: Params, k: int) -> Params:
-        """What device k is set to at θ."""
+        """Settings of device k at θ."""
         if self.share is None:
             return jax.tree.map(np.asarray, theta)
         context = self.devices[k].context
@@ -155,25 +154,25 @@ class DeviceArray:
             raise ValueError(
                 "settings corrected device by device need the calibration of each: give `contexts`."
             )
-        return jax.tree.map(
-            np.asarray, self.share(theta, jax.tree.map(lambda v: np.asarray(v)[0], context(1)))
-        )
+        calibration = jax.tree.map(lambda v: np.asarray(v)[0], context(1))
+        return jax.tree.map(np.asarray, self.share(theta, calibration))
 
-    def prepared(self) -> None:
-        """Every device made ready, all at once; one that fails is left out until it answers."""
+    def prepare_all(self) -> None:
+        """Prepare all devices at once; one that fails is left out until it answers."""
 
-        def ready(k: int, _: int) -> tuple[int, InstrumentError | None]:
+        def prepare(k: int, _: int) -> tuple[int, InstrumentError | None]:
             self.prepare(k)
             return 0, None
 
-        for k, (_, failure, _) in self._each(dict.fromkeys(self._asked(), 0), ready).items():
-            self._mark(k, failure)
-        self._all_different()
-        if np.all(self.silent > 0):
-            raise self._none_left("none could be made ready")
+        shares = dict.fromkeys(self._choose_devices(), 0)
+        for k, (_, failure, _) in self._run_on_each(shares, prepare).items():
+            self._record_answer(k, failure)
+        self._refuse_duplicates()
+        if np.all(self.failures_in_a_row > 0):
+            raise self._make_failure("none could be prepared")
 
     def health(self) -> list[DeviceHealth]:
-        """How each device is."""
+        """Health of each device."""
 
         def lost(counts):
             return sum(n for kind, n in counts.items() if kind not in ("good", "failures"))
@@ -181,7 +180,7 @@ class DeviceArray:
         return [
             DeviceHealth(
                 d.identity,
-                not self.silent[k],
+                not self.failures_in_a_row[k],
                 float(self.weights[k]),
                 d.counts["good"],
                 lost(d.counts),
@@ -191,9 +190,7 @@ class DeviceArray:
         ]
 
     def costs(self) -> tuple[float, float]:
-        """Seconds of a visit to a device (set, arm, read back), and of one trajectory
-        there, as measured so far.
-        """
+        """Seconds per visit to a device (set, arm, read back) and per trajectory, as measured."""
         visits, ran = (
             max(sum(getattr(d, name) for d in self.devices), 1) for name in ("visits", "ran")
         )
@@ -201,19 +198,16 @@ class DeviceArray:
         return max(spent["visit"] / visits, 1e-9), max(spent["run"] / ran, 1e-9)
 
     def describe(self, groups: Groups | None = None) -> str:
-        """A line a device; with what the last estimate says of groups, how many
-        trajectories are worth while.
-        """
-
-        def up(k):
-            return "" if not self.silent[k] else " (does not answer)"
-
-        lines = [f"device {k + 1}{up(k)}: {d.describe()}" for k, d in enumerate(self.devices)]
+        """One line per device; with `groups`, also how many trajectories are worth while."""
+        lines = []
+        for k, device in enumerate(self.devices):
+            note = " (does not answer)" if self.failures_in_a_row[k] else ""
+            lines.append(f"device {k + 1}{note}: {device.describe()}")
         if groups is None or len(groups.group) < 2:
             return "\n".join(lines)
         visit, run = self.costs()
 
-        def many(v):
+        def format_size(v):
             return (
                 f"{v:,.0f}"
                 if np.isfinite(v)
@@ -222,10 +216,10 @@ class DeviceArray:
 
         lines += [describe_groups(groups).strip()]
         lines += [
-            f"a visit to a device took {visit:.2g} s, a trajectory {run:.2g} s; worth while, a "
+            f"a visit to a device took {visit:.2g} s, a trajectory {run:.2g} s; worth while, per "
             "device and iteration:",
-            f"  for J         {many(max(1.0, groups.returns.optimal_size(visit, run)))}",
-            f"  its gradient  {many(max(1.0, groups.gradient.optimal_size(visit, run)))}",
+            f"  for J         {format_size(max(1.0, groups.returns.optimal_size(visit, run)))}",
+            f"  its gradient  {format_size(max(1.0, groups.gradient.optimal_size(visit, run)))}",
             "more are better spent on more devices (least variance for the "
             "time, two-stage sampling)",
         ]
@@ -238,98 +232,97 @@ class DeviceArray:
 
     @property
     def examines(self) -> bool:
-        """Whether the residuals of what all devices return have been looked at."""
+        """Whether the guards of all devices examine the residuals."""
         return all(device.examines for device in self.devices)
 
-    def memory(self) -> dict[str, np.ndarray]:
-        """What has to outlive the process besides the devices' own: who is silent, and the
-        shares.
-        """
-        return {"array/weights": self.weights, "array/wait": self.wait, "array/silent": self.silent}
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Arrays for a checkpoint, besides those of the devices: shares, failed devices."""
+        return {
+            "array/weights": self.weights,
+            "array/wait": self.wait,
+            "array/silent": self.failures_in_a_row,
+        }
 
-    def remember(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on where `memory` left off."""
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from the `arrays` of a checkpoint."""
         if len(arrays["array/wait"]) != len(self.devices):
             raise ValueError(
                 f"the run is of {len(arrays['array/wait'])} devices, and {len(self.devices)} were "
                 "given. A device that is broken keeps its place; for another array "
                 "begin another run."
             )
-        self.weights = self.weights if self.known else np.array(arrays["array/weights"], float)
-        self.wait, self.silent = (
-            np.array(arrays[f"array/{name}"], int) for name in ("wait", "silent")
-        )
+        if not self.rates_given:
+            self.weights = np.array(arrays["array/weights"], float)
+        self.wait = np.array(arrays["array/wait"], int)
+        self.failures_in_a_row = np.array(arrays["array/silent"], int)
 
     def close(self) -> None:
-        """Let go of all devices."""
+        """Close all devices."""
         for device in self.devices:
             device.close()
 
-    def _asked(self) -> list[int]:
-        """The devices of this call: those that answer, and silent ones whose turn it is;
-        all if none is left.
-        """
-        there = np.flatnonzero(~self.refused)
-        self.wait[there] = np.maximum(self.wait[there] - 1, 0)
-        asked = [int(k) for k in there if not self.wait[k]]
-        return asked or [int(k) for k in there]
+    def _choose_devices(self) -> list[int]:
+        """Devices of this call: those that answer, and failed ones that are due; else all."""
+        usable = np.flatnonzero(~self.refused)
+        self.wait[usable] = np.maximum(self.wait[usable] - 1, 0)
+        due = [int(k) for k in usable if not self.wait[k]]
+        return due or [int(k) for k in usable]
 
-    def _each(
+    def _run_on_each(
         self,
         shares: Mapping[int, int],
         act: Callable[[int, int], tuple[int, InstrumentError | None]],
     ) -> dict[int, tuple[int, InstrumentError | None, float]]:
-        """An act on several devices at once, in threads; what came of it, and after how
-        many seconds.
-        """
+        """Run an act on several devices at once, in threads: result, failure, seconds."""
 
-        def one(k: int) -> tuple[int, InstrumentError | None, float]:
-            begun = self.clock()
-            # the others wait for a device that was silent: it is given one chance
+        def run(k: int) -> tuple[int, InstrumentError | None, float]:
+            start = self.clock()
+            # the others wait for a device that failed before: it has one attempt
             self.devices[k].retry = (
-                self.retry._replace(attempts=1) if self.silent[k] else self.retry
+                self.retry._replace(attempts=1) if self.failures_in_a_row[k] else self.retry
             )
             try:
-                came, failure = act(k, shares[k])
+                received, failure = act(k, shares[k])
             except (InstrumentError, OSError) as error:
-                came = 0
+                received = 0
                 failure = (
                     error if isinstance(error, InstrumentError) else InstrumentError(str(error))
                 )
-            return came, failure, self.clock() - begun
+            return received, failure, self.clock() - start
 
         with ThreadPoolExecutor(max(len(shares), 1)) as threads:
-            return dict(zip(shares, threads.map(one, shares), strict=True))
+            return dict(zip(shares, threads.map(run, shares), strict=True))
 
-    def _mark(self, k: int, failure: InstrumentError | None) -> None:
-        """Note that a device answered, or did not."""
+    def _record_answer(self, k: int, failure: InstrumentError | None) -> None:
+        """Record that a device answered, or failed."""
         name = f"device {k + 1}" + (
             f" ({self.devices[k].identity})" if self.devices[k].identity else ""
         )
         if failure is None:
-            if self.silent[k]:
+            if self.failures_in_a_row[k]:
                 self.report(Incident(BACK, 0, f"{name} answers again"))
-            self.silent[k] = self.wait[k] = 0
+            self.failures_in_a_row[k] = self.wait[k] = 0
             return
-        if not self.silent[k]:
+        if not self.failures_in_a_row[k]:
             self.report(
                 Incident(DOWN, 0, f"{name} is left out, its share goes to the others: {failure}")
             )
         self.failure = failure
-        self.wait[k] = min(2 ** self.silent[k], LONGEST_WAIT)
-        self.silent[k] += 1
+        self.wait[k] = min(2 ** self.failures_in_a_row[k], MAX_WAIT)
+        self.failures_in_a_row[k] += 1
         self.refused[k] = isinstance(failure, CommandRejected)
 
-    def _none_left(self, what: str) -> InstrumentError:
+    def _make_failure(self, what: str) -> InstrumentError:
+        """Make the error for an array of which no device answers."""
         kind = CommandRejected if self.refused.all() else InstrumentError
         return kind(
-            f"none of {len(self.devices)} devices answers: {what}. The last said: {self.failure} "
-            "What was acquired is kept; mend one and go on with the run."
+            f"none of {len(self.devices)} devices answers: {what}. The last failure: "
+            f"{self.failure} What was acquired is kept; mend one and go on with the run."
         )
 
-    def _weigh(self) -> None:
-        """Shares by the rates, once one of them has changed by more than a clock's noise."""
-        if self.known or len(self.rates) < 2:
+    def _update_weights(self) -> None:
+        """Set the shares by the rates, once one has changed by more than a clock's noise."""
+        if self.rates_given or len(self.rates) < 2:
             return
         known = np.array([*self.rates])
         relative = np.array([*self.rates.values()]) / np.median([*self.rates.values()])
@@ -337,8 +330,8 @@ class DeviceArray:
         if change.max() / change.min() > STEADY:
             self.weights[known] = relative
 
-    def _all_different(self) -> None:
-        """One box under two addresses would pass for two devices that agree."""
+    def _refuse_duplicates(self) -> None:
+        """Refuse one instrument under two addresses: it would pass for two devices that agree."""
         seen: dict[str, int] = {}
         for k, device in enumerate(self.devices):
             first = seen.setdefault(device.identity, k)
@@ -360,14 +353,14 @@ def array(
     report: Callable[[Incident], None] = lambda incident: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> DeviceArray:
-    """Several instruments as one substrate, for `ppgt` and everything on top of it.
+    """Make one substrate of several instruments, for `ppgt` and everything on top of it.
 
     Args:
         connects: opens each; called again after every failure.
         share: "settings" for the same settings on all (a robust design), or (θ, calibration) ->
             settings, which makes devices that differ do the same θ; `corrected` then makes the
             process of θ.
-        batch: trajectories an acquisition.
+        batch: trajectories per acquisition.
         retry: how often and after which pauses a device is tried before it is left out.
         contexts: E -> the context of E trajectories, of each device: its calibration.
         rates: how fast each is, in any unit; measured if not given.
@@ -377,14 +370,15 @@ def array(
 
     >>> connects = [lambda: VirtualBench("tcp://10.0.0.1"), lambda: VirtualBench("tcp://10.0.0.2")]
     >>> substrate = array(connects)
-
     """
     if isinstance(share, str) and share != "settings":
         raise ValueError(
             f'`share` is "settings" or a function (theta, calibration) -> settings; got {share!r}.'
         )
     if contexts is not None and len(contexts) != len(connects):
-        raise ValueError(f"`contexts` must be one a device, {len(connects)}; got {len(contexts)}.")
+        raise ValueError(
+            f"`contexts` must be one per device, {len(connects)}; got {len(contexts)}."
+        )
     devices = [
         instrument_substrate(
             connect,
@@ -401,11 +395,10 @@ def array(
     )
 
 
-def split(count: int, weights: np.ndarray) -> list[int]:
-    """`count` in proportion to weights, as whole numbers that add up; what is left over goes to the
-    largest rests.
+def split_count(count: int, weights: np.ndarray) -> list[int]:
+    """Split `count` in proportion to weights, into whole numbers that add up (largest remainders).
 
-    >>> split(10, np.array([1.0, 1.0, 2.0]))
+    >>> split_count(10, np.array([1.0, 1.0, 2.0]))
     [3, 2, 5]
     """
     exact = count * np.asarray(weights, float) / np.sum(weights)
@@ -415,7 +408,7 @@ def split(count: int, weights: np.ndarray) -> list[int]:
     return shares.tolist()
 
 
-def _joined(parts: list[Trajectories]) -> Trajectories:
+def _concatenate(parts: list[Trajectories]) -> Trajectories:
     if len(parts) == 1:
         return parts[0]
     context = jax.tree.map(
@@ -424,10 +417,8 @@ def _joined(parts: list[Trajectories]) -> Trajectories:
     return Trajectories(parts[0].t, np.concatenate([part.x for part in parts]), context)
 
 
-def _interleaved(parts: Mapping[int, Trajectories]) -> Trajectories:
-    """All trajectories, devices mixed evenly: baselines that compare halves or batches meet
-    every device in each.
-    """
+def _interleave(parts: Mapping[int, Trajectories]) -> Trajectories:
+    """Concatenate the trajectories, devices mixed evenly, so that every half has all of them."""
     first, *others = parts.values()
     for other in others:
         if not np.array_equal(first.t, other.t) or first.x.shape[1:] != other.x.shape[1:]:
@@ -442,8 +433,9 @@ def _interleaved(parts: Mapping[int, Trajectories]) -> Trajectories:
     order = np.argsort(place, kind="stable")
     group = np.concatenate([np.full(len(part.x), k) for k, part in parts.items()])[order]
 
-    def mixed(*leaves):
+    def mix(*leaves):
         return np.concatenate([np.asarray(leaf) for leaf in leaves])[order]
 
-    context = jax.tree.map(mixed, *(part.context for part in parts.values()))
-    return Trajectories(first.t, mixed(*(part.x for part in parts.values())), context, None, group)
+    context = jax.tree.map(mix, *(part.context for part in parts.values()))
+    x = mix(*(part.x for part in parts.values()))
+    return Trajectories(first.t, x, context, None, group)

@@ -16,32 +16,26 @@ from fluctua.core.arrays import Array, Params
 
 
 class InstrumentError(RuntimeError):
-    """Something that may pass: a dropped line, a time-out, a short answer.
-
-    The request is made again.
-    """
+    """A failure that may pass: a dropped line, a time-out, a short answer. It is retried."""
 
 
 class InvalidReply(InstrumentError):
-    """An answer that makes no sense where one came. The request is made again on a new line."""
+    """An answer that cannot be parsed. The request is repeated on a new line."""
 
 
 class CommandRejected(InstrumentError):
-    """The instrument understood and said no (a setting out of range).
-
-    Asking again would not help.
-    """
+    """A command that the instrument refused (a setting out of range). It is not repeated."""
 
 
 class Batch(NamedTuple):
-    """One acquisition as it came, before it is checked.
+    """One acquisition as it was received, before it is checked.
 
-    t: (T+1,) sampling times. samples: (E, T+1, M), codes of an analogue-to-digital converter or
-    floating point.
-    scale: units per code; x = scale · samples. full_scale: the largest magnitude that fits; a
-    sample that reaches it was clipped. Samples that the instrument marks as invalid are NaN in x:
-    `invalid` is their code. context: what was recorded besides once a trajectory, {name: (E, ...)},
-    such as a modulation that was played; else None.
+    t: sampling times (T+1,).
+    samples: (E, T+1, M), codes of an analogue-to-digital converter or floating point.
+    scale: units per code; x = scale · samples.
+    full_scale: the largest magnitude that fits; a sample that reaches it was clipped.
+    invalid: the code of a sample that the instrument marks as invalid; it is NaN in x.
+    context: what else was recorded once per trajectory, {name: (E, ...)}, such as a modulation.
 
     >>> Batch(t, np.zeros((4, 3, 2), np.int16), scale=5e-4, full_scale=16.0, invalid=-32768).x.dtype
     dtype('float32')
@@ -56,7 +50,7 @@ class Batch(NamedTuple):
 
     @property
     def x(self) -> np.ndarray:
-        """In units, at least float32. (E, T+1, M)"""
+        """Samples in units, at least float32. Shape (E, T+1, M)."""
         samples = np.asarray(self.samples)
         if np.issubdtype(samples.dtype, np.floating):
             return samples * samples.dtype.type(self.scale)
@@ -67,13 +61,13 @@ class Batch(NamedTuple):
 
 
 class Health(NamedTuple):
-    """What an instrument says of itself.
+    """State of an instrument after an acquisition.
 
-    settings: as it holds them now, read back, or None if it does not know. rebooted: since it was
-    last asked.
-    errors: what it complains about, in its own words; asking clears them. identity: maker, model
-    and serial number, or "" if unknown. A training holds on to one instrument: another
-    identity ends it.
+    settings: as read back, or None if the instrument cannot be read back.
+    rebooted: whether it restarted since the last query.
+    errors: entries of its error queue; reading clears them.
+    identity: maker, model and serial number, or "" if unknown. A training belongs to one
+        instrument: another identity ends it.
     """
 
     settings: Params | None = None
@@ -83,7 +77,7 @@ class Health(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """No reboot and no complaints."""
+        """Whether there was no reboot and no error."""
         return not self.rebooted and not self.errors
 
 
@@ -102,10 +96,10 @@ class Instrument(Protocol):
         """Prepare for `count` trajectories at the present settings."""
 
     def acquire(self) -> Batch:
-        """Run them, and return what was sampled."""
+        """Run them, and return the samples."""
 
     def health(self) -> Health:
-        """Settings read back, and complaints."""
+        """Read back settings and errors."""
 
     def close(self) -> None:
-        """Let go of the line; must not raise."""
+        """Close the line; must not raise."""

@@ -1,7 +1,8 @@
-"""IEEE 488.2 on the wire: definite-length blocks, decimal numbers, messages. Used by drivers and by
-the bench.
+"""Messages of IEEE 488.2: definite-length blocks, decimal numbers, commands and errors.
 
-#<n><length in n digits><bytes>         #3256…  is a block of 256 bytes
+    #<n><length in n digits><bytes>         #3256…  is a block of 256 bytes
+
+Used by drivers and by the virtual bench.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ import numpy as np
 
 from fluctua.core.arrays import Array
 
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 """The length of a block has one to nine digits."""
 _NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?")
 
 
-def block(data: bytes) -> bytes:
-    """A definite-length block.
+def make_block(data: bytes) -> bytes:
+    """Wrap bytes in a definite-length block.
 
-    >>> block(b"abc")
+    >>> make_block(b"abc")
     b'#13abc'
     """
     length = str(len(data))
-    if len(length) > MOST_DIGITS:
+    if len(length) > MAX_DIGITS:
         raise ValueError(
-            f"a definite-length block holds less than a gigabyte; got {len(data):,} "
-            "bytes. Send parts."
+            "a definite-length block holds less than a gigabyte; got "
+            f"{len(data):,} bytes. Send parts."
         )
     return f"#{len(length)}{length}".encode() + data
 
 
-def read_block(read: Callable[[int], bytes], most: int) -> bytes:
-    """The bytes of a block; `read(k)` returns exactly k bytes or raises. most: refuse to believe in
-    more.
+def read_block(read: Callable[[int], bytes], max_bytes: int) -> bytes:
+    """Read a definite-length block and return its bytes.
 
-    >>> read_block(io.BytesIO(block(b"abc")).read, most=100)
+    Args:
+        read: read(k) returns exactly k bytes or raises.
+        max_bytes: a longer block is refused.
+
+    >>> read_block(io.BytesIO(make_block(b"abc")).read, max_bytes=100)
     b'abc'
     """
     mark = read(1)
@@ -49,34 +53,37 @@ def read_block(read: Callable[[int], bytes], most: int) -> bytes:
     digits = read(1)
     if not b"1" <= digits <= b"9":
         raise ValueError(
-            f"after '#' a block says how many digits its length has, 1 to 9; got {digits!r}."
+            f"after '#' a block has the number of digits of its length, 1 to 9; got {digits!r}."
         )
     length = read(int(digits))
     if not length.isdigit():
         raise ValueError(f"the length of a block must be decimal digits; got {length!r}.")
-    if int(length) > most:
+    if int(length) > max_bytes:
         raise ValueError(
-            f"a block announces {int(length):,} bytes where at most {most:,} were expected."
+            f"a block of {int(length):,} bytes is announced; at most {max_bytes:,} were expected."
         )
     return read(int(length))
 
 
-def numbers(values: Array) -> str:
-    """Comma-separated, in as many digits as read back to the same number."""
+def format_numbers(values: Array) -> str:
+    """Write numbers separated by commas, with all digits that reading them back needs."""
     return ",".join(repr(float(v)) for v in np.ravel(np.asarray(values, np.float64)))
 
 
-def number(text: str) -> float | None:
-    """A finite decimal number, or None: no `nan`, `inf`, hexadecimal or digits of other scripts."""
+def parse_number(text: str) -> float | None:
+    """Parse a finite decimal number; None for nan, inf, hexadecimal and digits of other scripts."""
     if len(text) > 100 or not _NUMBER.fullmatch(text) or not text.isascii():
         return None
     value = float(text)
     return value if np.isfinite(value) else None
 
 
-class Unit(NamedTuple):
-    """One command of a message: `SOURce:OMEGa 0.1,0.2` is header ("SOURCE:OMEGA"), not a query,
-    two arguments.
+class MessageUnit(NamedTuple):
+    """One command of a message: `SOURce:OMEGa 0.1,0.2` has one header and two arguments.
+
+    header: in capitals, "SOURCE:OMEGA".
+    query: whether it ended in `?`.
+    arguments: as text.
     """
 
     header: str
@@ -84,10 +91,10 @@ class Unit(NamedTuple):
     arguments: tuple[str, ...]
 
 
-def units(message: str) -> Iterator[Unit]:
-    """The commands of one line, with the path of a compound header carried on (SCPI-99, 6.2.4).
+def split_message(message: str) -> Iterator[MessageUnit]:
+    """Yield the commands of one line; the path of a compound header carries on (SCPI-99, 6.2.4).
 
-    >>> [unit.header for unit in units("SOUR:OMEG 1;KAPP 2;*CLS;:SYST:ERR?")]
+    >>> [unit.header for unit in split_message("SOUR:OMEG 1;KAPP 2;*CLS;:SYST:ERR?")]
     ['SOUR:OMEG', 'SOUR:KAPP', '*CLS', 'SYST:ERR']
     """
     path = ""
@@ -102,20 +109,20 @@ def units(message: str) -> Iterator[Unit]:
             header = header[1:] if header.startswith(":") else path + header
             path = header[: header.rfind(":") + 1]
         arguments = tuple(a.strip() for a in rest.split(",")) if rest.strip() else ()
-        yield Unit(header, query, arguments)
+        yield MessageUnit(header, query, arguments)
 
 
-def pattern(command: str) -> re.Pattern[str]:
-    """`SYSTem:ERRor[:NEXT]` as a pattern: each word in its short form, the capitals, or in full.
+def compile_pattern(command: str) -> re.Pattern[str]:
+    """Compile `SYSTem:ERRor[:NEXT]`: each word in its short form, the capitals, or in full.
 
-    >>> bool(pattern("SYSTem:ERRor[:NEXT]").fullmatch("SYST:ERROR"))
+    >>> bool(compile_pattern("SYSTem:ERRor[:NEXT]").fullmatch("SYST:ERROR"))
     True
     """
     optional = command.replace("[", "(?:").replace("]", ")?")
-    return re.compile(re.sub(r"([*A-Z]+)([a-z]*)", _either, optional))
+    return re.compile(re.sub(r"([*A-Z]+)([a-z]*)", _match_short_or_full, optional))
 
 
-def _either(word: re.Match[str]) -> str:
+def _match_short_or_full(word: re.Match[str]) -> str:
     short = re.escape(word[1])
     rest = word[2].upper()
     return f"{short}(?:{rest})?" if rest else short
@@ -154,23 +161,21 @@ STANDARD = {
 """The errors that the bench uses, as SCPI-99 words them."""
 
 
-def error(code: int, detail: str = "") -> ScpiError:
-    """A standard error; details, after a semicolon, without what would break the quotes."""
+def make_error(code: int, detail: str = "") -> ScpiError:
+    """Make a standard error, with details after a semicolon; odd characters become `?`."""
     clean = re.sub(r"[^ -!#-~]", "?", detail)[:200]
     return ScpiError(code, STANDARD[code] + (f"; {clean}" if clean else ""))
 
 
 def event_bit(code: int) -> int:
-    """The bit of the standard event register that an error sets: command, execution, device or
-    query error.
-    """
+    """Return the bit of the standard event register for the class of an error (-1xx to -4xx)."""
     return {1: 32, 2: 16, 3: 8, 4: 4}[-code // 100]
 
 
-def parsed_error(answer: str) -> ScpiError | None:
-    """The answer to `SYST:ERR?`, or None if it is none.
+def parse_error(answer: str) -> ScpiError | None:
+    """Parse the answer to `SYST:ERR?`; None if it is not an entry of an error queue.
 
-    >>> parsed_error('-113,"Undefined header"').code
+    >>> parse_error('-113,"Undefined header"').code
     -113
     """
     match = re.fullmatch(r'([+-]?\d{1,6}) *, *"((?:[^"]|"")*)"', answer)

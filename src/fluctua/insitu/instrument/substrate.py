@@ -66,7 +66,7 @@ ADVICE = {
 
 
 class Doubt(protocol.CommandRejected, DoubtError):
-    """A batch that the calibrated process does not explain. It is kept, not averaged, not retried."""
+    """A batch that the calibrated process does not explain: kept, not averaged, not retried."""
 
 
 class Incident(NamedTuple):
@@ -147,7 +147,7 @@ class InstrumentSubstrate:
         self.visits = self.ran = 0
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
-        """Acquire `count` good trajectories at settings θ. `key` is not used: the noise is nature's."""
+        """Acquire `count` good trajectories at settings θ. `key` is not used."""
         trajectories, failure = self.gather(jax.tree.map(np.asarray, theta), count)
         if failure is not None:
             raise failure
@@ -157,7 +157,7 @@ class InstrumentSubstrate:
     def gather(
         self, settings: Params, count: int
     ) -> tuple[Trajectories | None, protocol.InstrumentError | None]:
-        """Acquire good trajectories, up to `count`; and the failure that ended it early, if one did."""
+        """Acquire up to `count` good trajectories; with the failure that ended it, if any."""
         t = None
         good = []
         contexts = []
@@ -381,7 +381,7 @@ class InstrumentSubstrate:
                 )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Arrays for a checkpoint: identity, noise at calibration, marks of trajectories received."""
+        """Arrays for a checkpoint: identity, noise at calibration, marks of trajectories."""
         arrays = {IDENTITY: np.array(self.identity), REPEATS: self.repeats.marks()}
         if self.guard is not None and self.guard.noise is not None:
             arrays[NOISE] = self.guard.noise

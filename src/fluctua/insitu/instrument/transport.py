@@ -1,5 +1,4 @@
-"""A line to an instrument: write a message, ask for text, ask for a block. Over a bare socket, or
-through VISA.
+"""Lines to an instrument, over a bare socket or through VISA: write, query, query a block.
 
 `connect("TCPIP::127.0.0.1::5025::SOCKET")` goes through PyVISA (`pip install 'fluctua[lab]'`), as
 would a GPIB or USB address; `connect("tcp://127.0.0.1:5025")` needs nothing but Python. Without a
@@ -21,7 +20,7 @@ from fluctua.insitu.instrument.scpi import read_block
 
 
 class Transport(Protocol):
-    """Raises `InstrumentError` when the line fails."""
+    """Protocol of a line to an instrument; a failure of the line is an `InstrumentError`."""
 
     def write(self, message: str) -> None:
         """Send one message."""
@@ -29,21 +28,19 @@ class Transport(Protocol):
     def query(self, message: str) -> str:
         """Send one message and return the answer, without the end of its line."""
 
-    def query_block(self, message: str, most: int) -> bytes:
-        """Send one message and return the definite-length block that answers it, of at most
-        so many bytes.
-        """
+    def query_block(self, message: str, max_bytes: int) -> bytes:
+        """Send one message and return the bytes of the definite-length block that answers it."""
 
     def close(self) -> None:
-        """Let go; does not raise."""
+        """Close the line; does not raise."""
 
 
 NOT_A_NUMBER = 9.9e37
-"""What SCPI sends for infinity; 9.91e37 is its NaN."""
+"""SCPI's number for infinity; 9.91e37 is its NaN."""
 
 
 def query_numbers(line: Transport, message: str, count: int | None = None) -> np.ndarray:
-    """The comma-separated numbers that answer a message.
+    """Query a message and return the comma-separated numbers of its answer.
 
     Raises `InvalidReply` where the answer is no such list, `CommandRejected` where the instrument
     has no value (nan, inf, 9.91e37).
@@ -58,7 +55,7 @@ def query_numbers(line: Transport, message: str, count: int | None = None) -> np
     answer = line.query(message)
     values = []
     for text in answer.split(","):
-        value = scpi.number(text.strip())
+        value = scpi.parse_number(text.strip())
         if text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity") or (
             value and abs(value) >= NOT_A_NUMBER
         ):
@@ -78,7 +75,7 @@ def query_numbers(line: Transport, message: str, count: int | None = None) -> np
 
 
 def query_number(line: Transport, message: str, *, least: float = -np.inf) -> float:
-    """The number that answers a message; see `query_numbers`.
+    """Query a message and return the number of its answer; see `query_numbers`.
 
     Args:
         line: to the instrument.
@@ -96,7 +93,7 @@ def query_number(line: Transport, message: str, *, least: float = -np.inf) -> fl
 
 
 def query_integer(line: Transport, message: str) -> int:
-    """The whole number that answers a message; see `query_numbers`.
+    """Query a message and return the whole number of its answer; see `query_numbers`.
 
     Args:
         line: to the instrument.
@@ -113,7 +110,7 @@ def query_integer(line: Transport, message: str) -> int:
 
 
 def connect(address: str, *, timeout: float = 30.0) -> Transport:
-    """A line to an instrument.
+    """Open a line to an instrument.
 
     Args:
         address: `tcp://host:port`, or any VISA resource.
@@ -158,7 +155,7 @@ class Socket:
             ) from error
 
     def query(self, message: str) -> str:
-        """One line."""
+        """Send one message and return one line."""
         self.write(message)
         try:
             line = self._file.readline(2**20)
@@ -172,19 +169,19 @@ class Socket:
             )
         return line.decode("ascii").strip()
 
-    def query_block(self, message: str, most: int) -> bytes:
-        """One block and the end of its line."""
+    def query_block(self, message: str, max_bytes: int) -> bytes:
+        """Send one message and return one block, without the end of its line."""
         self.write(message)
         try:
-            data = read_block(self._exactly, most)
-            self._exactly(1)
+            data = read_block(self._read_exactly, max_bytes)
+            self._read_exactly(1)
         except (OSError, ValueError) as error:
             raise InstrumentError(
                 f"{message[:40]!r} was not answered by a whole block: {error}"
             ) from error
         return data
 
-    def _exactly(self, count: int) -> bytes:
+    def _read_exactly(self, count: int) -> bytes:
         data = self._file.read(count)
         if len(data) < count:
             raise ValueError(
@@ -193,16 +190,16 @@ class Socket:
         return data
 
     def close(self) -> None:
-        """Close."""
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 
 
 class Visa:
-    """SCPI through PyVISA. backend: "" takes a vendor's library where there is one and else
-    pure Python, which "@py" takes always.
+    """SCPI through PyVISA, with VISA's addresses: "TCPIP::127.0.0.1::5025::SOCKET".
 
-    Addresses are VISA's: "TCPIP::127.0.0.1::5025::SOCKET".
+    backend: "" takes a vendor's library if one is installed and else pure Python; "@py" always
+        takes pure Python.
     """
 
     def __init__(self, address: str, *, timeout: float = 30.0, backend: str = ""):
@@ -213,8 +210,7 @@ class Visa:
                 f"{address} is a VISA resource, and PyVISA is not installed. Do: pip install "
                 "'fluctua[lab]'; or, for a SCPI socket, give the address as tcp://HOST:PORT."
             ) from None
-        # a closed line shows as a VISA error, as an OSError, or (while connecting) as a plain
-        # Exception
+        # a closed line raises a VISA error, an OSError, or (while connecting) a plain Exception
         self._failures = (pyvisa.errors.Error, OSError, ValueError)
         try:
             resource: Any = pyvisa.ResourceManager(backend).open_resource(
@@ -230,25 +226,25 @@ class Visa:
 
     def write(self, message: str) -> None:
         """Send one message."""
-        with self._explained(message):
+        with self._explain_failures(message):
             self._resource.write(message)
 
     def query(self, message: str) -> str:
-        """One line."""
-        with self._explained(message):
+        """Send one message and return one line."""
+        with self._explain_failures(message):
             return self._resource.query(message).strip()
 
-    def query_block(self, message: str, most: int) -> bytes:
-        """One block and the end of its line."""
-        with self._explained(message), self._binary():
+    def query_block(self, message: str, max_bytes: int) -> bytes:
+        """Send one message and return one block, without the end of its line."""
+        with self._explain_failures(message), self._read_binary():
             self._resource.write(message)
-            data = read_block(self._resource.read_bytes, most)
+            data = read_block(self._resource.read_bytes, max_bytes)
             self._resource.read_bytes(1)
             return data
 
     @contextmanager
-    def _binary(self) -> Iterator[None]:
-        """A newline among the bytes of a block is not the end of the answer."""
+    def _read_binary(self) -> Iterator[None]:
+        """Read bytes: a newline within a block is not the end of the answer."""
         self._resource.read_termination = None
         try:
             yield
@@ -256,13 +252,14 @@ class Visa:
             self._resource.read_termination = "\n"
 
     @contextmanager
-    def _explained(self, message: str) -> Iterator[None]:
+    def _explain_failures(self, message: str) -> Iterator[None]:
+        """Raise failures of the line as `InstrumentError`, with the message that was sent."""
         try:
             yield
         except self._failures as error:
             raise InstrumentError(f"the line failed at {message[:40]!r}: {error}") from error
 
     def close(self) -> None:
-        """Close."""
+        """Close the resource."""
         with suppress(Exception):
             self._resource.close()

@@ -1,6 +1,4 @@
-"""The driver of the virtual bench, and a pattern for the driver of a real one: SCPI over any
-`Transport`.
-"""
+"""Driver of the virtual bench: SCPI over any `Transport`, a pattern for other drivers."""
 
 from __future__ import annotations
 
@@ -22,20 +20,21 @@ from fluctua.insitu.instrument.scpi import ScpiError
 from fluctua.insitu.instrument.transport import connect, query_integer, query_number, query_numbers
 
 INVALID = -(2**15)
-PASSING = (-101, -102, -113, -120, -310, -350, -363)
-"""Errors of a message that was garbled on its way, or of a box that stumbled: asking again may
-help.
-"""
-SMALLEST = float(np.finfo(np.float32).tiny)
+TRANSIENT = (-101, -102, -113, -120, -310, -350, -363)
+"""Errors of a message that was garbled, or of a passing failure: they are retried."""
+MIN_POSITIVE = float(np.finfo(np.float32).tiny)
 SWITCHED_ON = "Is the bench switched on? fluctua virtual-bench starts one."
 
 
 class BenchDescription(NamedTuple):
-    """What the bench says of itself.
+    """Data sheet of the bench, as read from it.
 
-    identity: maker, model and serial number. rows, columns: of its lattice. sigma_w: its noise, by
-    the data sheet.
-    interval: between two samples. full_scale: of the converter. scale: units a code.
+    identity: maker, model and serial number.
+    rows, columns: of its lattice.
+    sigma_w: amplitude of its noise.
+    interval: time between two samples.
+    full_scale: of the converter.
+    scale: units per code.
     """
 
     identity: str
@@ -48,21 +47,20 @@ class BenchDescription(NamedTuple):
 
 
 class VirtualBench:
-    """An `Instrument` that speaks the commands of docs/virtual_bench.md.
+    """An `Instrument` with the commands of docs/virtual_bench.md.
 
     Args:
         address: tcp://HOST:PORT or a VISA resource.
-        points: samples a trajectory, or None to leave them as they are.
+        points: samples per trajectory, or None to leave them as they are.
         timeout: seconds to wait for an answer.
-        noise: that is injected into every channel, in units of σ_W: σ² = σ_W² + noise².
-        sigma_kappa: of the modulation of the couplings, which is recorded with every trajectory
-            (`Batch.context`).
+        noise: amplitude that is injected into every channel, in units of σ_W: σ² = σ_W² + noise².
+        sigma_kappa: strength of the modulation of the couplings, which is recorded with every
+            trajectory (`Batch.context`).
 
     >>> with background(Bench()) as port:
     ...     bench = VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
     ...     bench.arm(20)
     ...     bench.acquire().x.shape
-
     """
 
     def __init__(
@@ -83,15 +81,15 @@ class VirtualBench:
         except InstrumentError as error:
             raise InstrumentError(f"{error}. {SWITCHED_ON}") from error
         try:
-            self._greet(address)
+            self._clear_errors(address)
             rows, columns = map(int, query_numbers(self.line, "NETW:LATT?", 2))
             self.description = BenchDescription(
-                self._identity(address),
+                self._read_identity(address),
                 rows,
                 columns,
                 query_number(self.line, "NETW:NOIS?", least=0.0),
                 *(
-                    query_number(self.line, q, least=SMALLEST)
+                    query_number(self.line, q, least=MIN_POSITIVE)
                     for q in ("ACQ:INT?", "ACQ:RANG?", "ACQ:SCAL?")
                 ),
             )
@@ -101,43 +99,41 @@ class VirtualBench:
             self.count = 1
             if points is not None and self.points != points:
                 raise InvalidReply(
-                    f"{points} samples a trajectory were asked for; the bench "
+                    f"{points} samples per trajectory were requested; the bench "
                     f"reads back {self.points}"
                 )
-            if any(self.generators.values()) or self._played() != self.generators:
+            if any(self.generators.values()) or self._read_generators() != self.generators:
                 for name, value in self.generators.items():
                     self.line.write(f"SOUR:{name} {value!r}")
-                self._accepted()
-            query_integer(self.line, "*ESR?")  # a start before this connection is not news
-            self._accepted()
+                self._check_accepted()
+            query_integer(self.line, "*ESR?")  # clears a start before this connection
+            self._check_accepted()
         except BaseException:
             self.line.close()
             raise
 
-    def _greet(self, address: str) -> None:
-        """VISA may open a line that leads nowhere, and only the first message tells."""
+    def _clear_errors(self, address: str) -> None:
+        """Send the first message: only it shows whether a line of VISA leads anywhere."""
         try:
             self.line.write("*CLS")
         except InstrumentError as error:
             raise InstrumentError(f"no connection to {address}: {error}. {SWITCHED_ON}") from error
 
-    def _identity(self, address: str) -> str:
-        """Maker, model and serial number of `*IDN?`, without the version of the firmware,
-        which may change.
-        """
+    def _read_identity(self, address: str) -> str:
+        """Maker, model and serial number from `*IDN?`, without the version of the firmware."""
         answer = self.line.query("*IDN?")
         again = self.line.query("*IDN?")
         parts = answer.split(",")
-        if (
-            answer != again or len(parts) != 4
-        ):  # noise on the line must not pass for another instrument
+        # noise on the line must not pass for another instrument
+        if answer != again or len(parts) != 4:
             text = f"*IDN? was answered by {answer[:80]!r} and {again[:80]!r}"
             raise InvalidReply(
                 f"{text}, where maker,model,serial,version was expected, twice the same"
             )
         if parts[1] != "virtual bench":
             raise CommandRejected(
-                f"{address} is not a virtual bench; it says {answer[:80]!r}. Write a driver for it."
+                f"{address} is not a virtual bench; *IDN? was answered by {answer[:80]!r}. Write a "
+                "driver for it."
             )
         return ",".join(parts[:3])
 
@@ -145,72 +141,64 @@ class VirtualBench:
         """Turn the knobs: omega (N,), kappa (B,) and chi (N,), or some of them."""
         self.names = tuple(settings)
         for name, values in settings.items():
-            self.line.write(f"SOUR:{name.upper()} {scpi.numbers(values)}")
-        self._accepted()
+            self.line.write(f"SOUR:{name.upper()} {scpi.format_numbers(values)}")
+        self._check_accepted()
 
     def arm(self, count: int) -> None:
-        """Trajectories of the next acquisition."""
+        """Set the number of trajectories of the next acquisition."""
         self.line.write(f"ACQ:COUN {count}")
-        self._accepted()
+        self._check_accepted()
         self.count = count
 
     def acquire(self) -> Batch:
-        """Run and fetch."""
+        """Run an acquisition and fetch it."""
         self.line.write("INIT")
-        self._accepted()
-        d = self.description
-        sites = self.description.rows * self.description.columns
-        shape = (self.count, self.points, 2 * sites)
+        self._check_accepted()
+        sheet = self.description
+        shape = (self.count, self.points, 2 * sheet.rows * sheet.columns)
         expected = 2 * int(np.prod(shape))
-        data = self.line.query_block("FETC?", most=expected)
+        data = self.line.query_block("FETC?", max_bytes=expected)
         if len(data) != expected:
             raise InstrumentError(
                 f"a short block: {len(data):,} bytes where {expected:,} were expected"
             )
-        t = np.arange(self.points) * d.interval
+        t = np.arange(self.points) * sheet.interval
         codes = np.frombuffer(data, "<i2").reshape(shape)
-        return Batch(
-            t,
-            codes,
-            d.scale,
-            d.full_scale,
-            INVALID,
-            self._modulation() if self.generators["MOD"] else None,
-        )
+        modulation = self._fetch_modulation() if self.generators["MOD"] else None
+        return Batch(t, codes, sheet.scale, sheet.full_scale, INVALID, modulation)
 
-    def _modulation(self) -> dict[str, np.ndarray]:
-        """What was played in the last acquisition: {"sine", "cosine"}, (E, B, K) each."""
-        if (
-            now := self._played()
-        ) != self.generators:  # a query for what was not played would not be answered
+    def _fetch_modulation(self) -> dict[str, np.ndarray]:
+        """Fetch the modulation of the last acquisition: {"sine", "cosine"}, (E, B, K) each."""
+        # a query for a modulation that was not played would not be answered
+        if (now := self._read_generators()) != self.generators:
             raise InstrumentError(
                 f"the generators were set to {self.generators} and are at {now}: settings were lost"
             )
         harmonics = int(query_numbers(self.line, "SOUR:MOD:SPEC?", 2)[0])
         bonds = query_numbers(self.line, "NETW:BOND?").size // 2
         shape = (self.count, bonds, 2, harmonics)
-        data = self.line.query_block("FETC:MOD?", most=4 * int(np.prod(shape)))
-        if len(data) != 4 * int(np.prod(shape)):
+        expected = 4 * int(np.prod(shape))
+        data = self.line.query_block("FETC:MOD?", max_bytes=expected)
+        if len(data) != expected:
             raise InstrumentError(
-                f"a short block: {len(data):,} bytes of "
-                f"modulation, {4 * int(np.prod(shape)):,} expected"
+                f"a short block: {len(data):,} bytes of modulation, {expected:,} expected"
             )
         both = np.frombuffer(data, "<f4").reshape(shape)
         return {"sine": both[:, :, 0], "cosine": both[:, :, 1]}
 
-    def _played(self) -> dict[str, float]:
-        """What the generators of noise and modulation are set to."""
+    def _read_generators(self) -> dict[str, float]:
+        """Read the settings of the generators of noise and modulation."""
         return {
             name: query_number(self.line, f"SOUR:{name}?", least=0.0) for name in self.generators
         }
 
     def health(self) -> Health:
-        """Settings read back, the power-on bit, and the error queue."""
+        """Read back settings, the power-on bit, and the error queue."""
         settings = {name: query_numbers(self.line, f"SOUR:{name.upper()}?") for name in self.names}
         powered_on = bool(query_integer(self.line, "*ESR?") & 128)
-        rebooted = powered_on or self._played() != self.generators
+        rebooted = powered_on or self._read_generators() != self.generators
         return Health(
-            settings, rebooted, tuple(map(str, self._errors())), self.description.identity
+            settings, rebooted, tuple(map(str, self._read_errors())), self.description.identity
         )
 
     def close(self) -> None:
@@ -218,12 +206,12 @@ class VirtualBench:
         with suppress(Exception):
             self.line.close()
 
-    def _errors(self) -> list[ScpiError]:
-        """The error queue, and empty it."""
+    def _read_errors(self) -> list[ScpiError]:
+        """Read the error queue, which empties it."""
         errors: list[ScpiError] = []
         while len(errors) < 100:
             answer = self.line.query("SYST:ERR?")
-            entry = scpi.parsed_error(answer)
+            entry = scpi.parse_error(answer)
             if entry is None:
                 raise InvalidReply(
                     f"SYST:ERR? was answered by {answer[:60]!r}, which is no entry of "
@@ -234,15 +222,15 @@ class VirtualBench:
             errors.append(entry)
         return errors
 
-    def _accepted(self) -> None:
-        """Wait for the commands so far, and raise what was wrong with them."""
+    def _check_accepted(self) -> None:
+        """Wait for the commands so far, and raise their errors."""
         answer = self.line.query("*OPC?")
         if answer not in ("1", "+1"):
             raise InvalidReply(f"*OPC? was answered by {answer[:60]!r}, where 1 was expected")
-        if errors := self._errors():
+        if errors := self._read_errors():
             text = f"the bench refused: {'; '.join(map(str, errors))}"
             raise (
                 InvalidReply(text)
-                if all(entry.code in PASSING for entry in errors)
+                if all(entry.code in TRANSIENT for entry in errors)
                 else CommandRejected(text)
             )

@@ -1,4 +1,4 @@
-"""One visit to an instrument: set, arm, acquire, read back, and check what came."""
+"""One visit to an instrument: set, arm, acquire, read back, and check the answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from fluctua.insitu.instrument.protocol import (
 
 
 class Visit(NamedTuple):
-    """What an instrument returned. took: seconds in all. ran: of these, running and fetching."""
+    """Batch and health of one visit.
+
+    took: seconds in all.
+    ran: seconds of these for running and fetching.
+    """
 
     batch: Batch
     health: Health
@@ -29,23 +33,23 @@ class Visit(NamedTuple):
 
 def visit_instrument(settings: Params, size: int, instrument: Instrument) -> Visit:
     """Set, arm, acquire, and read back."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     instrument.set(settings)
     instrument.arm(size)
     armed = time.perf_counter()
     batch = instrument.acquire()
     acquired = time.perf_counter()
     health = instrument.health()
-    return Visit(batch, health, time.perf_counter() - begun, acquired - armed)
+    return Visit(batch, health, time.perf_counter() - start, acquired - armed)
 
 
 def check_answers(batch: Batch, health: Health, size: int, channels: int | None) -> None:
-    """Refuse what is not `size` trajectories of so many channels, whatever a driver returns."""
+    """Refuse answers that are not `size` trajectories of so many channels."""
     for method, expected, answer in (("acquire", Batch, batch), ("health", Health, health)):
         if not isinstance(answer, expected):
-            came = "None" if answer is None else f"a {type(answer).__name__}"
+            returned = "None" if answer is None else f"a {type(answer).__name__}"
             raise InvalidReply(
-                f"`{method}` of the driver returned {came}, where a "
+                f"`{method}` of the driver returned {returned}, where a "
                 f"`{expected.__name__}` was expected"
             )
     samples = np.asarray(batch.samples)
@@ -75,7 +79,7 @@ def check_answers(batch: Batch, health: Health, size: int, channels: int | None)
 
 
 def are_same(asked: Params, answered: Params | None) -> bool:
-    """Settings read back are those that were sent, to the rounding of a decimal number."""
+    """Whether settings read back equal those that were sent, to the rounding of decimals."""
     if answered is None:
         return True
     sent = jax.tree.leaves(asked)
