@@ -24,7 +24,7 @@ from fluctua import tcmt
 from fluctua.core.estimate import Estimate
 from fluctua.core.text import with_error
 from fluctua.insitu.bench import device
-from fluctua.insitu.bench.population import read, together
+from fluctua.insitu.bench.population import concatenate, read
 from fluctua.plot.insitu import draw_population
 from fluctua.plot.style import save_png
 from fluctua.tcmt import exact
@@ -46,7 +46,7 @@ def boxes(iterations=80):
     task = tcmt.transmission(device.Sheet().nominal, horizon=6.0, dt=device.Sheet().interval)
 
     def of(seed, settings):
-        box = device.hidden(device.Sheet(seed=seed))
+        box = device.draw_hidden(device.Sheet(seed=seed))
         at = {
             name: box.offset[name] + box.gain[name] * np.asarray(u) for name, u in settings.items()
         }
@@ -102,7 +102,7 @@ def main():
             )
     (FOLDER / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    save_png(draw_population(together(each)), FOLDER / "array.png")
+    save_png(draw_population(concatenate(each)), FOLDER / "array.png")
 
 
 if __name__ == "__main__":

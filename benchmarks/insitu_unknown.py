@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from fluctua.cli.instruments.line import build_model
 from fluctua.insitu import Plan, run
 from fluctua.insitu.bench import device
-from fluctua.insitu.bench.processes import bench_process, sheet_options
+from fluctua.insitu.bench.processes import bench_process, list_sheet_options
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.plot.style import LOOK, WIDTH, save_png
 from fluctua.store import history
@@ -56,7 +56,7 @@ def sheet_of(given: argparse.Namespace) -> device.Sheet:
 def value(sheet: device.Sheet, settings: dict[str, np.ndarray], shots: int) -> tuple[float, float]:
     """J on the box after so many trajectories, and its error."""
     codes = device.measure(
-        sheet, device.hidden(sheet), settings, count=EVALUATED, points=POINTS, shots=shots
+        sheet, device.draw_hidden(sheet), settings, count=EVALUATED, points=POINTS, shots=shots
     )
     x = codes[:, :-1].astype(np.float32) * np.float32(sheet.scale)
     out = sheet.nominal.lead_sites[-1]
@@ -82,7 +82,7 @@ def train(given: argparse.Namespace) -> None:
         record=False,
     )
     begun = time.monotonic()
-    with bench_process(*sheet_options(sheet)) as (host, port):
+    with bench_process(*list_sheet_options(sheet)) as (host, port):
         connect = partial(VirtualBench, f"tcp://{host}:{port}", points=POINTS, timeout=120.0)
         bench = connect()
         model = build_model(bench.description, plan)

@@ -39,7 +39,7 @@ from processes import environment_to_die_in, wait_until
 SHEET = device.Sheet(
     rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0
 )
-HIDDEN = device.hidden(SHEET)
+HIDDEN = device.draw_hidden(SHEET)
 POINTS = 101
 TASK = tcmt.transmission(SHEET.nominal, horizon=(POINTS - 1) * SHEET.interval, dt=SHEET.interval)
 
@@ -74,7 +74,7 @@ def fitted(settings, **options):
 
 def test_least_squares_find_the_hidden_parameters():
     settings = device.reset_settings(SHEET)
-    fit, true = fitted(settings), truth() | device.parameters(SHEET, HIDDEN, settings)
+    fit, true = fitted(settings), truth() | device.compute_parameters(SHEET, HIDDEN, settings)
     theta, stderr = fit.drift.theta, fit.drift.stderr
     z = np.concatenate([(theta[name] - true[name]) / stderr[name] for name in theta])
     assert np.abs(z).max() < 4
@@ -106,7 +106,7 @@ def test_a_start_far_off_changes_neither_errors_nor_values(readout):
     sheet = dataclasses.replace(SHEET, readout=readout)
     settings = device.reset_settings(SHEET)
     data, model = recorded(settings, count=60, sheet=sheet), knobs._model(TASK, settings)
-    true = truth() | device.parameters(SHEET, HIDDEN, settings)
+    true = truth() | device.compute_parameters(SHEET, HIDDEN, settings)
     ours = fit_system(data, *model)
     best = fit_system(data, model.process, {name: true[name] for name in model.theta})
     assert ours.noise.observation_seen == best.noise.observation_seen == (readout > 0.01)

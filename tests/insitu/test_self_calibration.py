@@ -20,7 +20,7 @@ from fluctua.store import history
 from problems import flat
 
 SHEET = device.Sheet(rows=2, columns=2, seed=3, ageing=0.0)
-HIDDEN = device.hidden(SHEET)
+HIDDEN = device.draw_hidden(SHEET)
 POINTS = 101
 MODEL = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
 

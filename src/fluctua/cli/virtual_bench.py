@@ -71,7 +71,7 @@ def virtual_bench(
     Connect with PyVISA (TCPIP::127.0.0.1::5025::SOCKET) or netcat (nc 127.0.0.1 5025, then *IDN?).
     The box is not what its data sheet says; docs/virtual_bench.md lists its commands.
     """
-    from fluctua.insitu.bench.box import Bench, FaultPlan, parse
+    from fluctua.insitu.bench.box import Bench, FaultPlan, parse_fault
     from fluctua.insitu.bench.device import Sheet
     from fluctua.insitu.bench.server import Server, serve
 
@@ -84,7 +84,8 @@ def virtual_bench(
             keys["readout"] = keys.pop("readout_noise")
         sheet = Sheet(seed=seed, **keys)
         faults = [
-            (_find_device(text, devices), parse(text.rpartition(":")[2])) for text in fault or []
+            (_find_device(text, devices), parse_fault(text.rpartition(":")[2]))
+            for text in fault or []
         ]
         benches = [
             Bench(

@@ -91,25 +91,25 @@ def test_numbers_read_back_exactly():
 
 
 def test_the_box_is_not_its_data_sheet_and_the_same_each_time():
-    made, again = device.hidden(SMALL), device.hidden(SMALL)
+    made, again = device.draw_hidden(SMALL), device.draw_hidden(SMALL)
     settings = device.reset_settings(SMALL)
-    theta = device.parameters(SMALL, made, settings)
+    theta = device.compute_parameters(SMALL, made, settings)
     assert np.abs(theta["omega"]).max() > 0.1
     assert np.std(theta["kappa"]) > 0.05
     np.testing.assert_array_equal(
-        theta["kappa"], device.parameters(SMALL, again, settings)["kappa"]
+        theta["kappa"], device.compute_parameters(SMALL, again, settings)["kappa"]
     )
-    aged = device.parameters(SMALL, made, settings, shots=5000)["omega"] - theta["omega"]
+    aged = device.compute_parameters(SMALL, made, settings, shots=5000)["omega"] - theta["omega"]
     assert 0 < np.abs(aged).max() <= 2 * SMALL.ageing
 
 
 def test_samples_follow_the_transition_density_of_the_true_parameters():
     """Residuals under the hidden parameters have mean zero and the variance a²Δt + 2ν²."""
     sheet = device.Sheet(rows=2, columns=2, seed=1, ageing=0.0)
-    made, settings = device.hidden(sheet), device.reset_settings(sheet)
+    made, settings = device.draw_hidden(sheet), device.reset_settings(sheet)
     x = device.measure(sheet, made, settings, count=400, points=51).astype(float) * sheet.scale
     psi = x[..., :4] + 1j * x[..., 4:]
-    p, (i, j) = device.parameters(sheet, made, settings), sheet.nominal.bonds.T
+    p, (i, j) = device.compute_parameters(sheet, made, settings), sheet.nominal.bonds.T
     h = np.diag(p["omega"]).astype(complex)
     h[i, j] = h[j, i] = p["kappa"]
     lead = np.array([1.0, 0, 0, 1.0])
@@ -130,7 +130,7 @@ def test_samples_follow_the_transition_density_of_the_true_parameters():
 def test_converter_rounds_and_clips():
     coarse = device.Sheet(rows=2, columns=2, seed=1, bits=8, adc_range=2.0)
     codes = device.measure(
-        coarse, device.hidden(coarse), device.reset_settings(coarse), count=5, points=300
+        coarse, device.draw_hidden(coarse), device.reset_settings(coarse), count=5, points=300
     )
     assert codes.dtype == np.int16
     assert codes.max() == 127

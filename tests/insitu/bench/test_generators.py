@@ -25,7 +25,7 @@ from fluctua.insitu.networks import BOUNDS
 SHEET = device.Sheet(
     rows=2, columns=2, seed=5, interval=0.02, oversample=1, ageing=0.0, readout=1e-5
 )
-BOX = device.hidden(SHEET)
+BOX = device.draw_hidden(SHEET)
 POINTS, NOISE, SIGMA_KAPPA = 51, 1.0, 0.5
 SETTINGS = {**device.reset_settings(SHEET), "chi": np.array([0.1, -0.1, 0.1, 0.1])}
 
@@ -108,7 +108,10 @@ def test_gains_of_the_kerr_knobs_are_found():
         )
         t = np.arange(POINTS) * SHEET.interval
         runs.append(
-            (settings, Trajectories(t, codes * SHEET.scale, device.played(SHEET, 60, 1000 * k)))
+            (
+                settings,
+                Trajectories(t, codes * SHEET.scale, device.draw_modulation(SHEET, 60, 1000 * k)),
+            )
         )
     values = model().calibrate(runs).values
     task = tcmt.transmission(

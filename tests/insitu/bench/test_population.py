@@ -3,7 +3,7 @@
 import numpy as np
 
 from fluctua.insitu.bench.levels import Level
-from fluctua.insitu.bench.population import Design, PopulationComparison, read, together
+from fluctua.insitu.bench.population import Design, PopulationComparison, concatenate, read
 from fluctua.plot.insitu import draw_population
 
 
@@ -18,7 +18,7 @@ def test_tables_are_read_back_and_put_together(tmp_path):
     one, other = comparison(0.0), comparison(0.3)
     one.save(tmp_path / "array.csv", {"devices": 3})
     assert read(tmp_path / "array.csv") == one
-    both = together([one, other])
+    both = concatenate([one, other])
     assert both.devices == 6
     np.testing.assert_allclose(
         [level.J for level in both.designs[0].levels[6:]], [0.3, 0.4, 0.6, 0.7]

@@ -31,7 +31,7 @@ SHEETS = [
     device.Sheet(rows=2, columns=2, seed=k, interval=0.05, oversample=1, disorder=0.5, ageing=0.0)
     for k in range(4)
 ]
-BOXES = [device.hidden(sheet) for sheet in SHEETS]
+BOXES = [device.draw_hidden(sheet) for sheet in SHEETS]
 POINTS = 41
 TASK = tcmt.transmission(SHEETS[0].nominal, horizon=(POINTS - 1) * 0.05, dt=0.05)
 
@@ -298,7 +298,9 @@ def test_the_value_of_an_array_is_that_of_the_population():
     alone are sure of another one."""
     sheets = [dataclasses.replace(SHEETS[0], seed=100 + k) for k in range(312)]
     settings = {name: np.asarray(v) for name, v in model().start.items()}
-    each = np.array([exact_of(sheet, device.hidden(sheet), settings)[0] for sheet in sheets[12:]])
+    each = np.array(
+        [exact_of(sheet, device.draw_hidden(sheet), settings)[0] for sheet in sheets[12:]]
+    )
     substrate = an_array([Bench(sheet) for sheet in sheets[:12]])
     trajectories = substrate(None, settings, 120)
     rate = TASK.objective.running

@@ -41,7 +41,7 @@ class Box:
 
     def __init__(self, sheet=SHEET, fault=None, first=0):
         self.sheet, self.fault, self.first = sheet, fault, first
-        self.hidden, self.shots, self.before = device.hidden(sheet), 0, None
+        self.hidden, self.shots, self.before = device.draw_hidden(sheet), 0, None
 
     def __call__(self):
         return self

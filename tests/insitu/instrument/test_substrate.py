@@ -15,7 +15,7 @@ import pytest
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import files, network_model
 from fluctua.insitu.bench import device, server
-from fluctua.insitu.bench.box import KINDS, Bench, Fault, FaultPlan, parse
+from fluctua.insitu.bench.box import KINDS, Bench, Fault, FaultPlan, parse_fault
 from fluctua.insitu.instrument import transport, virtual
 from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.guard import ResidualGuard
@@ -67,7 +67,12 @@ def calibrated():
     for k in range(3):
         settings = model.probe(rng)
         codes = device.measure(
-            SHEET, device.hidden(SHEET), settings, count=50, points=POINTS, shots=10**6 + 50 * k
+            SHEET,
+            device.draw_hidden(SHEET),
+            settings,
+            count=50,
+            points=POINTS,
+            shots=10**6 + 50 * k,
         )
         probes.append((settings, Trajectories(t, codes * SHEET.scale)))
     values = model.calibrate(probes).values
@@ -83,7 +88,7 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guard
     faults.
     """
     guard, context = calibrated() if guarded else (None, None)
-    bench = Bench(SHEET, FaultPlan(tuple(map(parse, faults)), seed=1))
+    bench = Bench(SHEET, FaultPlan(tuple(map(parse_fault, faults)), seed=1))
     incidents, pauses = [], []
     with server.background(bench) as port:
         address = f"TCPIP::127.0.0.1::{port}::SOCKET" if visa else f"tcp://127.0.0.1:{port}"
@@ -126,7 +131,9 @@ def at_the_settings(x):
     in standard errors.
     """
     reference = {
-        name: device.measure(SHEET, device.hidden(SHEET), s, count=2000, points=POINTS, shots=10**6)
+        name: device.measure(
+            SHEET, device.draw_hidden(SHEET), s, count=2000, points=POINTS, shots=10**6
+        )
         * SHEET.scale
         for name, s in (("asked", SETTINGS), ("reset", device.reset_settings(SHEET)))
     }
@@ -570,7 +577,7 @@ def test_clipping_that_would_bias_is_told():
 
 
 def test_faults_as_text():
-    assert parse("nan@5x2") == Fault("nan", 5, 2)
+    assert parse_fault("nan@5x2") == Fault("nan", 5, 2)
     assert str(Fault("drop", 3)) == "drop@3"
     plan = FaultPlan((Fault("drop", 2, 2), Fault("nan", 3)))
     assert [plan.next() for _ in range(5)] == [
@@ -582,7 +589,7 @@ def test_faults_as_text():
     ]  # one at a time; the first named wins
     for bad in ("drop", "drop@0", "explode@1", "nan@1x"):
         with pytest.raises(ValueError, match="KIND@ACQUISITION"):
-            parse(bad)
+            parse_fault(bad)
 
 
 @pytest.mark.filterwarnings("ignore:.*clipped:RuntimeWarning")

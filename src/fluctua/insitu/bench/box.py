@@ -1,18 +1,17 @@
-"""The box on the virtual bench as it stands there: settings, age, what it acquired last. Nothing of
-messages.
+"""The box on the virtual bench: settings, age, last acquisition and faults; no messages.
 
-Faults go wrong on purpose: `drop@3` is a dropped connection at the third acquisition.
+A fault goes wrong on purpose: `drop@3` is a dropped connection at the third acquisition.
 
-drop      the connection is closed in the middle of an answer
-stall     no answer comes
-short     the block holds less than was asked for, and says so
-nan       some trajectories have invalid samples
-clip      some trajectories are clipped at the converter's full scale
-reboot    the box restarts: connections closed, settings lost
-brownout  settings are lost and the box does not say
-dead      every sample is zero
-frozen    the acquisition before comes again
-random    every sample is a random code
+    drop      the connection is closed in the middle of an answer
+    stall     no answer is sent
+    short     the block holds less than was requested, and its length says so
+    nan       some trajectories have invalid samples
+    clip      some trajectories are clipped at the converter's full scale
+    reboot    the box restarts: connections closed, settings lost
+    brownout  settings are lost without a sign
+    dead      every sample is zero
+    frozen    the acquisition before is repeated
+    random    every sample is a random code
 """
 
 from __future__ import annotations
@@ -22,15 +21,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.insitu.bench.device import INVALID, Sheet, hidden, measure, played, reset_settings
+from fluctua.insitu.bench.device import (
+    INVALID,
+    Sheet,
+    draw_hidden,
+    draw_modulation,
+    measure,
+    reset_settings,
+)
 from fluctua.insitu.instrument.scpi import make_error
 
 MAX_BYTES = 64 * 2**20
-"""Of one acquisition."""
+"""Bytes of one acquisition at most."""
 
 
 class Problem(Exception):
-    """An entry for the error queue."""
+    """An error for the error queue of a session."""
 
     def __init__(self, code: int, detail: str = ""):
         super().__init__(detail)
@@ -42,7 +48,7 @@ class Bench:
 
     def __init__(self, sheet: Sheet | None = None, faults: FaultPlan | None = None):
         self.sheet = sheet or Sheet()
-        self.hidden = hidden(self.sheet)
+        self.hidden = draw_hidden(self.sheet)
         self.faults = faults or FaultPlan(seed=self.sheet.seed)
         self.shots = 0
         self.boots = 0
@@ -55,7 +61,7 @@ class Bench:
         self.boots += 1
 
     def reset(self) -> None:
-        """*RST."""
+        """Restore the settings, as *RST does."""
         self._default_settings()
         self.count = 10
         self.points = 601
@@ -97,7 +103,7 @@ class Bench:
                 sigma_kappa=self.sigma_kappa,
             )
             if self.sigma_kappa:
-                self.played = played(self.sheet, self.count, self.shots)
+                self.played = draw_modulation(self.sheet, self.count, self.shots)
         except FloatingPointError:
             raise Problem(
                 -200, "the network is unstable at these settings; nothing was acquired"
@@ -117,8 +123,11 @@ SPOILT = 0.3
 
 
 class Fault(NamedTuple):
-    """kind: one of `KINDS`. after: at which acquisition from now, from 1. times: how many in a
-    row.
+    """A fault that is due at an acquisition.
+
+    kind: one of `KINDS`.
+    after: number of the acquisition, counted from now, from 1.
+    times: acquisitions in a row that it spoils.
     """
 
     kind: str
@@ -129,10 +138,10 @@ class Fault(NamedTuple):
         return f"{self.kind}@{self.after}" + (f"x{self.times}" if self.times > 1 else "")
 
 
-def parse(text: str) -> Fault:
-    """`drop@3` or `nan@5x2`.
+def parse_fault(text: str) -> Fault:
+    """Parse `drop@3` or `nan@5x2`.
 
-    >>> parse("nan@5x2")
+    >>> parse_fault("nan@5x2")
     Fault(kind='nan', after=5, times=2)
     """
     match = re.fullmatch(r"([a-z]+)@(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
@@ -145,7 +154,10 @@ def parse(text: str) -> Fault:
 
 
 class FaultPlan:
-    """Which fault meets which acquisition. rate: that of a random one, for endurance tests."""
+    """Faults by acquisition.
+
+    rate: probability of a random fault at each acquisition, for endurance tests.
+    """
 
     def __init__(self, faults: tuple[Fault, ...] = (), *, rate: float = 0.0, seed: int = 0):
         if not 0 <= rate <= 1:
@@ -155,7 +167,7 @@ class FaultPlan:
         self.rng = np.random.default_rng([seed, 1])
 
     def next(self) -> str:
-        """The fault of the acquisition that begins now, or nothing."""
+        """Return the kind of fault of the acquisition that begins now, or ""."""
         due = next((fault.kind for fault in self.pending if fault.after <= 1), "")
         self.pending = [
             fault._replace(after=fault.after - 1)
@@ -171,7 +183,7 @@ class FaultPlan:
     def spoil(
         self, kind: str, codes: np.ndarray, before: np.ndarray | None, full: int, invalid: int
     ) -> np.ndarray:
-        """Codes (E, …) as the fault leaves them.
+        """Return the codes (E, …) as the fault leaves them.
 
         Args:
             kind: of the fault, or "".
@@ -179,7 +191,6 @@ class FaultPlan:
             before: of the acquisition before this one, if there was one.
             full: the largest code.
             invalid: the code of a sample that is not one.
-
         """
         if kind == "dead" or (kind == "frozen" and before is None):
             return np.zeros_like(codes)
@@ -192,6 +203,6 @@ class FaultPlan:
             return codes
         codes = codes.copy()
         which = self.rng.choice(len(codes), max(1, int(SPOILT * len(codes))), replace=False)
-        from_ = codes.shape[1] // 2
-        codes[which, from_ : from_ + 3] = invalid if kind == "nan" else full
+        middle = codes.shape[1] // 2
+        codes[which, middle : middle + 3] = invalid if kind == "nan" else full
         return codes

@@ -1,8 +1,8 @@
-"""The sim-to-real gap and how it closes, from start to end: a bench, three trainings, one figure.
+"""The sim-to-real gap, measured and closed: a virtual bench, three trainings, one figure.
 
-nominal   trained on the data sheet's network by simulation, then carried over to the bench
-true      trained by simulation with the bench's hidden parameters, which a laboratory cannot know
-in situ   calibrated from recordings and trained on the bench over its socket
+    nominal   trained by simulation of the data sheet, then carried over to the bench
+    true      trained by simulation with the hidden parameters, which a laboratory does not know
+    in situ   calibrated from recordings and trained on the bench over its socket
 
 All three start from the same settings and have the same bounds. J is always measured on the bench.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from fluctua.core.arrays import Array, Params
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.bench import device, levels
-from fluctua.insitu.bench.processes import bench_process, sheet_options
+from fluctua.insitu.bench.processes import bench_process, list_sheet_options
 from fluctua.insitu.bench.simulated import train_by_simulation
 from fluctua.insitu.calibrate.knobs import parameters
 from fluctua.insitu.device_training import run_and_resume
@@ -33,9 +33,14 @@ from fluctua.store.history import Row
 
 
 class DemoResult(NamedTuple):
-    """Levels of the demonstration. rows: of the in-situ training. discarded: trajectories, by kind
-    of incident.
+    """Levels of J in the demonstration.
 
+    before: at the start.
+    nominal, nominal_promised: trained with the data sheet, on the bench and by its own simulation.
+    true: trained with the hidden parameters.
+    in_situ: trained on the bench.
+    rows: of the in-situ training.
+    discarded: trajectories, by kind of incident.
     calibration_error: root mean square over the sites or bonds, at the last settings.
     """
 
@@ -67,16 +72,20 @@ def run(
     show: Callable[[run_and_resume.Rows], run_and_resume.Rows] = lambda rows: rows,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> DemoResult:
-    """Everything, into a new folder.
+    """Run the whole demonstration into a new folder.
 
-    address: (host, port) -> what to connect to. bench_options: further words for `fluctua
-    virtual-bench`. yardstick: iterations of the simulated trainings. measure: trajectories behind
-    every level. show: wraps the rows of the training, for a display.
+    address: (host, port) -> address to connect to.
+    bench_options: further options of `fluctua virtual-bench`.
+    yardstick: iterations of the simulated trainings.
+    measure: trajectories per level.
+    say: called with a line of text about each stage.
+    show: wraps the rows of the training, for a display.
+    report: called with every incident.
     """
     plan = plan or Plan()
     sheet = sheet or device.Sheet(seed=3)
     points = plan.points
-    hidden = device.hidden(sheet)
+    hidden = device.draw_hidden(sheet)
     discarded: Counter[str] = Counter()
     calibration: dict[str, Array] = {}
 
@@ -84,7 +93,7 @@ def run(
         discarded[incident.kind] += incident.trajectories
         report(incident)
 
-    with bench_process(*sheet_options(sheet), *bench_options) as (host, port):
+    with bench_process(*list_sheet_options(sheet), *bench_options) as (host, port):
         where = f"tcp://{host}:{port}" if address is None else address(host, port)
         say(f"bench      {where}, a process of its own")
 
@@ -93,16 +102,18 @@ def run(
 
         model = network_model(sheet.nominal, interval=sheet.interval, points=points)
         bench = instrument_substrate(connect)
-        before = levels.power(model, bench, model.start, measure)
+        before = levels.measure_level(model, bench, model.start, measure)
         steps = list(
             show(
-                run_and_resume.run(connect, _noting(model, calibration), plan, folder, report=note)
+                run_and_resume.run(
+                    connect, _share_calibration(model, calibration), plan, folder, report=note
+                )
             )
         )
         rows = [row for row, _ in steps]
         settings = steps[-1][1].next_theta
         shots = rows[-1].trajectories
-        in_situ = levels.power(model, bench, settings, measure)
+        in_situ = levels.measure_level(model, bench, settings, measure)
         say(
             "yardstick  two trainings by simulation with exact gradients, "
             f"{yardstick} iterations each"
@@ -113,11 +124,11 @@ def run(
         at_true, _ = train_by_simulation(
             sheet, model, points, hidden=hidden, shots=shots, iterations=yardstick
         )
-        nominal = levels.power(model, bench, at_nominal, measure)
-        true = levels.power(model, bench, at_true, measure)
+        nominal = levels.measure_level(model, bench, at_nominal, measure)
+        true = levels.measure_level(model, bench, at_true, measure)
         bench.close()
     believed = parameters(calibration, settings)
-    truth = device.parameters(sheet, hidden, settings, shots)
+    truth = device.compute_parameters(sheet, hidden, settings, shots)
     error = {
         name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2)))
         for name, v in believed.items()
@@ -125,8 +136,8 @@ def run(
     return DemoResult(before, nominal, promised, true, in_situ, rows, dict(discarded), error)
 
 
-def _noting(model: Model, calibration: dict[str, Array]) -> Model:
-    """The same model, which leaves its latest calibration in a dictionary of the caller's."""
+def _share_calibration(model: Model, calibration: dict[str, Array]) -> Model:
+    """Return the same model, which also writes its latest calibration into a dictionary."""
 
     def calibrate(runs: Runs) -> DeviceFit:
         first = model.calibrate(runs)

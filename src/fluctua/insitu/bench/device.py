@@ -30,24 +30,31 @@ from fluctua.tcmt.kernel.options import KernelSpec
 FAMILIES = ("omega", "kappa", "chi")
 """The knobs."""
 LIMITS = {"omega": (-3.0, 3.0), "kappa": (0.0, 2.5), "chi": (-0.1, 0.1)}
-"""What the knobs take."""
+"""Lowest and highest setting of each family."""
 MAX_NOISE = 2.0
 """Amplitude of the noise that can be injected, in the units of σ_W."""
 MAX_MODULATION = 1.0
 MODULATION = tcmt.Modulation(0.0)
-"""Harmonics and highest frequency of δκ; how strong it is is a setting."""
+"""Harmonics and highest frequency of δκ; its strength is a setting."""
 
 
 @dataclass(frozen=True)
 class Sheet:
     """The data sheet, and how far the box is from it. Rates are in units of the nominal coupling.
 
-    interval: between two samples. oversample: simulation steps an interval; with 1 a sample is one
-    Euler step. disorder, kappa_disorder: standard deviations of the hidden offsets. gain_error: of
-    the actuators. loss_spread: relative, of the losses. ageing: amplitude of the slow change of ω.
-    ageing_shots: trajectories in a period of it.
-    readout: standard deviation of the noise on each quadrature. adc_range: full scale. bits: of the
-    converter.
+    rows, columns: of the lattice.
+    seed: of the hidden errors and of the noise.
+    interval: time between two samples.
+    oversample: simulation steps per interval; with 1 a sample is one Euler step.
+    disorder, kappa_disorder: standard deviations of the hidden offsets.
+    gain_error: standard deviation of the gains of the actuators.
+    loss_spread: standard deviation of the losses, relative.
+    ageing: amplitude of the slow change of ω.
+    ageing_shots: trajectories per period of the ageing.
+    readout: standard deviation of the noise on each quadrature.
+    adc_range: full scale of the converter.
+    bits: of the converter.
+    sigma_w: amplitude of the noise.
     """
 
     rows: int = 3
@@ -110,18 +117,21 @@ class Sheet:
 
     @property
     def scale(self) -> float:
-        """Units a code."""
+        """Units per code."""
         return self.adc_range / self.full_code
 
 
 INVALID = -(2**15)
-"""The code of a sample that is not one."""
+"""Code of an invalid sample."""
 
 
 class Hidden(NamedTuple):
-    """What a laboratory would not know: offset and gain of each knob, losses, phases of the ageing.
+    """Parameters of the box that a laboratory does not know.
 
-    chi_gain: of the knobs of χ, which have no offset.
+    offset, gain: of each knob, by family.
+    gamma: losses (N,).
+    phase: of the ageing of each site (N,).
+    chi_gain: gain of the knobs of χ, which have no offset.
     """
 
     offset: dict[str, np.ndarray]
@@ -131,8 +141,8 @@ class Hidden(NamedTuple):
     chi_gain: np.ndarray
 
 
-def hidden(sheet: Sheet) -> Hidden:
-    """The box that was made from this sheet and seed."""
+def draw_hidden(sheet: Sheet) -> Hidden:
+    """Draw the hidden parameters of the box from the seed of its data sheet."""
     rng = np.random.default_rng([sheet.seed, 0])
     sites = sheet.nominal.sites
     bonds = len(sheet.nominal.bonds)
@@ -150,30 +160,25 @@ def hidden(sheet: Sheet) -> Hidden:
     return Hidden(offset, gain, gamma, phase, np.clip(1 + sheet.gain_error * kerr, 0.3, 1.7))
 
 
-def offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
-    """The offsets after so many trajectories: the ageing of each site is a sine that begins at
-    zero.
-    """
+def compute_offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
+    """Offsets of the knobs after so many trajectories; the ageing of a site is a sine from zero."""
     turn = 2 * np.pi * shots / sheet.ageing_shots
     aged = sheet.ageing * (np.sin(turn + box.phase) - np.sin(box.phase))
     return {**box.offset, "omega": box.offset["omega"] + aged}
 
 
-def parameters(
+def compute_parameters(
     sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0
 ) -> dict[str, np.ndarray]:
-    """θ of the network at these settings: what the box truly does."""
-    off = offsets(sheet, box, shots)
+    """True θ of the network at these settings."""
+    off = compute_offsets(sheet, box, shots)
     linear = {name: KnobLine(off[name], box.gain[name]).set(settings[name]) for name in off}
     kerr = {"chi": KnobLine(gain=box.chi_gain).set(settings["chi"])} if "chi" in settings else {}
     return linear | kerr | {"gamma": box.gamma}
 
 
 def reset_settings(sheet: Sheet) -> dict[str, np.ndarray]:
-    """After switching on: no detuning, every coupling at 1.
-
-    No Kerr effect, which may be left out.
-    """
+    """Settings after switching on: no detuning, every coupling at 1; χ is left out."""
     return {"omega": np.zeros(sheet.nominal.sites), "kappa": np.ones(len(sheet.nominal.bonds))}
 
 
@@ -191,12 +196,13 @@ def measure(
 ) -> np.ndarray:
     """Run `count` trajectories from empty resonators: codes (E, points, 2N), int16, [Re ψ, Im ψ].
 
-    shots: trajectories before these; noise and ageing follow from it. Each call is frozen at its
-    ageing. noise: that is injected, in units of σ_W. sigma_kappa: of the modulation, which `played`
-    tells.
+    shots: trajectories before these; noise and ageing follow from it. The ageing stays as it is
+        during a call.
+    noise: amplitude that is injected, in units of σ_W.
+    sigma_kappa: strength of the modulation, which `draw_modulation` repeats.
     """
     spec = _unit_spec(sheet, points)
-    driven = tcmt.parameters(sheet.nominal, parameters(sheet, box, settings, shots))
+    driven = tcmt.parameters(sheet.nominal, compute_parameters(sheet, box, settings, shots))
     spec = spec.replace(
         omega=driven["omega"],
         kappa=driven["kappa"],
@@ -218,18 +224,15 @@ def measure(
     rng = np.random.default_rng([sheet.seed, 3, shots])
     full = sheet.full_code
     codes = np.empty(x.shape, np.int16)
-    for seen, code in zip(
-        x, codes, strict=True
-    ):  # one by one: an acquisition is large, and its copies are larger
+    # one by one: an acquisition is large, and its copies are larger
+    for seen, code in zip(x, codes, strict=True):
         seen += sheet.readout * rng.standard_normal(seen.shape, dtype=np.float32)
         code[...] = np.clip(np.rint(seen / np.float32(sheet.scale)), -full, full)
     return codes
 
 
-def played(sheet: Sheet, count: int, shots: int) -> dict[str, np.ndarray]:
-    """What the generator played in those trajectories: quadratures of every bond and harmonic,
-    (E, B, K) each.
-    """
+def draw_modulation(sheet: Sheet, count: int, shots: int) -> dict[str, np.ndarray]:
+    """Draw the modulation of those trajectories, per bond and harmonic: (E, B, K) each."""
     draw = Draw(len(sheet.nominal.bonds), MODULATION.harmonics)
     seed = _seed(sheet, shots)
     key = jax.random.wrap_key_data(jnp.array([seed >> 32, seed & 0xFFFF_FFFF], jnp.uint32))

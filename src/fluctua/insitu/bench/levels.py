@@ -21,8 +21,10 @@ class Level(NamedTuple):
     stderr: float
 
 
-def power(model: Model, substrate: InstrumentSubstrate, settings: Params, count: int) -> Level:
-    """J on the bench, afresh."""
+def measure_level(
+    model: Model, substrate: InstrumentSubstrate, settings: Params, count: int
+) -> Level:
+    """Measure J at given settings with `count` new trajectories."""
     t, x = substrate(None, settings, count)[:2]
     running = model.objective.running
     assert running is not None

@@ -1,12 +1,11 @@
-"""Boxes that differ, trained alone and together; J on each of them, and on boxes that took no part.
+"""Boxes that differ, trained alone and together; J on each, and on boxes that took no part.
 
-one device   the first box is trained, and the others are set as it is
-settings     K boxes are trained together at the same settings: a design for the population
-parameters   K boxes are trained together to do the same, the settings of each corrected by its
-calibration whole range  the same, where settings may go beyond the bounds of the design, to where
-the knobs end
+    one device   the first box is trained, and the others get its settings
+    settings     K boxes are trained together at the same settings: a design for the population
+    parameters   K boxes are trained together to the same θ, settings corrected by calibration
+    whole range  the same, with settings beyond the bounds of the design, up to the knobs' limits
 
-All spend the same number of trajectories an iteration. For the last two every box, trained or not,
+All spend the same number of trajectories per iteration. For the last two every box, trained or not,
 is calibrated once more before it is set.
 """
 
@@ -23,8 +22,8 @@ import numpy as np
 from fluctua.core.arrays import Params
 from fluctua.core.estimate import sample_error
 from fluctua.insitu.bench import device
-from fluctua.insitu.bench.levels import Level, power
-from fluctua.insitu.bench.processes import bench_processes, sheet_options
+from fluctua.insitu.bench.levels import Level, measure_level
+from fluctua.insitu.bench.processes import bench_processes, list_sheet_options
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.run_and_resume import Rows, run
 from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
@@ -34,7 +33,7 @@ from fluctua.insitu.networks import network_model
 from fluctua.store import tables
 
 LEVEL_TRAJECTORIES = 200
-"""Behind every level."""
+"""Trajectories per level."""
 
 WAYS = {
     "one device": "settings",
@@ -46,7 +45,10 @@ WAYS = {
 
 
 class Design(NamedTuple):
-    """What one way of training comes to. levels: of every box, those that took no part last.
+    """Result of one way of training.
+
+    name: of the way.
+    levels: J of every box, those that took no part last.
     spent: trajectories.
     """
 
@@ -55,7 +57,7 @@ class Design(NamedTuple):
     spent: int
 
     def over(self, boxes: slice) -> Level:
-        """The mean over some boxes, with the error between them."""
+        """Mean over some boxes, with the error between them."""
         each = np.array([level.J for level in self.levels[boxes]])
         return Level(
             float(each.mean()),
@@ -64,13 +66,17 @@ class Design(NamedTuple):
 
 
 class PopulationComparison(NamedTuple):
-    """devices: that were trained together. designs: before training, and after each way of it."""
+    """Ways of training, compared on the same boxes.
+
+    devices: number of boxes that were trained together.
+    designs: before training, and after each way of it.
+    """
 
     devices: int
     designs: list[Design]
 
     def save(self, path: Path, header: dict) -> None:
-        """One line a design and box."""
+        """Write a table with one line per design and box."""
         lines = [
             (d.name, k, level, d.spent) for d in self.designs for k, level in enumerate(d.levels)
         ]
@@ -86,18 +92,19 @@ class PopulationComparison(NamedTuple):
 
 
 def read(path: Path) -> PopulationComparison:
-    """A comparison that was saved."""
+    """Read a comparison from its table."""
     table = tables.read(path)
     designs = []
     for name in dict.fromkeys(table.columns["design"].tolist()):
-        of = table.where(design=name)
-        levels = [Level(float(j), float(e)) for j, e in zip(of["J"], of["error"], strict=True)]
-        designs.append(Design(name, levels, int(of["trajectories"][0])))
+        rows = table.where(design=name)
+        pairs = zip(rows["J"], rows["error"], strict=True)
+        levels = [Level(float(value), float(error)) for value, error in pairs]
+        designs.append(Design(name, levels, int(rows["trajectories"][0])))
     return PopulationComparison(int(table.header["devices"]), designs)
 
 
-def together(each: Sequence[PopulationComparison]) -> PopulationComparison:
-    """Several comparisons as one: all boxes that were trained, then all that took no part."""
+def concatenate(each: Sequence[PopulationComparison]) -> PopulationComparison:
+    """Join several comparisons: all boxes that were trained, then all that took no part."""
     designs = []
     for same in zip(*(one.designs for one in each), strict=True):
         trained = [
@@ -123,20 +130,19 @@ def compare(
     show: Callable[[Rows], Rows] = lambda rows: rows,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> PopulationComparison:
-    """Everything, into folders below a new one.
+    """Train boxes in several ways and compare J on all of them; each run has a folder.
 
     Args:
-        folder: of the runs, each named like its way.
+        folder: of the runs, each named after its way.
         devices: boxes that are trained together.
         held_out: boxes that take no part.
         ways: of training, from `WAYS`.
         sheet: of the first box; the others have the seeds after its own.
         plan: of every training.
-        bench_options: further words for `fluctua virtual-bench`.
+        bench_options: further options of `fluctua virtual-bench`.
         say: called with a line of text about each stage.
         show: wraps the rows of a training, for a display.
         report: called with every incident.
-
     """
     plan = plan or Plan()
     sheet = sheet or device.Sheet(seed=3)
@@ -144,7 +150,7 @@ def compare(
     wide = network_model(
         sheet.nominal, interval=sheet.interval, points=plan.points, reach=device.LIMITS
     )
-    with bench_processes(devices + held_out, *sheet_options(sheet), *bench_options) as places:
+    with bench_processes(devices + held_out, *list_sheet_options(sheet), *bench_options) as places:
         connects = [
             partial(VirtualBench, f"tcp://{h}:{p}", points=plan.points, timeout=30.0)
             for h, p in places
@@ -156,7 +162,9 @@ def compare(
         )
         designs = [
             Design(
-                "before", _levels(model, boxes, [model.start] * len(boxes), LEVEL_TRAJECTORIES), 0
+                "before",
+                _measure_levels(model, boxes, [model.start] * len(boxes), LEVEL_TRAJECTORIES),
+                0,
             )
         ]
         for name in ways:
@@ -170,10 +178,15 @@ def compare(
             )[-1]
             theta = record.next_theta
             settings = [
-                theta if share == "settings" else _corrected(own, box, plan, theta) for box in boxes
+                theta if share == "settings" else _correct_settings(own, box, plan, theta)
+                for box in boxes
             ]
             designs.append(
-                Design(name, _levels(model, boxes, settings, LEVEL_TRAJECTORIES), row.trajectories)
+                Design(
+                    name,
+                    _measure_levels(model, boxes, settings, LEVEL_TRAJECTORIES),
+                    row.trajectories,
+                )
             )
         for box in boxes:
             box.close()
@@ -184,8 +197,8 @@ def compare(
     return result
 
 
-def _corrected(model: Model, box: InstrumentSubstrate, plan: Plan, theta: Params) -> Params:
-    """Settings of one box, from a calibration of its own."""
+def _correct_settings(model: Model, box: InstrumentSubstrate, plan: Plan, theta: Params) -> Params:
+    """Settings at which one box does θ, from a calibration of its own."""
     assert model.methods.correct is not None
     rng = np.random.default_rng(plan.seed)
     probes = [model.probe(rng) for _ in range(plan.probes)]
@@ -195,7 +208,7 @@ def _corrected(model: Model, box: InstrumentSubstrate, plan: Plan, theta: Params
     return {name: np.asarray(v) for name, v in model.methods.correct(theta, fit.values).items()}
 
 
-def _levels(
+def _measure_levels(
     model: Model, boxes: Sequence[InstrumentSubstrate], settings: Sequence[Params], count: int
 ) -> list[Level]:
-    return [power(model, box, at, count) for box, at in zip(boxes, settings, strict=True)]
+    return [measure_level(model, box, at, count) for box, at in zip(boxes, settings, strict=True)]

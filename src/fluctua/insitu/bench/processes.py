@@ -12,9 +12,7 @@ from fluctua.insitu.bench import device
 
 @contextlib.contextmanager
 def bench_processes(devices: int, *options: str) -> Iterator[list[tuple[str, int]]]:
-    """`fluctua virtual-bench` as a process of its own, on ports that the system chose; (host,
-    port) of each box.
-    """
+    """Run `fluctua virtual-bench` as a process on free ports; yields (host, port) of each box."""
     words = ["--port", "0", "--attached", "--devices", str(devices), *options]
     command = [sys.executable, "-m", "fluctua", "virtual-bench", *words]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -24,7 +22,7 @@ def bench_processes(devices: int, *options: str) -> Iterator[list[tuple[str, int
         for _ in range(devices):
             line = process.stdout.readline()
             if "listening on" not in line:
-                raise RuntimeError(f"the virtual bench did not start; it said {line!r}.")
+                raise RuntimeError(f"the virtual bench did not start; its output is {line!r}.")
             _, host, port, _ = line.split()[2].split("::")
             places.append((host, int(port)))
         yield places
@@ -40,13 +38,13 @@ def bench_processes(devices: int, *options: str) -> Iterator[list[tuple[str, int
 
 @contextlib.contextmanager
 def bench_process(*options: str) -> Iterator[tuple[str, int]]:
-    """One box; (host, port)."""
+    """Run a virtual bench with one box; yields its (host, port)."""
     with bench_processes(1, *options) as places:
         yield places[0]
 
 
-def sheet_options(sheet: device.Sheet) -> list[str]:
-    """The command line of a bench with this sheet."""
+def list_sheet_options(sheet: device.Sheet) -> list[str]:
+    """List the command-line options of a bench with this data sheet."""
     words = ["--seed", str(sheet.seed), "--set", f"readout_noise={sheet.readout}"]
     for name in (
         "rows",

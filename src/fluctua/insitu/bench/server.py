@@ -1,9 +1,8 @@
-"""The virtual bench on a TCP port. asyncio: one thread for all connections, another for the
-simulation.
+"""TCP server of the virtual bench: one thread for all connections, another for the simulation.
 
 No connection can take it down, make it grow or keep others out: lines, commands per line, answers,
 connections and waiting times are all limited. When all connections are taken, one that floods or is
-silent makes room.
+silent is closed for a new one.
 """
 
 from __future__ import annotations
@@ -35,9 +34,10 @@ BOOTING = 0.2
 
 @dataclass
 class Client:
-    """A connection. heard: when its last message ended; inf while it is served. spoke: whether it
-    has sent one.
+    """A connection.
 
+    heard: time at which its last message ended; inf while it is served.
+    spoke: whether it has sent a message.
     ahead: messages since it was last answered.
     """
 
@@ -47,7 +47,7 @@ class Client:
 
 
 class Server:
-    """Serves one bench.
+    """Server of one bench.
 
     Args:
         idle: seconds after which a silent connection is closed.
@@ -56,7 +56,6 @@ class Server:
             new one; so does one that has sent no message within `GREETING` seconds, or more than
             `MAX_AHEAD` that need no answer.
         stall: seconds for which a stalled answer keeps its connection.
-
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Server:
         self.booting = False
 
     async def start(self, host: str, port: int) -> asyncio.Server:
-        """Begin to listen; port 0 lets the system choose."""
+        """Start to listen; port 0 lets the system choose."""
         self.turn = asyncio.Lock()  # the box does one thing at a time
         return await asyncio.start_server(self._connection, host, port, limit=LINE_LIMIT)
 
@@ -95,7 +94,7 @@ class Server:
         except TimeoutError:
             writer.transport.abort()  # not close, which would keep what was not collected
         except (OSError, asyncio.CancelledError):
-            pass  # a client that left is no concern of the others; cancelled: the bench is closing
+            pass  # the client left, or the bench is closing
         finally:
             self.clients.pop(writer, None)
             with contextlib.suppress(Exception):
@@ -108,11 +107,10 @@ class Server:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        """Carry out one message and send its answer. Returns whether the connection stays."""
+        """Execute one message and send its answer. Returns whether the connection stays."""
         async with self.turn:
-            room = min(
-                MAX_ANSWER, max(LINE_LIMIT, MAX_WAITING - self.waiting)
-            )  # a word has always room
+            # a short answer has always room
+            room = min(MAX_ANSWER, max(LINE_LIMIT, MAX_WAITING - self.waiting))
             reply = await asyncio.to_thread(session.execute, line, room)
             self.waiting += len(reply.data)
         try:
@@ -121,9 +119,7 @@ class Server:
             self.waiting -= len(reply.data)
 
     def _has_room(self) -> bool:
-        """Whether one more connection is served; another is closed for it if need be, the
-        longest silent one first.
-        """
+        """Whether one more connection is served; the longest silent one is closed if need be."""
         if len(self.clients) < CLIENT_LIMIT:
             return True
         now = time.monotonic()
@@ -136,31 +132,31 @@ class Server:
         return False
 
     async def _lines(self, reader: asyncio.StreamReader, session: Session) -> AsyncIterator[bytes]:
-        """Complete lines.
+        """Yield complete lines.
 
-        One that is too long is complained about and skipped; a last one without end is
-        dropped.
+        A line that is too long is skipped with an error; a last one without end is dropped.
         """
         rest = b""
         skipping = False
-        begun = 0.0
+        start = 0.0
         while True:
-            half = (
-                skipping or rest != b""
-            )  # waited for from its beginning, whether it comes byte by byte or not at all
-            left = begun + self.patience - time.monotonic() if half else self.idle
+            # the time limit of a line counts from its beginning
+            is_partial = skipping or rest != b""
+            left = start + self.patience - time.monotonic() if is_partial else self.idle
             chunk = await asyncio.wait_for(reader.read(LINE_LIMIT), max(left, 0))
             if not chunk:
                 return
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 if skipping or len(line) > LINE_LIMIT:
-                    session.complain(make_error(-363, f"a message has at most {LINE_LIMIT} bytes"))
+                    session.queue_error(
+                        make_error(-363, f"a message has at most {LINE_LIMIT} bytes")
+                    )
                     skipping = False
                 elif line.strip():  # an empty line asks for nothing
                     yield line.rstrip(b"\r")
-            if lines or not half:
-                begun = time.monotonic()
+            if lines or not is_partial:
+                start = time.monotonic()
             if len(rest) > LINE_LIMIT:
                 rest = b""
                 skipping = True
@@ -168,7 +164,7 @@ class Server:
     async def _deliver(
         self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Send an answer, or fail to as the fault has it. Returns whether the connection stays."""
+        """Send an answer, or spoil it as the fault demands; whether the connection stays."""
         if reply.then == "stall":
             if writer in self.clients:  # the client may be gone: others need not wait for it
                 self.clients[writer].heard = time.monotonic()
@@ -212,18 +208,18 @@ async def serve(server: Server, host: str, port: int, listening: Callable[[int],
 
 @contextlib.contextmanager
 def background(bench: Bench, **options: float) -> Iterator[int]:
-    """A bench in a thread of this process, for tests and notebooks; yields its port.
+    """Run a bench in a thread of this process, for tests and notebooks; yields its port.
 
     >>> with background(Bench()) as port:
     ...     instrument = VirtualBench(f"tcp://127.0.0.1:{port}")
     """
     loop = asyncio.new_event_loop()
     ready: list[int] = []
-    begun = threading.Event()
+    started = threading.Event()
 
     def share_port(port: int) -> None:
         ready.append(port)
-        begun.set()
+        started.set()
 
     def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -237,7 +233,7 @@ def background(bench: Bench, **options: float) -> Iterator[int]:
     task = loop.create_task(serve(Server(bench, **options), "127.0.0.1", 0, share_port))
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    if not begun.wait(60):
+    if not started.wait(60):
         raise RuntimeError("the bench did not begin to listen within a minute.")
     try:
         yield ready[0]

@@ -1,5 +1,4 @@
-"""One connection to the virtual bench: SCPI messages in, answers out, nothing of sockets (see
-`server`).
+"""One connection to the virtual bench: SCPI messages in, answers out; sockets are in `server`.
 
 Each connection has its own error queue and event register, so that one client's mistakes do not
 show up in another's. Every number is checked; nothing that is sent is executed.
@@ -33,8 +32,10 @@ POWER_ON = 128
 
 
 class Reply(NamedTuple):
-    """The answer to a message, and what the connection does then: "", "drop", "stall" or
-    "reboot".
+    """The answer to a message.
+
+    data: bytes to send.
+    then: what happens to the connection next: "", "drop", "stall" or "reboot".
     """
 
     data: bytes = b""
@@ -51,13 +52,12 @@ class Session:
         self.then = ""
 
     def execute(self, line: bytes, room: int = MAX_ANSWER) -> Reply:
-        """One message. Never raises on account of what it says.
+        """Execute one message and return its reply. Errors are queued, never raised.
 
         Args:
             line: the message without its end.
             room: bytes that the answer may have. A query whose answer does not fit is not answered,
                 and an error is queued.
-
         """
         self.then = ""
         try:
@@ -65,25 +65,23 @@ class Session:
             if not text.isprintable() and any(c not in "\t" and not c.isprintable() for c in text):
                 raise UnicodeDecodeError("ascii", line, 0, 1, "control character")
         except UnicodeDecodeError:
-            self.complain(make_error(-101, "messages are printable ASCII"))
+            self.queue_error(make_error(-101, "messages are printable ASCII"))
             return Reply()
         answers: list[bytes] = []
         for i, unit in enumerate(scpi.split_message(text.replace("\t", " "))):
             if i >= MAX_UNITS:
-                self.complain(make_error(-223, f"at most {MAX_UNITS} commands in a message"))
+                self.queue_error(make_error(-223, f"at most {MAX_UNITS} commands in a message"))
                 break
             try:
                 answer = self._run(unit)
             except Problem as problem:
-                self.complain(problem.entry)
+                self.queue_error(problem.entry)
                 continue
             except MemoryError:
-                self.complain(make_error(-225))
+                self.queue_error(make_error(-225))
                 continue
-            except (
-                Exception
-            ) as bug:  # a mistake of the bench is no reason to leave the others without it
-                self.complain(make_error(-310, f"{type(bug).__name__}: {bug}"))
+            except Exception as bug:  # other clients keep the bench
+                self.queue_error(make_error(-310, f"{type(bug).__name__}: {bug}"))
                 continue
             if answer is not None:
                 answers.append(answer if isinstance(answer, bytes) else answer.encode())
@@ -91,7 +89,7 @@ class Session:
                 if room < 0:
                     answers.pop()
                     self.then = ""
-                    self.complain(
+                    self.queue_error(
                         make_error(
                             -430, f"answers of more than {MAX_ANSWER} bytes wait to be collected"
                         )
@@ -103,8 +101,8 @@ class Session:
             answers[-1] += b"\n"
         return Reply(b";".join(answers), self.then)
 
-    def complain(self, entry: ScpiError) -> None:
-        """Queue an error; a full queue says so in its last entry."""
+    def queue_error(self, entry: ScpiError) -> None:
+        """Queue an error; a full queue reports that in its last entry."""
         self.events |= scpi.event_bit(entry.code)
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(entry)
@@ -113,23 +111,20 @@ class Session:
 
     def _run(self, unit: MessageUnit) -> str | bytes | None:
         name = unit.header + ("?" if unit.query else "")
-        for form, run, least, most in COMMANDS:
-            if form.fullmatch(name):
-                if not least <= len(unit.arguments) <= most:
-                    code = -109 if len(unit.arguments) < least else -108 if most == 0 else -223
-                    raise Problem(code, f"{name} takes {_many(least, most)}")
+        count = len(unit.arguments)
+        for pattern, run, minimum, maximum in COMMANDS:
+            if pattern.fullmatch(name):
+                if not minimum <= count <= maximum:
+                    code = -109 if count < minimum else -108 if maximum == 0 else -223
+                    raise Problem(code, f"{name} takes {_describe_count(minimum, maximum)}")
                 return run(self, *unit.arguments)
         raise Problem(-113, unit.header[:60])
 
 
-def _many(least: int, most: int) -> str:
-    return (
-        "no parameter"
-        if most == 0
-        else f"{least} parameters"
-        if least == most
-        else f"{least} to {most} parameters"
-    )
+def _describe_count(minimum: int, maximum: int) -> str:
+    if maximum == 0:
+        return "no parameter"
+    return f"{minimum} parameters" if minimum == maximum else f"{minimum} to {maximum} parameters"
 
 
 def _number(text: str, low: float, high: float) -> float:
@@ -152,25 +147,32 @@ def _whole(text: str, low: int, high: int) -> int:
 
 
 class Command(NamedTuple):
-    """pattern: of the header, with `?` for a query. run: (session, parameters) -> an answer or
-    None. least, most: how many parameters.
+    """A command of the bench.
+
+    pattern: of the header, with `?` for a query.
+    run: (session, *parameters) -> an answer or None.
+    minimum, maximum: number of parameters.
     """
 
     pattern: re.Pattern[str]
     run: Callable[..., str | bytes | None]
-    least: int = 0
-    most: int = 0
+    minimum: int = 0
+    maximum: int = 0
 
 
 COMMANDS: list[Command] = []
 
 
 def _command(
-    form: str, run: Callable[..., str | bytes | None], least: int = 0, most: int | None = None
+    header: str,
+    run: Callable[..., str | bytes | None],
+    minimum: int = 0,
+    maximum: int | None = None,
 ) -> None:
-    query = r"\?" if form.endswith("?") else ""
-    pattern = re.compile(scpi.compile_pattern(form.rstrip("?")).pattern + query)
-    COMMANDS.append(Command(pattern, run, least, least if most is None else most))
+    """Add a command; `maximum` parameters is `minimum` if not given."""
+    query = r"\?" if header.endswith("?") else ""
+    pattern = re.compile(scpi.compile_pattern(header.rstrip("?")).pattern + query)
+    COMMANDS.append(Command(pattern, run, minimum, minimum if maximum is None else maximum))
 
 
 def _clear(s: Session) -> None:
@@ -248,8 +250,8 @@ def _set_points(s: Session, text: str) -> None:
     s.bench.points = _whole(text, 2, 100_000)
 
 
-def _knob(name: str, form: str) -> None:
-    """The commands of one family of knobs."""
+def _add_knob_commands(name: str, header: str) -> None:
+    """Add the commands of one family of knobs."""
 
     def put(s: Session, *texts: str) -> None:
         expected = s.bench.settings[name].size
@@ -258,13 +260,13 @@ def _knob(name: str, form: str) -> None:
             raise Problem(code, f"{expected} numbers were expected, not {len(texts)}")
         s.bench.settings[name] = np.array([_number(text, *LIMITS[name]) for text in texts])
 
-    _command(form, put, 1, MAX_NUMBERS)
-    _command(form + "?", lambda s: scpi.format_numbers(s.bench.settings[name]))
-    _command(form + ":RANGe?", lambda s: scpi.format_numbers(np.array(LIMITS[name])))
+    _command(header, put, 1, MAX_NUMBERS)
+    _command(header + "?", lambda s: scpi.format_numbers(s.bench.settings[name]))
+    _command(header + ":RANGe?", lambda s: scpi.format_numbers(np.array(LIMITS[name])))
 
 
-for _name, _form in zip(FAMILIES, ("SOURce:OMEGa", "SOURce:KAPPa", "SOURce:CHI"), strict=True):
-    _knob(_name, _form)
+for _name, _header in zip(FAMILIES, ("SOURce:OMEGa", "SOURce:KAPPa", "SOURce:CHI"), strict=True):
+    _add_knob_commands(_name, _header)
 _command("SOURce:NOISe", _set_noise, 1)
 _command("SOURce:NOISe?", lambda s: repr(s.bench.noise))
 _command("SOURce:NOISe:RANGe?", lambda s: scpi.format_numbers(np.array([0.0, MAX_NOISE])))

@@ -19,8 +19,10 @@ from fluctua.tcmt import exact
 
 
 class Exact(NamedTuple):
-    """J and ∂J/∂u of a known linear network with θ = offset + gain · u, without noise: a
-    yardstick, as an estimator.
+    """Estimator without noise: J and ∂J/∂u of a known linear network with θ = offset + gain · u.
+
+    task: the network and its reward.
+    offset, gain: of each knob, by family.
     """
 
     task: tcmt.Task
@@ -28,11 +30,11 @@ class Exact(NamedTuple):
     gain: Params
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Of the settings; `key` and `count` are not used."""
-        at = {
+        """Return J and its gradient in the settings; `key` and `count` are not used."""
+        effective = {
             name: self.offset[name] + self.gain[name] * np.asarray(u) for name, u in theta.items()
         }
-        value, by_theta = exact.value_and_gradient(self.task, at)
+        value, by_theta = exact.value_and_gradient(self.task, effective)
         gradient = {
             n: jnp.asarray(g * self.gain[n], jnp.asarray(theta[n]).dtype)
             for n, g in by_theta.items()
@@ -57,8 +59,10 @@ def train_by_simulation(
     shots: float,
     iterations: int,
 ) -> tuple[Params, float]:
-    """Settings trained by simulation, with the data sheet's parameters or the hidden ones; and the
-    J it promises.
+    """Train settings by simulation with exact gradients; returns them with their simulated J.
+
+    hidden: parameters of the box; None takes those of the data sheet.
+    shots: trajectories after which the ageing of the box is evaluated.
 
     With exact gradients: the best that a simulation could do.
     """
@@ -69,7 +73,7 @@ def train_by_simulation(
         offset = {name: np.zeros(np.shape(v)) for name, v in model.start.items()}
         gain = {name: np.ones(np.shape(v)) for name, v in model.start.items()}
     else:
-        offset = device.offsets(sheet, hidden, shots)
+        offset = device.compute_offsets(sheet, hidden, shots)
         gain = hidden.gain
     estimator = Exact(task, offset, gain)
     rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.05))
