@@ -80,6 +80,7 @@ def load(name):
     return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / f"{name}.py")))
 
 
+@pytest.mark.long
 def test_ppo_clip_trains_and_shows_its_bias(run):
     out = run("ppo_clip")
     assert float(re.findall(r"J = (\S+)", out)[-1]) > -0.25
@@ -126,6 +127,7 @@ def test_the_clipped_surrogate_is_that_of_its_formula():
     np.testing.assert_allclose(slope, plain, rtol=1e-9)
 
 
+@pytest.mark.long
 def test_gymnasium_accepts_the_environments_and_feedback_pays(run):
     checker = pytest.importorskip("gymnasium.utils.env_checker")
     example = load("gymnasium_environment")

@@ -65,6 +65,7 @@ def test_double_precision(make, start, baseline):
         assert_equal(both(*problem[:2], *numbers, context=problem.context, baseline=baseline), 1e-9)
 
 
+@pytest.mark.long
 def test_weights_of_a_long_run_whose_scores_are_not_kept(monkeypatch):
     monkeypatch.setattr(cpu, "KEPT_BYTES", 0)
     problem = problems.problem(problems.driven_rotor, "density")
@@ -96,6 +97,14 @@ def test_single_precision_with_a_silent_component(options):
     # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of
     # 6e-8·|x|
     assert_equal(results, 1e-5)
+
+
+def test_weights_of_a_pendulum_whose_scores_are_not_kept(monkeypatch):
+    monkeypatch.setattr(cpu, "KEPT_BYTES", 0)
+    with jax.enable_x64(True):
+        process, objective, theta = pendulum()
+        start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 2, 21)
+        assert_equal(both(process, objective, start, t, theta, baseline="optimal"), 1e-9)
 
 
 LINEAR = fl.integrators.Exponential(

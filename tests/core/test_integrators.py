@@ -229,7 +229,7 @@ def test_the_score_is_the_derivative_of_the_density(name):
         pytest.param("rk4", "time", marks=pytest.mark.long),
         ("heun", "twin"),
         pytest.param("exponential", "optimal", marks=pytest.mark.long),
-        ("leapfrog", "twin of order 2"),
+        pytest.param("leapfrog", "twin of order 2", marks=pytest.mark.long),
     ],
 )
 def test_estimates_against_exact_gradients(name, baseline):

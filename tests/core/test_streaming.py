@@ -18,7 +18,9 @@ BASELINES = {
 }
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    "name", ["optimal", "binned", pytest.param("table", marks=pytest.mark.long)]
+)
 def test_streamed_equals_recorded_equals_chunked(name):
     baseline, whole = BASELINES[name], stored(37)
     streamed = fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=baseline)(KEY, THETA, 37)

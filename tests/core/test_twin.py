@@ -55,7 +55,7 @@ def variance(tree):
         (multiplicative, "density", 1),
         pytest.param(multiplicative, "fade 0", 2, marks=pytest.mark.long),
         # per-trajectory context, a grid that is not uniform, noise (3, 4)
-        (non_normal, "density", 2),
+        pytest.param(non_normal, "density", 2, marks=pytest.mark.long),
         pytest.param(non_normal, "fade part", 1, marks=pytest.mark.long),
     ],
 )

@@ -386,7 +386,14 @@ def test_going_on_with_another_model_is_refused_by_name(tmp_path):
     assert "no fingerprints" in incidents[0].message
 
 
-@pytest.mark.parametrize("kind", ["dead", "random", "frozen"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dead",
+        pytest.param("random", marks=pytest.mark.long),
+        pytest.param("frozen", marks=pytest.mark.long),
+    ],
+)
 def test_a_box_that_dies_after_calibration_ends_the_run(tmp_path, kind):
     """Its data are kept as left out, and no row of the history has them."""
     bench = Bench(SHEET)

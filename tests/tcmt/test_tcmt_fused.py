@@ -47,7 +47,7 @@ def assert_same(a, b, rtol):
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (tcmt.transmission, {}),
+        pytest.param(tcmt.transmission, {}, marks=pytest.mark.long),
         (tcmt.isolation, {"sigma_kappa": 0.2}),  # two copies, each with its own modulation
         (
             tcmt.isolation,
@@ -66,7 +66,14 @@ def test_every_family_equals_the_reference(make, options):
 
 
 @pytest.mark.filterwarnings("ignore:Euler steps")
-@pytest.mark.parametrize("network", [tcmt.honeycomb(3, 4), tcmt.ring(7), tcmt.chain(1, leads=(0,))])
+@pytest.mark.parametrize(
+    "network",
+    [
+        tcmt.honeycomb(3, 4),
+        pytest.param(tcmt.ring(7), marks=pytest.mark.long),
+        tcmt.chain(1, leads=(0,)),
+    ],
+)
 def test_every_graph_equals_the_reference(network):
     task = tcmt.transmission(network, to=network.leads - 1, horizon=0.5, dt=5e-3)
     theta = start(network, ("omega", "kappa", "chi"))
