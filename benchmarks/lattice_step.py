@@ -14,7 +14,7 @@ its mean is what the score estimates without bias of its own.
 The reference follows the same paths by RK4 on a fine grid, with the noise spread evenly over each
 step, which is of second order in the law. Bias of the gradient: the root mean square over ω, κ and
 χ of |Δg|/|g|; with noise, what is left above chance (|mean|² − spread²/paths), beside what chance
-hides. Cost: processor seconds a trajectory of the CPU kernel, single precision, with all scores and
+hides. Cost: processor seconds per trajectory of the CPU kernel, single precision, with all scores and
 a time-only baseline."""
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def of_paths(
 
 
 def seconds(system: System, step: str, dt: float) -> float:
-    """Processor time a trajectory of the kernel."""
+    """Processor time per trajectory of the kernel."""
     spec = kernel_spec(system.task(step, dt), system.theta)
     count = int(np.clip(2**22 // (spec.steps * spec.sites) * 16, 64, 4096))
     options = {"threads": 1, "baseline": np.linspace(1, 0, spec.steps + 1)}
@@ -304,7 +304,7 @@ def ratio(rows: list[Row], dt: float, name: str) -> tuple[float, float, float, b
 
 def write_table(rows: list[Row]) -> None:
     """lattice.md."""
-    heads = ["network", "step", "Δt", "ms a trajectory", "J, no noise", "gradient, no noise"]
+    heads = ["network", "step", "Δt", "ms per trajectory", "J, no noise", "gradient, no noise"]
     heads += ["J", "of it half a step's noise", "gradient"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
 
@@ -371,7 +371,7 @@ def draw(rows: list[Row]) -> None:
             axis.margins(x=0.15)
             axis.grid(alpha=0.2)
         column[0].set_title(name)
-        column[1].set_xlabel("processor ms a trajectory")
+        column[1].set_xlabel("processor ms per trajectory")
     handles, labels = axes[1, 1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     style.save_png(figure, OUT / "lattice.png")
