@@ -16,10 +16,10 @@ import numpy as np
 import fluctua as fl
 from fluctua import tcmt
 from fluctua.scale.cluster import Cluster
-from fluctua.scale.dispatch import Here, WorkCall, gather_results
+from fluctua.scale.dispatch import LocalPool, WorkCall, gather_results
 from fluctua.scale.distributed import Distributed
-from fluctua.scale.parts import Part, total
-from fluctua.tcmt.kernel.options import cores
+from fluctua.scale.parts import Part, sum_parts
+from fluctua.tcmt.kernel.options import count_cores
 
 PARAMETERS = 548  # of 11 × 13 resonators: ω, χ and κ
 WORKERS, SHARDS = (1, 2, 4, 8), (16, 64, 256, 1024)
@@ -48,7 +48,7 @@ def iteration(pool, shards, theta):
     """Hand out, gather and add the shards of one iteration."""
     shared = pool.put((theta, shards))
     calls = [WorkCall(n, "part", (shared, n, 10)) for n in range(shards)]
-    return total(gather_results(pool, calls))
+    return sum_parts(gather_results(pool, calls))
 
 
 def best(function, repeats):
@@ -65,10 +65,10 @@ def dispatch(say):
     theta = np.zeros(PARAMETERS)
     say("| workers | " + " | ".join(f"{n} shards" for n in SHARDS) + " |")
     say("| --- |" + " --- |" * len(SHARDS))
-    here = [best(lambda n=n: iteration(Here(Nothing()), n, theta), 5) for n in SHARDS]
+    here = [best(lambda n=n: iteration(LocalPool(Nothing()), n, theta), 5) for n in SHARDS]
     say("| this process | " + " | ".join(f"{1e3 * t:.1f} ms" for t in here) + " |")
     for workers in WORKERS:
-        pool = Cluster(Nothing(), each={"cpu": 1}, most=workers)
+        pool = Cluster(Nothing(), each={"cpu": 1}, maximum=workers)
         while len(pool.workers()) < workers:
             time.sleep(0.05)
         times = [best(lambda n=n, p=pool: iteration(p, n, theta), 5) for n in SHARDS]
@@ -87,10 +87,12 @@ def waiting(say, repeats):
     )
     say("| workers | " + " | ".join(f"{n} shards" for n in SHARDS[:2]) + " |")
     say("| --- |" + " --- |" * 2)
-    alone = [best(lambda n=n: iteration(Here(Waiting()), n, theta), repeats) for n in SHARDS[:2]]
+    alone = [
+        best(lambda n=n: iteration(LocalPool(Waiting()), n, theta), repeats) for n in SHARDS[:2]
+    ]
     say("| this process | " + " | ".join(f"{t:.3f} s" for t in alone) + " |")
     for workers in WORKERS:
-        pool = Cluster(Waiting(), each={"cpu": 1}, most=workers)
+        pool = Cluster(Waiting(), each={"cpu": 1}, maximum=workers)
         while len(pool.workers()) < workers:
             time.sleep(0.05)
         times = [best(lambda n=n, p=pool: iteration(p, n, theta), repeats) for n in SHARDS[:2]]
@@ -128,7 +130,7 @@ def overhead(say, seconds, repeats):
     before = time.process_time()
     plain(key, theta, 1024)
     each = (time.process_time() - before) / 1024
-    count = int(seconds * cores() / each) // 1024 * 1024
+    count = int(seconds * count_cores() / each) // 1024 * 1024
     made = {"plain": plain}
     for shards in (16, 64):
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fluctua.paper.training import exposure
+from fluctua.paper.training import compute_exposure
 from fluctua.runs.config import load
 from fluctua.runs.evaluate import evaluate
 from fluctua.runs.reading import Run, find_runs, read_run
@@ -39,7 +39,7 @@ def describe(run: Run, trajectories: int) -> str:
         distance(run, network.positions),
         distance(run, network.positions[network.bonds].mean(axis=1)),
     )
-    light = exposure(0, run.task, theta).omega
+    light = compute_exposure(0, run.task, theta).omega
     bright, dark = light >= np.quantile(light, 0.75), light <= np.quantile(light, 0.25)
 
     def smooth(at):

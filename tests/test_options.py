@@ -444,7 +444,7 @@ def replace_library(patch, library):
     patch.setattr(properties, "read", library.stop("read"))
     patch.setattr(training, "from_runs", library.answer("lattices", lattices))
     patch.setattr(training, "from_file", library.answer("lattices", lattices))
-    patch.setattr(training, "trained_here", library.answer("lattices", lattices[0]))
+    patch.setattr(training, "train_small_lattice", library.answer("lattices", lattices[0]))
     patch.setattr(panels, "plan", library.answer("plan", []))
     patch.setattr(panels, "measure", library.answer("measure", []))
     patch.setattr(simulate, "record", library.stop("record"))

@@ -6,7 +6,7 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core.draws import no_noise
-from fluctua.paper.training import exposure
+from fluctua.paper.training import compute_exposure
 from kernel_reference import noise_seed
 from run_folders import trained
 
@@ -17,7 +17,7 @@ def test_exposure_of_one_resonator_is_exact():
     """
     network = tcmt.from_edges([], sites=1, leads=[0, 0], gamma=0.02)
     task = tcmt.transmission(network, horizon=5.0, dt=1e-3)
-    got = exposure(0, task, {"omega": np.zeros(1)})
+    got = compute_exposure(0, task, {"omega": np.zeros(1)})
     t = np.linspace(0, 5, 200_001)
     psi = 10 * np.sqrt(2) / 2.02 * (1 - np.exp(-2.02 * t))
     np.testing.assert_allclose(
@@ -31,11 +31,13 @@ def test_exposure_sees_the_modulation_and_not_the_noise(key):
     task = tcmt.transmission(network, horizon=4.0, dt=1e-2, sigma_kappa=0.3)
     theta = {k: np.asarray(v) for k, v in trained(network).items()}
     seed = noise_seed(key)
-    got = exposure(seed, task, theta, count=4)
-    still = exposure(seed, tcmt.transmission(network, horizon=4.0, dt=1e-2), theta)
+    got = compute_exposure(seed, task, theta, count=4)
+    still = compute_exposure(seed, tcmt.transmission(network, horizon=4.0, dt=1e-2), theta)
     assert np.abs(got.omega / still.omega - 1).max() > 1e-2
     loud = task._replace(simulated=network.replace(sigma_e=5.0, sigma_r=5.0))
-    np.testing.assert_allclose(exposure(seed, loud, theta, count=4).kappa, got.kappa, rtol=1e-6)
+    np.testing.assert_allclose(
+        compute_exposure(seed, loud, theta, count=4).kappa, got.kappa, rtol=1e-6
+    )
     paths = np.asarray(task.simulator(no_noise)(key, theta, 4).x)[:, :-1]
     size = np.hypot(*np.split(paths, 2, axis=-1))
     first, second = network.bonds.T

@@ -23,10 +23,10 @@ def folder(tmp_path_factory):
 
 
 def test_opacity_is_the_logarithm_within_a_family():
-    got = fig1.opacity(np.array([1.0, 10.0, 100.0, 0.0]))
+    got = fig1.scale_opacity(np.array([1.0, 10.0, 100.0, 0.0]))
     middle = (1 + fig1.FAINTEST) / 2
     np.testing.assert_allclose(got, [fig1.FAINTEST, middle, 1.0, fig1.FAINTEST])
-    assert fig1.opacity(np.full(3, 2.0)).tolist() == [1, 1, 1]
+    assert fig1.scale_opacity(np.full(3, 2.0)).tolist() == [1, 1, 1]
 
 
 def test_the_breakpoint_is_where_budgets_part(folder, tmp_path):

@@ -104,7 +104,7 @@ def test_difference_is_the_slope_of_the_exact_return(key):
 def test_groups_go_on_where_the_last_ended(key):
     task = tcmt.transmission(SMALL, horizon=1.0, dt=1e-2)
     theta = tcmt.initial_parameters(key, SMALL)
-    run = panels.running(key, task, theta, 1, 400, group=200, block=50)
+    run = panels.estimate_running(key, task, theta, 1, 400, group=200, block=50)
     assert run.trajectories.tolist() == [50 * k for k in range(1, 9)]
     assert len(np.unique(run.mean)) == 8
     samples = (
@@ -114,23 +114,23 @@ def test_groups_go_on_where_the_last_ended(key):
         float(samples.mean()), abs=4 * float(samples.std()) / 20
     )
     with pytest.raises(ValueError, match="whole groups"):
-        panels.running(key, task, theta, 1, 300, group=200, block=50)
+        panels.estimate_running(key, task, theta, 1, 300, group=200, block=50)
 
 
 def test_the_middle_of_a_training_is_where_half_of_its_gain_is(tmp_path):
     write_figure_runs(tmp_path, network=SMALL, iterations=160, dt=1e-2)
     run = read_run(tmp_path / "sigma-0")
-    lattice = training.midway(run)
+    lattice = training.select_midway(run)
     history = run.history
     half = (history.J[0] + history.J.max()) / 2
     first = history.iteration[np.argmax(half < history.J)]
     assert abs(lattice.iteration - first) < 20  # records every 5 iterations, J smoothed
-    assert training.midway(run, 50).iteration == 50
+    assert training.select_midway(run, 50).iteration == 50
     with pytest.raises(ValueError, match="asked for 900"):
-        training.midway(run, 900)
+        training.select_midway(run, 900)
     all_runs = training.from_runs(tmp_path, 50)
     assert [one.sigma_kappa for one in all_runs] == [0, 0.05, 0.1, 0.2]
-    assert training.nearest(all_runs, 0.19).task.modulation.sigma_kappa == 0.19
+    assert training.find_nearest(all_runs, 0.19).task.modulation.sigma_kappa == 0.19
     np.savez(tmp_path / "theta.npz", omega=np.zeros(143))
     (one,) = training.from_file(tmp_path / "theta.npz")
     assert one.task.network == tcmt.paper()
@@ -228,4 +228,4 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path):
 def test_the_clearest_site_is_no_lead(key):
     task = tcmt.transmission(SMALL, horizon=2.0, dt=1e-2)
     theta = {**tcmt.initial_parameters(key, SMALL), "omega": jax.numpy.linspace(-1, 1, 6)}
-    assert panels.clearest_site(key, task, theta, count=50) not in (0, 5)
+    assert panels.find_clearest_site(key, task, theta, count=50) not in (0, 5)

@@ -6,13 +6,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from figures import assert_legible, texts
 from fluctua import tcmt
-from fluctua.plot.network import RADIUS, diagram, draw_network, scales
+from fluctua.plot.network import RADIUS, draw_diagram, draw_network, fit_scales
 
 SMALL = tcmt.rectangular(4, 5)
 
 
 def test_coupling_scales_are_square_roots_about_one_and_differ_above_and_below():
-    scale = scales(SMALL, {"kappa": np.linspace(0.6, 4.0, len(SMALL.bonds))})
+    scale = fit_scales(SMALL, {"kappa": np.linspace(0.6, 4.0, len(SMALL.bonds))})
     np.testing.assert_allclose(
         scale.compress(np.array([0.6, 0.9, 1.0, 1.75, 4.0])), [-1, -0.5, 0, 0.5, 1], atol=1e-12
     )
@@ -35,12 +35,12 @@ def test_coupling_scales_are_square_roots_about_one_and_differ_above_and_below()
     ids=["lattice", "ring", "chain", "honeycomb", "one site", "four leads"],
 )
 def test_any_network_can_be_drawn(network):
-    assert_legible(diagram(network, {}))
+    assert_legible(draw_diagram(network, {}))
 
 
 def test_disks_show_detuning_and_kerr():
     theta = {"omega": np.linspace(-2, 1, SMALL.sites), "chi": np.linspace(-1, 3, SMALL.sites)}
-    axes = diagram(SMALL, {}).axes[0]
+    axes = draw_diagram(SMALL, {}).axes[0]
     axes.clear()
     scale = draw_network(axes, SMALL, theta)
     (disks,) = (c for c in axes.collections if c.get_array() is not None)
@@ -52,7 +52,7 @@ def test_disks_show_detuning_and_kerr():
 def test_no_label_lies_on_a_resonator():
     """The largest disks, on the corners where the leads are."""
     network = tcmt.rectangular(4, 5)
-    figure = diagram(network, {"omega": np.ones(network.sites)})
+    figure = draw_diagram(network, {"omega": np.ones(network.sites)})
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     axes = figure.axes[0]

@@ -12,8 +12,8 @@ from fluctua.plot.training import (
     draw_before_after,
     draw_folder,
     draw_learning,
+    draw_learning_curve,
     draw_run,
-    learning_curve,
 )
 from fluctua.runs.reading import effective, read_history, read_run
 from fluctua.store.folder import RunFolder
@@ -54,7 +54,7 @@ def test_iterations_count_from_one_as_on_the_console(folder):
 def test_a_band_that_nobody_sees_has_no_key(folder, factor, legend):
     history = effective(read_history(folder / "sigma-0"))
     axes = Figure().subplots()
-    learning_curve(axes, history._replace(J_stderr=factor * history.J_stderr))
+    draw_learning_curve(axes, history._replace(J_stderr=factor * history.J_stderr))
     assert bool(axes.collections) is legend
     assert (axes.get_legend() is not None) is legend
 

@@ -3,7 +3,15 @@
 import pytest
 
 from chaos import Chaos
-from fluctua.scale.dispatch import MOST_LOSSES, ROUNDS, Done, Gone, Here, WorkCall, gather_results
+from fluctua.scale.dispatch import (
+    MAX_LOSSES,
+    ROUNDS,
+    CallResult,
+    LocalPool,
+    WorkCall,
+    WorkerLost,
+    gather_results,
+)
 
 
 class Squares:
@@ -25,7 +33,7 @@ def test_results_come_in_the_order_of_the_calls_whoever_dies(workers, seed):
 
 
 def test_this_process_alone():
-    assert gather_results(Here(Squares()), CALLS) == EXPECTED
+    assert gather_results(LocalPool(Squares()), CALLS) == EXPECTED
 
 
 def test_every_worker_has_a_call_before_any_has_two():
@@ -83,8 +91,8 @@ def test_what_a_dead_worker_still_says_is_not_heard():
                 report, self.late = self.late, None
                 return report
             report = super().wait()
-            if isinstance(report, Gone):
-                self.late = Done(report.worker, 0, "late")
+            if isinstance(report, WorkerLost):
+                self.late = CallResult(report.worker, 0, "late")
             return report
 
     assert gather_results(Late(Squares(), 3, seed=1, risk=0.3), CALLS) == EXPECTED
@@ -92,7 +100,7 @@ def test_what_a_dead_worker_still_says_is_not_heard():
 
 def test_a_call_that_kills_its_workers_ends_the_run():
     with pytest.raises(
-        RuntimeError, match=rf"{MOST_LOSSES} workers died .* number 7,.* it was killed"
+        RuntimeError, match=rf"{MAX_LOSSES} workers died .* number 7,.* it was killed"
     ):
         gather_results(Chaos(Squares(), 2, risk=1.0), [WorkCall(7, "square", (7,))])
 
@@ -109,11 +117,11 @@ def test_a_lost_call_is_replaced_where_it_must_not_be_repeated():
     fresh = iter(range(1000, 2000))
     replaced = []
 
-    def instead(call, reason):
+    def replace_call(call, reason):
         replaced.append((call.number, reason))
         return call._replace(arguments=(next(fresh),))
 
-    results = gather_results(pool, CALLS, instead=instead)
+    results = gather_results(pool, CALLS, replace_call=replace_call)
     arguments = [call.arguments for call in pool.computed]
     assert len(set(arguments)) == len(arguments)  # nothing was computed twice
     assert replaced

@@ -14,7 +14,7 @@ from chaos import Chaos
 from fluctua import tcmt
 from fluctua.learn.evaluate import can_refine
 from fluctua.scale.distributed import Distributed, close
-from fluctua.scale.ranges import LEAST, cut_evenly, cut_groups
+from fluctua.scale.ranges import MIN_SHARD, cut_evenly, cut_groups
 from fluctua.store import history
 
 KEY = jax.random.key(5)
@@ -127,7 +127,7 @@ def test_where_an_ensemble_is_cut_depends_on_its_size_alone(count, shards):
     assert (edges[0], edges[-1], sizes.sum()) == (0, count, count)
     assert len(sizes) <= shards
     assert sizes.max() - sizes.min() <= 1
-    assert len(sizes) == 1 or sizes.min() >= LEAST
+    assert len(sizes) == 1 or sizes.min() >= MIN_SHARD
     assert all(edge % 2 == 0 for edge in cut_evenly(2 * count, shards, 2))
 
 

@@ -42,7 +42,7 @@ def double():
 def test_parts_add_up_to_the_estimate_of_all(samples, edges):
     theta = jax.tree.map(lambda leaf: leaf.astype(float), THETA)
     of = [parts.sum_samples(piece(samples, low, high)) for low, high in pairwise(edges)]
-    together = parts.make_estimate(parts.total(of), theta)
+    together = parts.make_estimate(parts.sum_parts(of), theta)
     whole = fl.reduce_samples(jax.tree.map(jnp.asarray, samples))
     np.testing.assert_allclose(
         leaves(together), leaves(whole), rtol=1e-10
@@ -66,7 +66,9 @@ def test_estimates_of_which_no_more_is_known_are_pooled(samples):
         fl.reduce_samples(jax.tree.map(jnp.asarray, piece(samples, *at)))
         for at in ((0, 120), (120, 300))
     ]
-    pooled = parts.make_estimate(parts.total([parts.sum_estimate(half) for half in halves]), theta)
+    pooled = parts.make_estimate(
+        parts.sum_parts([parts.sum_estimate(half) for half in halves]), theta
+    )
     whole = fl.reduce_samples(jax.tree.map(jnp.asarray, samples))
     np.testing.assert_allclose(leaves(pooled[:6]), leaves(whole[:6]), rtol=1e-10)
     assert pooled.interval is None

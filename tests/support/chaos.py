@@ -4,7 +4,7 @@ without one.
 
 import random
 
-from fluctua.scale.dispatch import Done, Gone
+from fluctua.scale.dispatch import CallResult, WorkerLost
 
 
 class Chaos:
@@ -40,9 +40,9 @@ class Chaos:
             self.alive[self.alive.index(worker)] = self.next
             self.next += 1
             self.deaths += 1
-            return Gone(worker, "it was killed")
+            return WorkerLost(worker, "it was killed")
         self.held.remove((worker, call))
-        return Done(worker, call.number, self.compute(call))
+        return CallResult(worker, call.number, self.compute(call))
 
     def compute(self, call):
         self.computed.append(call)

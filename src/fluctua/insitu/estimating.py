@@ -1,4 +1,4 @@
-"""The gradient from a recording larger than memory."""
+"""The gradient from a recording, which may be larger than memory."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ TRANSITIONS: dict[processes.Score, guard.Transition] = {
     scores.local_linear_score: scores.local_linear,
 }
 AUTO = "auto"
-"""In place of a name in `SCORES`: the transition with which the file was calibrated, or else
-Euler's.
-"""
+"""Instead of a name in `SCORES`: the transition of the file's calibration, else Euler's."""
 BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a recording can serve."""
 FILTER = "filter"
@@ -77,7 +75,7 @@ def estimate(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> RecordingEstimate:
-    """∇θJ with errors from an open recording of the whole state.
+    """Estimate ∇θJ with errors from an open recording of the whole state.
 
     Where the file has a model of its own, or holds some channels only, use `estimate_files`.
 
@@ -102,7 +100,6 @@ def estimate(
 
     >>> with insitu.files.open("run.nc") as recording:
     ...     print(estimate(recording, process, objective).estimate)
-
     """
     model = RecordingModel(process, objective, theta)
     return _estimate(recording, model, score, baseline, observation_noise, chunk_bytes, progress)
@@ -138,7 +135,7 @@ def _estimate(
     chunk_bytes: int,
     progress: Callable[[int, int], None] | None,
 ) -> RecordingEstimate:
-    """Choose what the channels allow, look at the residuals, and sum over the trajectories."""
+    """Choose what the channels allow, examine the residuals, and sum over the trajectories."""
     theta = recording.description.theta if model.theta is None else model.theta
     model = model._replace(theta=check.parameters(theta))
     if recording.count < 2:
@@ -150,7 +147,9 @@ def _estimate(
     readout = None
     if isinstance(model.process, processes.Process):
         if observation_noise is not None:
-            readout = corrections.observation_variance(observation_noise, recording.x.shape[2])
+            readout = corrections.check_observation_variance(
+                observation_noise, recording.x.shape[2]
+            )
         subject = _choose_subject(recording, model, score, readout)
     else:
         check_events(recording, model.process, observation_noise)
@@ -191,7 +190,7 @@ def _estimate(
             float(result.value_stderr),
         )
     if subject.view is not None:
-        result = hidden.blank(result, subject.view)
+        result = hidden.blank_estimate(result, subject.view)
     return RecordingEstimate(
         result, subject.view, parts, residuals, score=subject.filter, part=part
     )

@@ -56,7 +56,11 @@ class FileEstimate(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """result: of all files together. files: of each."""
+    """Estimate from several files.
+
+    result: of all files together.
+    files: of each.
+    """
 
     result: estimating.RecordingEstimate
     files: tuple[FileEstimate, ...]
@@ -144,7 +148,7 @@ class EstimateOptions(NamedTuple):
                 observation_noise=variance,
             )
         if result.view is not None:
-            hidden.refuse(result.view, required, name_resonator(result.view))
+            hidden.refuse_untrainable(result.view, required, name_resonator(result.view))
         judged = None
         if transition == "euler":
             judged = advice.judge_euler(recording, model, variance)
@@ -259,7 +263,7 @@ def _combine(files: Sequence[FileEstimate]) -> estimating.RecordingEstimate:
     with jax.enable_x64(first.precision in DOUBLE):
         result = parts.make_estimate(parts.sum_parts(added), jax.tree.map(jnp.asarray, first.theta))
         for view in views:
-            result = hidden.blank(result, view)
+            result = hidden.blank_estimate(result, view)
     return estimating.RecordingEstimate(
         result, views[0] if views else None, score=first.result.score
     )

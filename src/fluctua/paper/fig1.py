@@ -1,7 +1,4 @@
-"""Figure 1: training at several modulation amplitudes, and what it made of the lattice.
-
-Only drawn here.
-"""
+"""Draw figure 1: training at several modulation amplitudes, and the trained lattice."""
 
 from __future__ import annotations
 
@@ -25,39 +22,37 @@ FAINTEST = 0.03
 """Opacity of the least exposed parameter of a family."""
 
 POINTS = 800
-"""Most points of one curve: more than a printed panel resolves."""
+"""Maximum number of points of a curve: more than a printed panel resolves."""
 
 BEFORE = 0.4
-"""Inset: how much of the time before the breakpoint is shown, relative to the time after it."""
+"""Inset: time shown before the breakpoint, relative to the time after it."""
 
 CONTINUED = ("#d55e00", "black", "#009e73")
-"""Inset: fewest trajectories, as before, most."""
+"""Inset: colours of fewest trajectories, as before, most."""
 
 
-def opacity(exposed: np.ndarray) -> np.ndarray:
-    """The logarithm of the exposures of one family, from `FAINTEST` at the least to 1 at the
-    most exposed.
-    """
+def scale_opacity(exposed: np.ndarray) -> np.ndarray:
+    """Opacities from the logarithm of the exposures of one family: `FAINTEST` to 1."""
     seen = exposed > 0  # a resonator that no bond reaches sees nothing
     if not seen.any():
         return np.full(exposed.shape, FAINTEST)
     size = np.log(np.where(seen, exposed, exposed[seen].min()))
     low = size.min()
     high = size.max()
-    return (
-        FAINTEST + (1 - FAINTEST) * (size - low) / (high - low)
-        if high > low
-        else np.ones(exposed.shape)
-    )
+    if not high > low:
+        return np.ones(exposed.shape)
+    return FAINTEST + (1 - FAINTEST) * (size - low) / (high - low)
 
 
 def draw(results: Results) -> Figure:
     """Panels a–f across two columns; a and b alone where there is no run for the others."""
     with mpl.rc_context(LOOK):
-        whole = results.trained is not None
+        complete = results.trained is not None
         layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.03, wspace=0.03, hspace=0.03)
-        figure = Figure(figsize=(WIDTH, 5.2 if whole else 2.0), layout=layout)
-        grid = figure.add_gridspec(2 if whole else 1, 1, height_ratios=[1, 1.7] if whole else [1])
+        figure = Figure(figsize=(WIDTH, 5.2 if complete else 2.0), layout=layout)
+        grid = figure.add_gridspec(
+            2 if complete else 1, 1, height_ratios=[1, 1.7] if complete else [1]
+        )
         top = grid[0].subgridspec(1, 2)
         a = figure.add_subplot(top[0])
         b = figure.add_subplot(top[1])
@@ -111,9 +106,7 @@ def _draw_budgets(axes: Axes, runs: list[TrainingCurve]) -> None:
 
 
 def _draw_courses(figure: Figure, where: SubplotSpec, run: Trained) -> None:
-    """Panels c, d and e: every parameter against iteration, the more opaque the more light it
-    sees.
-    """
+    """Draw panels c, d and e: parameters against iteration, opaque where they see much light."""
     panels: Any = where.subgridspec(3, 1, hspace=0.02).subplots(sharex=True)
     labels = {
         "omega": (r"\omega_n-\omega", r"|\psi_n|^2"),
@@ -150,7 +143,7 @@ def _draw_family(
     rows = np.unique(
         np.linspace(0, len(iteration) - 1, min(POINTS, len(iteration))).round().astype(int)
     )
-    alpha = opacity(exposed)
+    alpha = scale_opacity(exposed)
     order = np.argsort(alpha)  # the exposed ones on top
     lines = [np.stack([iteration[rows], values[rows, k]], axis=1) for k in order]
     colours = [(*mpl.colors.to_rgb(colour), a) for a in alpha[order]]
@@ -163,25 +156,26 @@ def _draw_family(
 
 
 def draw_inset(axes: Axes, runs: Sequence[TrainingCurve], parent: TrainingCurve | None) -> Axes:
-    """The inset, in a corner of its panel that is empty or made so. parent: what happened
-    before the breakpoint.
+    """Draw the inset of panel b in an empty corner.
+
+    parent: the run before the breakpoint.
     """
-    at = find_breakpoint(runs)
-    assert at is not None
+    breakpoint_ = find_breakpoint(runs)
+    assert breakpoint_ is not None
     inset = axes.inset_axes(_empty_corner(axes))
 
     def ensemble(run):
-        return int(run.ensemble[run.iteration == at][0])
+        return int(run.ensemble[run.iteration == breakpoint_][0])
 
     runs = sorted(runs, key=ensemble)
     end = max(int(run.iteration[-1]) for run in runs)
-    start = at - BEFORE * (end - at)
+    start = breakpoint_ - BEFORE * (end - breakpoint_)
     colours = CONTINUED if len(runs) == 3 else [f"C{k}" for k in range(len(runs))]
     for run, colour in zip(runs, colours, strict=True):
-        _draw_stretch(inset, run, at, end, colour, f"{ensemble(run) / 1000:g}k")
+        _draw_stretch(inset, run, breakpoint_, end, colour, f"{ensemble(run) / 1000:g}k")
     if parent is not None:
-        _draw_stretch(inset, parent, start, at, "0.45", None)
-    inset.axvline(at + 1, color="0.35", lw=0.7, ls=(0, (4, 2)))
+        _draw_stretch(inset, parent, start, breakpoint_, "0.45", None)
+    inset.axvline(breakpoint_ + 1, color="0.35", lw=0.7, ls=(0, (4, 2)))
     inset.set_ylabel("$J$", labelpad=1)
     inset.tick_params(pad=1.5, length=2)
     inset.locator_params(nbins=3)
@@ -203,7 +197,7 @@ def draw_inset(axes: Axes, runs: Sequence[TrainingCurve], parent: TrainingCurve 
 def _draw_stretch(
     axes: Axes, run: TrainingCurve, first: float, last: float, colour: str, label: str | None
 ) -> None:
-    """J between two iterations: faded as measured, and its rolling mean."""
+    """Draw J between two iterations: pale as measured, and its rolling mean."""
     here = (run.iteration >= first) & (run.iteration <= last)
     iteration = run.iteration[here]
     J = run.J[here]
@@ -212,8 +206,9 @@ def _draw_stretch(
 
 
 def _empty_corner(axes: Axes) -> tuple[float, float, float, float]:
-    """Left, bottom, width and height in fractions of the panel: lower right if empty, else
-    upper left, made empty.
+    """Left, bottom, width and height of the inset in fractions of the panel.
+
+    Lower right if that is empty; else upper left, made empty by a larger vertical range.
     """
     width = 0.40
     height = 0.44

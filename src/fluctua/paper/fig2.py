@@ -1,7 +1,4 @@
-"""Figure 2: the properties of the estimator.
-
-Drawn from tables (`properties`); nothing is computed here.
-"""
+"""Draw figure 2, the properties of the estimator, from the tables of `properties`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ BAND = "#9ecae1"
 """The estimate, and its standard error."""
 
 SMOOTH = 0.05
-"""Window of the moving average, as a part of all trajectories."""
+"""Window of the moving average, as a share of all trajectories."""
 
 MARK: dict[str, Any] = {"color": "0.45", "lw": 0.8, "ls": (0, (4, 2)), "zorder": 0}
 """Vertical lines: the largest budget, the amplitude of the training."""
@@ -36,7 +33,7 @@ PLATE: dict[str, Any] = {
     "framealpha": 1.0,
     "borderpad": 0.2,
 }
-"""Behind a legend that a line would run through."""
+"""Opaque background of a legend that a line would cross."""
 
 TREND: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": (0, (1, 1.6))}
 """What the paper predicts."""
@@ -50,31 +47,29 @@ def draw(properties: Properties) -> Figure:
         (a, b), (c, d) = figure.subplots(2, 2, height_ratios=[1, 1.25])
         for axes, name in zip((a, b, c, d), "abcd", strict=True):
             letter(axes, name)
-        for axes, one in zip((a, b), properties.convergence, strict=True):
-            draw_convergence(axes, one)
+        for axes, convergence in zip((a, b), properties.convergence, strict=True):
+            draw_convergence(axes, convergence)
         a.legend(loc="lower right", ncols=2, columnspacing=1.2, **PLATE)
         draw_variance(c, properties)
         draw_bias(d, properties)
         return figure
 
 
-def draw_convergence(axes: Axes, one: Convergence) -> None:
-    """The running estimate: faded as it is, its moving average, its error, and the finite
-    difference.
-    """
-    count = one.running.trajectories / 1000
-    estimate = one.running.estimate
-    error = one.running.stderr
+def draw_convergence(axes: Axes, convergence: Convergence) -> None:
+    """Draw the running estimate: its moving average, its error, and the finite difference."""
+    count = convergence.running.trajectories / 1000
+    estimate = convergence.running.estimate
+    error = convergence.running.stderr
     smooth = rolling_mean(estimate, max(3, int(SMOOTH * len(count))))
     axes.fill_between(
         count, smooth - error, smooth + error, color=BAND, alpha=0.45, lw=0, label="standard error"
     )
     axes.plot(count, estimate, color=INK, lw=0.6, alpha=0.35)
     axes.plot(count, smooth, color=INK, label="running estimate")
-    value, spread = one.difference
+    value, spread = convergence.difference
     axes.axhspan(value - spread, value + spread, color="black", alpha=0.15, lw=0)
     axes.axhline(value, color="black", lw=0.9, ls=(0, (5, 2)), label="finite difference")
-    axes.axvline(one.budget / 1000, **MARK, label="largest budget")
+    axes.axvline(convergence.budget / 1000, **MARK, label="largest budget")
     # the first few thousand trajectories are anywhere: show five errors of the estimate at a tenth
     # of them
     tenth = error[len(error) // 10]
@@ -82,20 +77,24 @@ def draw_convergence(axes: Axes, one: Convergence) -> None:
     axes.set_xlim(0, count[-1])
     axes.set(
         xlabel="trajectories (10³)",
-        ylabel=rf"$\partial J/\partial\omega_{{{one.site}}}$  ($1/\gamma_e$)",
+        ylabel=rf"$\partial J/\partial\omega_{{{convergence.site}}}$  ($1/\gamma_e$)",
     )
-    axes.set_title(rf"$\sigma_\kappa={one.sigma_kappa:g}$,  $z={one.z:+.1f}$", loc="right", pad=2)
+    axes.set_title(
+        rf"$\sigma_\kappa={convergence.sigma_kappa:g}$,  $z={convergence.z:+.1f}$",
+        loc="right",
+        pad=2,
+    )
 
 
 def draw_variance(axes: Axes, properties: Properties) -> None:
-    """Variance against σ_W, solid with baselines and dashed without."""
+    """Draw the variance against σ_W, solid with baselines and dashed without."""
     for (_, name), curve in properties.variance.items():
-        _points(axes, curve, "-" if name == "binned" else (0, (4, 1.5)))
-    loudest = max(
+        _draw_points(axes, curve, "-" if name == "binned" else (0, (4, 1.5)))
+    largest = max(
         (c for (_, name), c in properties.variance.items() if name == "none"),
         key=lambda c: c.value[0],
     )
-    _trend(axes, loudest, -2, above=6.0, label=r"$\propto\sigma_W^{-2}$", right=True)
+    _draw_trend(axes, largest, -2, above=6.0, label=r"$\propto\sigma_W^{-2}$", right=True)
     axes.axvline(properties.operating, **MARK)
     axes.set(xscale="log", yscale="log", xlabel=r"noise amplitude $\sigma_W$")
     axes.set_ylabel(r"$\langle\mathrm{Var}\,\mathcal{G}\rangle_{\{\omega_n\}}$  ($1/\gamma_e^2$)")
@@ -113,12 +112,12 @@ def draw_variance(axes: Axes, properties: Properties) -> None:
 
 
 def draw_bias(axes: Axes, properties: Properties) -> None:
-    """|J(σ_W) − J(0)| against σ_W; inset: the spread of single returns."""
+    """Draw |J(σ_W) − J(0)| against σ_W; inset: the spread of single returns."""
     for k, curve in enumerate(properties.bias.values()):
         # they coincide: the later ones on top, and thinner
-        _points(axes, curve, "-", width=3.2 / (1 + k))
+        _draw_points(axes, curve, "-", width=3.2 / (1 + k))
     first = next(iter(properties.bias.values()))
-    _trend(axes, first, 2, above=5.0, label=r"$\propto\sigma_W^{2}$")
+    _draw_trend(axes, first, 2, above=5.0, label=r"$\propto\sigma_W^{2}$")
     axes.axvline(properties.operating, **MARK)
     axes.set(
         xscale="log",
@@ -141,9 +140,9 @@ def draw_bias(axes: Axes, properties: Properties) -> None:
     )
     inset = axes.inset_axes((0.16, 0.62, 0.37, 0.36))
     for curve in properties.spread.values():
-        _points(inset, curve, "-", size=0.8)
+        _draw_points(inset, curve, "-", size=0.8)
     calm = properties.spread[min(properties.spread)]
-    _trend(inset, calm, 1, above=0.25, label=r"$\propto\sigma_W$", below=True)
+    _draw_trend(inset, calm, 1, above=0.25, label=r"$\propto\sigma_W$", below=True)
     inset.axvline(properties.operating, **MARK)
     inset.set(xscale="log", yscale="log")
     inset.set_ylabel("std of return", fontsize=7, labelpad=1)
@@ -151,7 +150,9 @@ def draw_bias(axes: Axes, properties: Properties) -> None:
     inset.minorticks_off()
 
 
-def _points(axes: Axes, curve: Curve, style: Any, *, size: float = 1.6, width: float = 0.9) -> None:
+def _draw_points(
+    axes: Axes, curve: Curve, style: Any, *, size: float = 1.6, width: float = 0.9
+) -> None:
     colour = sigma_colour(curve.sigma_kappa)
     axes.plot(
         curve.sigma_w,
@@ -172,7 +173,7 @@ def _points(axes: Axes, curve: Curve, style: Any, *, size: float = 1.6, width: f
     )
 
 
-def _trend(
+def _draw_trend(
     axes: Axes,
     curve: Curve,
     power: float,
@@ -182,7 +183,7 @@ def _trend(
     right: bool = False,
     below: bool = False,
 ) -> None:
-    """A dotted power law beside the small-σ_W end of a curve, and its name."""
+    """Draw a labelled dotted power law beside the small-σ_W end of a curve."""
     x = curve.sigma_w[[0, -1 - len(curve.sigma_w) // 4]]
     y = above * curve.value[0] * (x / x[0]) ** power
     axes.plot(x, y, **TREND)

@@ -1,7 +1,7 @@
 """The measurements of Fig. 2: four panels, each a table on disk that is measured once.
 
-`plan` says what there is to do and `measure` does it. A panel whose table exists is not measured
-again; a table that was measured otherwise is refused. `fluctua.paper.properties` reads the tables.
+`plan` lists the panels and `measure` measures them. A panel whose table exists is not measured
+again; a table with other settings is refused. `fluctua.paper.properties` reads the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.draws import no_noise
 from fluctua.core.estimate import sample_error
 from fluctua.learn.reference import pathwise
-from fluctua.paper.training import TrainedLattice, nearest
+from fluctua.paper.training import TrainedLattice, find_nearest
 from fluctua.runs import noise
 from fluctua.runs.noise import Done, difference_returns, ignore_progress
 from fluctua.store import tables
@@ -26,21 +26,30 @@ from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.tasks import Task
 
 SIGMA_W = tuple(float(f"{0.5 * 10 ** (k / 3):.4g}") for k in range(-8, 3))
-"""Noise amplitudes of c and d: three a decade, the paper's 0.5 among them."""
+"""Noise amplitudes of c and d: three per decade, the paper's 0.5 among them."""
 
 
 DIGITS = 6
-"""Of the numbers in the tables: a thousandth of the least standard error of a batch, or better."""
+"""Digits in the tables: a thousandth of the smallest standard error of a batch, or better."""
 
 
 class PanelSettings(NamedTuple):
-    """How much is measured. The defaults are the paper's ensembles; some 80 s of H200 kernels, by
-    results/bench.
+    """How much is measured. The defaults are the paper's ensembles, about 80 s of H200 kernels.
 
-    running: trajectories of a and b. difference: of either leg of the finite difference. variance:
-    of each point of c. bias: of each point of d. every: steps between two sortings into bins (1 is
-    the paper's). site: of a and b, −1 for `clearest_site`. fit_to: largest σ_W in the exponents of
-    d; those of c, which are of the limit σ_W → 0, end a decade below.
+    running: trajectories of a and b.
+    group: trajectories that share a baseline.
+    block: trajectories per block mean.
+    difference: trajectories of either side of the finite difference.
+    variance: trajectories of each point of c.
+    bias: trajectories of each point of d.
+    every: steps between two sortings into bins (1 is the paper's).
+    pilot: trajectories that select the site.
+    site: of a and b; −1 for `find_clearest_site`.
+    sigma_w, sigma_kappa: amplitudes.
+    fit_to: largest σ_W in the exponents of d; those of c, for the limit σ_W → 0, end a decade
+        below.
+    budget: largest ensemble of the training.
+    seed: of all noise.
     """
 
     running: int = 200_000
@@ -69,12 +78,16 @@ QUICK = PanelSettings(
     sigma_w=SIGMA_W[::2],
     budget=4000,
 )
-"""A look in some seconds, on a small lattice."""
+"""Settings for a quick look on a small lattice, a few seconds."""
 
 
 class Panel(NamedTuple):
-    """One table to measure. work: trajectories. make: calls back with those done, returns
-    columns, header.
+    """One table to measure.
+
+    name, path: of the table.
+    work: number of trajectories.
+    settings: header of the table.
+    make: measures it; calls back with the number of trajectories done, returns columns and header.
     """
 
     name: str
@@ -92,16 +105,17 @@ def panel_file(name: str) -> str:
 def plan(
     folder: Path, lattices: list[TrainedLattice], settings: PanelSettings, backend: str
 ) -> list[Panel]:
-    """The panels a–d on lattices in the middle of their training; each σ_κ on the one trained
-    closest to it.
+    """List the panels a–d on lattices in mid-training.
+
+    Each σ_κ uses the lattice trained closest to it.
     """
     s = settings
     key = jax.random.key(s.seed)
-    calm = s.sigma_kappa[0]
-    rough = s.sigma_kappa[-1]
+    unmodulated = s.sigma_kappa[0]
+    modulated = s.sigma_kappa[-1]
     panels = []
-    for name, sigma in (("a", calm), ("b", rough)):
-        lattice = nearest(lattices, sigma)
+    for name, sigma in (("a", unmodulated), ("b", modulated)):
+        lattice = find_nearest(lattices, sigma)
         header = _header(
             [lattice],
             s,
@@ -122,12 +136,12 @@ def plan(
                 folder / panel_file(name),
                 work,
                 {**header, "sigma_kappa": sigma},
-                _convergence(k, lattice, s, backend),
+                _plan_convergence(k, lattice, s, backend),
             )
         )
-    each = [nearest(lattices, sigma) for sigma in s.sigma_kappa]
-    points = len(s.sigma_w) * len(each)
-    header = _header(each, s, "variance", "every", "sigma_w", "sigma_kappa", "fit_to", "seed")
+    selected = [find_nearest(lattices, sigma) for sigma in s.sigma_kappa]
+    points = len(s.sigma_w) * len(selected)
+    header = _header(selected, s, "variance", "every", "sigma_w", "sigma_kappa", "fit_to", "seed")
     k = jax.random.fold_in(key, ord("c"))
     panels.append(
         Panel(
@@ -135,26 +149,29 @@ def plan(
             folder / panel_file("c"),
             2 * s.variance * points,
             header,
-            _variances(k, each, s, backend),
+            _plan_variances(k, selected, s, backend),
         )
     )
-    header = _header(each, s, "bias", "sigma_w", "sigma_kappa", "fit_to", "seed")
-    work = s.bias * (points + len(each))
+    header = _header(selected, s, "bias", "sigma_w", "sigma_kappa", "fit_to", "seed")
+    work = s.bias * (points + len(selected))
     k = jax.random.fold_in(key, ord("d"))
-    panels.append(Panel("d", folder / panel_file("d"), work, header, _returns(k, each, s, backend)))
+    panels.append(
+        Panel("d", folder / panel_file("d"), work, header, _plan_returns(k, selected, s, backend))
+    )
     return panels
 
 
 def measure(
     panels: list[Panel], *, replace: bool = False
 ) -> Iterator[tuple[Panel, Callable[[Done], None]]]:
-    """The panels that are not there yet, each with what measures it; tables of other settings
-    are refused first.
+    """Yield the missing panels, each with the function that measures it.
+
+    Tables with other settings are refused first.
     """
     missing = []
     for panel in panels:
         if tables.find_table(panel.path).exists() and not replace:
-            _same(panel)
+            _refuse_other_settings(panel)
         else:
             missing.append(panel)
     for panel in missing:
@@ -166,22 +183,24 @@ def _write(panel: Panel, done: Done) -> None:
     tables.write(panel.path, columns, {**panel.settings, **results}, digits=DIGITS)
 
 
-def _same(panel: Panel) -> None:
+def _refuse_other_settings(panel: Panel) -> None:
     header = tables.read(panel.path).header
     for name, value in panel.settings.items():
-        if header.get(name) != _plain(value):
+        stored = header.get(name)
+        wanted = _as_lists(value)
+        if stored != wanted:
             raise ValueError(
-                f"{panel.path} was measured with {name} = {header.get(name)}, not {_plain(value)}. "
+                f"{panel.path} was measured with {name} = {stored}, not {wanted}. "
                 "Pass --replace to measure it again, or --from-tables to draw it as it is."
             )
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(v) for v in value] if isinstance(value, tuple | list) else value
 
 
 def _header(lattices: list[TrainedLattice], settings: PanelSettings, *names: str) -> dict[str, Any]:
-    """What a table says of itself."""
+    """The header of a table: lattice, grid, noise and the named settings."""
     first = lattices[0].task
     return {
         "lattices": [f"{lattice.source}, iteration {lattice.iteration}" for lattice in lattices],
@@ -197,9 +216,7 @@ def _header(lattices: list[TrainedLattice], settings: PanelSettings, *names: str
 
 
 class Running(NamedTuple):
-    """Means of G and of G² over blocks of as many trajectories, in the order in which they were
-    run. (K,)
-    """
+    """Means of G and of G² over blocks of equal size, in order. Shape (K,)."""
 
     block: int
     mean: np.ndarray
@@ -207,7 +224,7 @@ class Running(NamedTuple):
 
     @property
     def trajectories(self) -> np.ndarray:
-        """How many are in the running mean after each block."""
+        """Number of trajectories in the running mean after each block."""
         return self.block * np.arange(1, len(self.mean) + 1)
 
     @property
@@ -217,19 +234,19 @@ class Running(NamedTuple):
 
     @property
     def stderr(self) -> np.ndarray:
-        """Its standard error."""
+        """Standard error of the running mean."""
         second = np.cumsum(self.square) / np.arange(1, len(self.mean) + 1)
         return np.sqrt((second - self.estimate**2) / (self.trajectories - 1))
 
 
-def clearest_site(
+def find_clearest_site(
     key: Array, task: Task, theta: Params, *, count: int = 1000, backend: str = "cpu"
 ) -> int:
     """The resonator whose ∂J/∂ω should be resolved best: largest |slope| / stderr, leads left out.
 
     The paper chose its sites "to favor the resolvability of systematic bias". The slope is that of
     the return without Wiener noise, by one reverse sweep in JAX; the error is that of a pilot of
-    `count` trajectories. Choosing by the pilot's own estimate would choose its luckiest noise.
+    `count` trajectories. Selecting by the pilot's own estimate would select its luckiest noise.
     """
     k_slope, k_pilot = jax.random.split(key)
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
@@ -243,7 +260,7 @@ def clearest_site(
     return int(np.argmax(z))
 
 
-def running(
+def estimate_running(
     key: Array,
     task: Task,
     theta: Params,
@@ -256,11 +273,12 @@ def running(
     backend: str = "cpu",
     done: Done = ignore_progress,
 ) -> Running:
-    """∂J/∂ω of one site from `count` trajectories with the paper's baseline, a group of them at a
-    time.
+    """Running estimate of ∂J/∂ω of one site with the paper's baseline, group by group.
 
-    group: trajectories that share a baseline; a multiple of `block`. every: steps between two
-    sortings into bins. Only the one column is kept, so the memory is that of one group.
+    Only one column is kept, so that the memory is that of one group.
+
+    group: trajectories that share a baseline; a multiple of `block`.
+    every: steps between two sortings into bins.
     """
     if group % block or count % group:
         raise ValueError(
@@ -284,28 +302,28 @@ def finite_difference(
 ) -> tuple[float, float]:
     """∂J/∂ω of one site by common-noise differences, and its standard error.
 
-    Truncation: J'''h²/6, 10⁻⁶ J'''/6.
+    The truncation error is J'''h²/6 = 10⁻⁶ J'''/6.
     """
     unit = np.zeros(task.network.sites)
     unit[site] = 1.0
-    each = difference_returns(key, task, theta, {"omega": unit}, count=count, backend=backend)
-    return float(each.mean()), float(sample_error(each))
+    selected = difference_returns(key, task, theta, {"omega": unit}, count=count, backend=backend)
+    return float(selected.mean()), float(sample_error(selected))
 
 
-def _convergence(key: Any, lattice: TrainedLattice, s: PanelSettings, backend: str) -> Any:
+def _plan_convergence(key: Any, lattice: TrainedLattice, s: PanelSettings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         k_pilot, k_run, k_difference = jax.random.split(key, 3)
         task = lattice.task
         theta = lattice.theta
         site = s.site
         if site < 0:
-            site = clearest_site(k_pilot, task, theta, count=s.pilot, backend=backend)
+            site = find_clearest_site(k_pilot, task, theta, count=s.pilot, backend=backend)
         done(s.pilot)
         value, error = finite_difference(
             k_difference, task, theta, site, count=s.difference, backend=backend
         )
         done(2 * s.difference)
-        run = running(
+        run = estimate_running(
             k_run,
             task,
             theta,
@@ -333,7 +351,9 @@ def _convergence(key: Any, lattice: TrainedLattice, s: PanelSettings, backend: s
     return make
 
 
-def _variances(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend: str) -> Any:
+def _plan_variances(
+    key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend: str
+) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = []
         for lattice, sigma in zip(lattices, s.sigma_kappa, strict=True):
@@ -367,7 +387,7 @@ def _variances(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backe
     return make
 
 
-def _returns(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend: str) -> Any:
+def _plan_returns(key: Any, lattices: list[TrainedLattice], s: PanelSettings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = []
         noiseless = []

@@ -1,6 +1,4 @@
-"""The properties of the estimator (Fig. 2), from the tables that `panels` measured; as a summary
-beside the paper's.
-"""
+"""Properties of the estimator (Fig. 2) from the measured tables, beside the paper's."""
 
 from __future__ import annotations
 
@@ -16,7 +14,15 @@ from fluctua.store.tables import Table
 
 
 class Convergence(NamedTuple):
-    """Panel a or b. z: (estimate − difference) over their common standard error."""
+    """Panel a or b.
+
+    sigma_kappa, site, lattice: what was measured.
+    running: the running estimate.
+    difference: the finite difference.
+    budget: largest ensemble of the training.
+    estimate: at the end.
+    z: (estimate − difference) over their common standard error.
+    """
 
     sigma_kappa: float
     site: int
@@ -29,8 +35,11 @@ class Convergence(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Points (S,) with standard errors, and the power law through those up to fit_to; None
-    where there is none.
+    """Points (S,) with standard errors against σ_W.
+
+    sigma_kappa: of the curve.
+    sigma_w, value, error: the points.
+    law: power law through the points up to fit_to; None where there is none.
     """
 
     sigma_kappa: float
@@ -41,9 +50,15 @@ class Curve(NamedTuple):
 
 
 class Properties(NamedTuple):
-    """Everything that the figure shows. variance: by (σ_κ, baseline). crossover: σ_W at which the
-    Wiener noise makes as much of the return's variance as the modulation does, by σ_κ > 0.
+    """Everything that figure 2 shows.
+
+    convergence: panels a and b.
+    variance: by (σ_κ, baseline).
+    bias, spread: by σ_κ.
+    crossover: σ_W at which Wiener noise and modulation contribute equally to the return's variance,
+        by σ_κ > 0.
     operating: σ_W of the training.
+    headers: of the four tables.
     """
 
     convergence: list[Convergence]
@@ -56,7 +71,7 @@ class Properties(NamedTuple):
 
 
 def read(folder: Path) -> Properties:
-    """The four tables of a folder, and what is derived from them."""
+    """Read the four tables of a folder and derive the properties."""
     paths = {name: folder / panel_file(name) for name in "abcd"}
     missing = [name for name, path in paths.items() if not tables.find_table(path).exists()]
     if missing:
@@ -129,27 +144,28 @@ def _curve(
 
 
 def _crossover(rows: dict[str, np.ndarray], fit_to: float) -> Measured:
-    """σ_W = s_κ/a in std² = s_κ² + a²σ_W²: s_κ² is the variance without Wiener noise, a² from
-    the point at fit_to.
+    """σ_W = s_κ/a in std² = s_κ² + a²σ_W².
+
+    s_κ² is the variance without Wiener noise; a² comes from the point at fit_to.
     """
     sigma_w, squares = _grid(rows, "square")
-    at = int(np.argmax(sigma_w[sigma_w <= fit_to]))
+    last = int(np.argmax(sigma_w[sigma_w <= fit_to]))
 
     def where(square: np.ndarray) -> np.ndarray:
-        return sigma_w[at] * np.sqrt(square[0] / np.maximum(square[at] - square[0], 1e-300))
+        return sigma_w[last] * np.sqrt(square[0] / np.maximum(square[last] - square[0], 1e-300))
 
     value, error = jackknife(where, squares)
     return Measured(float(value), float(error))
 
 
-def at(curve: Curve, sigma_w: float) -> Measured:
+def select_point(curve: Curve, sigma_w: float) -> Measured:
     """The point of a curve closest to σ_W."""
     i = int(np.argmin(np.abs(curve.sigma_w - sigma_w)))
     return Measured(float(curve.value[i]), float(curve.error[i]))
 
 
-def rows(properties: Properties) -> list[tuple[str, str, str, str]]:
-    """(panel, quantity, here, paper)."""
+def tabulate(properties: Properties) -> list[tuple[str, str, str, str]]:
+    """Rows (panel, quantity, here, paper)."""
     table: list[tuple[str, str, str, str]] = []
     for name, one in zip("ab", properties.convergence, strict=True):
         what = f"∂J/∂ω_{one.site}, σ_κ = {one.sigma_kappa:g}"
@@ -164,15 +180,15 @@ def rows(properties: Properties) -> list[tuple[str, str, str, str]]:
         exponent = str(curve.law.exponent) if curve.law else "–"
         table.append(("c", f"exponent of Var(G), σ_κ = {sigma:g}, {plain}", exponent, paper))
     for sigma in properties.bias:
-        gain = at(properties.variance[sigma, "none"], properties.operating).value
-        gain /= at(properties.variance[sigma, "binned"], properties.operating).value
+        gain = select_point(properties.variance[sigma, "none"], properties.operating).value
+        gain /= select_point(properties.variance[sigma, "binned"], properties.operating).value
         what = f"variance, without over with, σ_κ = {sigma:g}, σ_W = {properties.operating:g}"
         table.append(("c", what, f"{gain:.3g}", "several orders" if sigma == 0 else ""))
     for sigma, curve in properties.bias.items():
         here = f"σ_κ = {sigma:g}"
         exponent = str(curve.law.exponent) if curve.law else "–"
         table.append(("d", f"exponent of ΔJ, {here}", exponent, "2"))
-        value = str(at(curve, properties.operating))
+        value = str(select_point(curve, properties.operating))
         table.append(
             (
                 "d",
@@ -198,8 +214,8 @@ def rows(properties: Properties) -> list[tuple[str, str, str, str]]:
     return table
 
 
-def summary(properties: Properties) -> str:
-    """As text, with what was measured on above the table."""
+def format_summary(properties: Properties) -> str:
+    """The summary as text: the measured lattices and settings, and the table."""
     headers = properties.headers
     lines = [
         f"panel {name}: " + "; ".join(dict.fromkeys(headers[name]["lattices"])) for name in "abcd"
@@ -211,12 +227,12 @@ def summary(properties: Properties) -> str:
         f"{a['sites']} resonators, T = {a['horizon']:g}, Δt = {a['dt']:g}, seed {a['seed']}; bins "
         f"sorted every {a['every']} steps, in groups of {a['group']:,} (a, b) and "
         f"{c['variance']:,} (c)",
-        f"difference of {a['difference']:,} trajectories a leg; c {c['variance']:,} and d "
-        f"{d['bias']:,} (in pairs of opposite noise) a point; exponents: σ_W ≤ "
+        f"difference of {a['difference']:,} trajectories per side; c {c['variance']:,} and d "
+        f"{d['bias']:,} (in pairs of opposite noise) per point; exponents: σ_W ≤ "
         f"{c['fit_to'] / 10:g} in c, ≤ {d['fit_to']:g} in d",
         "",
     ]
-    body = [("", "", "here", "paper"), *rows(properties)]
+    body = [("", "", "here", "paper"), *tabulate(properties)]
     width = [max(len(row[k]) for row in body) for k in range(4)]
     lines += [
         f"{p:<{width[0]}}  {what:<{width[1]}}  {here:>{width[2]}}  {paper}".rstrip()

@@ -1,10 +1,10 @@
-"""What figure 1 shows: read from run folders, kept as two small files, read back from them.
+"""Data of figure 1: read from run folders, stored in two small files, and read back.
 
-`curves.csv.gz` has J and the ensemble of every iteration of every run, `trained.npz` the course of
-the parameters of one run, its network, and the light that each parameter sees. A piece that is
-missing leaves a note.
+`curves.csv.gz` has J and the ensemble of every iteration of every run, `trained.npz` the parameters
+of one run over its iterations, its network, and the light that each parameter sees. Missing parts
+leave a note.
 
-Lattices in the middle of their training: what the paper measures its estimator on (Fig. 2).
+Also lattices in mid-training, on which the paper measures its estimator (Fig. 2).
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ CURVES = "curves.csv.gz"
 TRAINED = "trained.npz"
 
 DIGITS = 5
-"""Of J in the table: a tenth of its standard error with the largest ensembles."""
+"""Digits of J in the table: a tenth of its standard error with the largest ensembles."""
 RECORDS = 500
-"""Times at which the field is looked at, evenly spread over the horizon."""
+"""Number of times at which the field is recorded, evenly spread over the horizon."""
 
 
 class TrainingCurve(NamedTuple):
-    """One run. iteration, J, ensemble: (I,), rewound rows left out.
+    """The learning curve of one run.
 
+    name, sigma_kappa: of the run.
+    iteration, J, ensemble: (I,), rewound rows left out.
     J_stderr, trajectories: at the end.
     """
 
@@ -56,7 +58,12 @@ class TrainingCurve(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """∫dt ⟨f⟩ with f = |ψ_n|² for ω_n, |ψ_n ψ_m| for κ_nm and |ψ_n|⁴ for χ_n. (N,), (B,), (N,)."""
+    """Light seen by each parameter, ∫dt ⟨f⟩.
+
+    omega: f = |ψ_n|² (N,).
+    kappa: f = |ψ_n ψ_m| (B,).
+    chi: f = |ψ_n|⁴ (N,).
+    """
 
     omega: np.ndarray
     kappa: np.ndarray
@@ -64,8 +71,14 @@ class Exposure(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The parameters of one run. iteration: (L,). omega, chi: (L, N). kappa: (L, B). theta: at
-    the end.
+    """The parameters of one run over its iterations.
+
+    sigma_kappa, network: of the run.
+    iteration: (L,).
+    omega, chi: (L, N).
+    kappa: (L, B).
+    theta: at the end.
+    exposure: of every parameter at the end.
     """
 
     sigma_kappa: float
@@ -78,13 +91,13 @@ class Trained(NamedTuple):
     exposure: Exposure
 
 
-def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> Exposure:
-    """Time-integrated exposure of every parameter at θ: no Wiener noise, modulation on (text on
-    Fig. 1c–e).
+def compute_exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> Exposure:
+    """Time-integrated exposure of every parameter at θ, without Wiener noise (text on Fig. 1c–e).
 
-    count: trajectories of the average; without modulation all are alike, and one is run.
+    count: trajectories of the average; without modulation all are equal, and one is run.
 
-    >>> exposure(0, tcmt.transmission(network, sigma_kappa=0.2, horizon=0.2), theta).kappa.shape
+    >>> task = tcmt.transmission(network, sigma_kappa=0.2, horizon=0.2)
+    >>> compute_exposure(0, task, theta).kappa.shape
     (7,)
     """
     if task.copies > 1:
@@ -112,11 +125,12 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> 
 
 
 class Results(NamedTuple):
-    """What figure 1 shows. runs: by σ_κ, for a and b. inset: continuations of the run without
-    modulation.
+    """The data of figure 1.
 
-    trained: the run of c–f; None where there is no such run. notes: what is missing, and what would
-    bring it.
+    runs: by σ_κ, for a and b.
+    inset: continuations of the run without modulation.
+    trained: the run of c–f; None where there is no such run.
+    notes: what is missing, and how to produce it.
     """
 
     runs: list[TrainingCurve]
@@ -132,13 +146,12 @@ def gather(
 
     Args:
         folder: of run folders, one for each σ_κ.
-        inset: of the continuations; `folder`/inset if not given.
-        sigma_kappa: which run c–f show.
-        count: trajectories behind their opacities.
-
+        inset: of the continuations; `folder`/inset by default.
+        sigma_kappa: of the run that c–f show.
+        count: trajectories for their opacities.
     """
     notes: list[str] = []
-    runs = sorted(_readable(reading.find_runs(folder), notes), key=lambda run: run.sigma_kappa)
+    runs = sorted(_read_runs(reading.find_runs(folder), notes), key=lambda run: run.sigma_kappa)
     if not runs:
         why = " ".join(notes) or "A run folder holds history.csv and parameters.h5."
         raise ValueError(
@@ -146,7 +159,7 @@ def gather(
             f"{folder / 'sigma-0'}"
         )
     inset = folder / "inset" if inset is None else inset
-    continued = [_curve(run) for run in _readable(reading.find_runs(inset), notes)]
+    continued = [_make_curve(run) for run in _read_runs(reading.find_runs(inset), notes)]
     if len(continued) < 2:
         notes.append(
             f"panel b has no inset: it takes run folders of the continuations in {inset}; found "
@@ -158,20 +171,18 @@ def gather(
             f"panel b has no inset: the continuations in {inset} never differ in their ensembles."
         )
         continued = []
-    chosen = [run for run in runs if np.isclose(run.sigma_kappa, sigma_kappa)]
-    if not chosen:
+    selected = [run for run in runs if np.isclose(run.sigma_kappa, sigma_kappa)]
+    if not selected:
         have = ", ".join(f"{run.sigma_kappa:g}" for run in runs)
         notes.append(
             f"panels c–f are not drawn: no run has σ_κ = {sigma_kappa:g}; there are {have}."
         )
-    trained = _read_trained_run(chosen[-1], count) if chosen else None
-    return Results([_curve(run) for run in runs], continued, trained, notes)
+    trained = _read_trained_run(selected[-1], count) if selected else None
+    return Results([_make_curve(run) for run in runs], continued, trained, notes)
 
 
 def find_breakpoint(curves: Sequence[TrainingCurve]) -> int | None:
-    """The first iteration at which continuations differ in their ensembles; None if they never
-    do.
-    """
+    """The first iteration at which continuations differ in their ensembles, or None."""
     shared = sorted(set.intersection(*(set(curve.iteration.tolist()) for curve in curves)))
     for iteration in shared:
         if len({int(curve.ensemble[curve.iteration == iteration][0]) for curve in curves}) > 1:
@@ -180,7 +191,7 @@ def find_breakpoint(curves: Sequence[TrainingCurve]) -> int | None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Keep the results as `curves.csv.gz` and `trained.npz`; what was written."""
+    """Write `curves.csv.gz` and `trained.npz`, and return their paths."""
     curves = [*results.runs, *results.inset]
     runs = [
         {
@@ -220,7 +231,7 @@ def write(results: Results, folder: Path) -> list[Path]:
 
 
 def read(folder: Path) -> Results:
-    """The results that `write` kept in a folder."""
+    """Read the results that `write` stored in a folder."""
     path = folder / CURVES
     if not tables.find_table(path).exists():
         raise ValueError(f"{folder} has no {CURVES}: make it from run folders with --runs RUNS.")
@@ -272,7 +283,7 @@ def _read_trained(path: Path) -> Trained:
     )
 
 
-def _readable(folders: list[Path], notes: list[str]) -> list[SavedRun]:
+def _read_runs(folders: list[Path], notes: list[str]) -> list[SavedRun]:
     runs = []
     for folder in folders:
         try:
@@ -282,7 +293,7 @@ def _readable(folders: list[Path], notes: list[str]) -> list[SavedRun]:
     return runs
 
 
-def _curve(run: SavedRun) -> TrainingCurve:
+def _make_curve(run: SavedRun) -> TrainingCurve:
     h = run.history
     return TrainingCurve(
         run.folder.name,
@@ -297,7 +308,7 @@ def _curve(run: SavedRun) -> TrainingCurve:
 
 def _read_trained_run(run: SavedRun, count: int) -> Trained:
     c = run.course
-    seen = exposure(0, run.task, run.trained, count=count)
+    seen = compute_exposure(0, run.task, run.trained, count=count)
     return Trained(
         run.sigma_kappa, run.task.network, c.iteration, c.omega, c.kappa, c.chi, run.trained, seen
     )
@@ -307,8 +318,13 @@ def _read_trained_run(run: SavedRun, count: int) -> Trained:
 
 
 class TrainedLattice(NamedTuple):
-    """θ on the way. task: what it was trained for. iteration: where it is from, −1 if that is
-    not known.
+    """A lattice in mid-training.
+
+    task: what it was trained for.
+    theta: its parameters.
+    sigma_kappa: of the training.
+    iteration: of the parameters; −1 if unknown.
+    source: name of the run or file.
     """
 
     task: tcmt.Task
@@ -318,11 +334,10 @@ class TrainedLattice(NamedTuple):
     source: str
 
 
-def midway(run: SavedRun, iteration: int | None = None) -> TrainedLattice:
-    """The first record at or after `iteration`; if not given, after half of the run's gain in J is
-    reached.
+def select_midway(run: SavedRun, iteration: int | None = None) -> TrainedLattice:
+    """The first record at or after `iteration`, by default after half of the run's gain in J.
 
-    J is smoothed over 25 iterations before it is asked where it passes the half.
+    J is smoothed over 25 iterations to find where it passes the half.
     """
     if iteration is None:
         J = reading.rolling_mean(run.history.J)
@@ -335,12 +350,12 @@ def midway(run: SavedRun, iteration: int | None = None) -> TrainedLattice:
             f"{run.folder} has records up to iteration {last}; asked for {iteration}. Take an "
             "earlier one."
         )
-    at = int(records[0])
+    record = int(records[0])
     return TrainedLattice(
         run.task,
-        run.course.theta(at),
+        run.course.theta(record),
         run.sigma_kappa,
-        int(run.course.iteration[at]),
+        int(run.course.iteration[record]),
         run.folder.name,
     )
 
@@ -354,24 +369,23 @@ def from_runs(folder: Path, iteration: int | None = None) -> list[TrainedLattice
             f"`fluctua train paper --out {folder / 'sigma_kappa_0'}` makes."
         )
     return sorted(
-        (midway(reading.read_run(path), iteration) for path in folders),
+        (select_midway(reading.read_run(path), iteration) for path in folders),
         key=lambda lattice: lattice.sigma_kappa,
     )
 
 
 def from_file(path: Path, config: str = "paper") -> list[TrainedLattice]:
-    """The parameters of an .npz on the lattice of a preset or configuration file; the run's own
-    if it lies in one.
-    """
+    """The parameters of an .npz on the lattice of its run, or of a preset or configuration file."""
     beside = path.parent / "config.toml"
     settings = configs.load_unedited(beside) if beside.exists() else configs.find_config(config)
     theta = load_parameters(path, make_network(settings))
     return [TrainedLattice(make_task(settings), theta, settings.task.sigma_kappa, -1, path.name)]
 
 
-def trained_here(seed: int, sigma_kappa: float) -> TrainedLattice:
-    """A small lattice, trained for a second: for a quick look without any run. 3 × 4, T = 8,
-    steps of 0.005.
+def train_small_lattice(seed: int, sigma_kappa: float) -> TrainedLattice:
+    """Train a small lattice for a second, for a quick look without any run.
+
+    3 × 4 resonators, T = 8, steps of 0.005.
     """
     task = tcmt.transmission(tcmt.rectangular(3, 4), horizon=8.0, dt=5e-3, sigma_kappa=sigma_kappa)
     k_start, k_run = jax.random.split(jax.random.key(seed))
@@ -389,7 +403,7 @@ def trained_here(seed: int, sigma_kappa: float) -> TrainedLattice:
     return TrainedLattice(task, last.next_theta, sigma_kappa, 10, f"trained here, seed {seed}")
 
 
-def nearest(lattices: list[TrainedLattice], sigma_kappa: float) -> TrainedLattice:
-    """The lattice that was trained at the modulation closest to this, put under exactly this."""
+def find_nearest(lattices: list[TrainedLattice], sigma_kappa: float) -> TrainedLattice:
+    """The lattice trained closest to a modulation, with exactly this modulation."""
     best = min(lattices, key=lambda lattice: abs(lattice.sigma_kappa - sigma_kappa))
     return best._replace(task=tcmt.with_noise(best.task, sigma_kappa=sigma_kappa))

@@ -13,9 +13,7 @@ from fluctua.plot.training import LEVELS
 
 
 def draw_in_situ(result: DemoResult) -> Figure:
-    """One curve and three levels; an arrow for what the simulation promised and the bench did
-    not keep.
-    """
+    """Draw J on the bench with three reference levels, and an arrow for the sim-to-real gap."""
     with mpl.rc_context({**LOOK, "font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8}):
         figure = Figure(figsize=(6.0, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -101,9 +99,7 @@ DESIGNS = {
 
 
 def draw_population(result: PopulationComparison) -> Figure:
-    """J of every box after each way of training: those that were trained on the left, those
-    that were not beside.
-    """
+    """Draw J of every box after each kind of training: trained boxes left, untrained ones right."""
     with mpl.rc_context({**LOOK, "font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8}):
         figure = Figure(figsize=(6.0, 3.2), layout="constrained")
         axes = figure.subplots()

@@ -1,10 +1,9 @@
-"""A network and its parameters as a diagram (Fig. 1f).
+"""Draw a network and its parameters as a diagram (Fig. 1f).
 
 Disk radius is |ω_n|, the detuning; disk colour is χ_n. Width and colour of a bond are |κ_nm| on
 square-root scales about κ = 1, one above and another below, so that a few strong bonds do not hide
-what happens to the weak ones. A triangle is where the wave comes in, a star where it should go out.
-Sizes are in bond lengths, so a diagram looks the same at any size, and its keys are drawn to the
-same scale.
+changes of the weak ones. A triangle marks the input, a star the output. Sizes are in bond lengths,
+so a diagram looks the same at any size, and its keys are drawn to the same scale.
 """
 
 from __future__ import annotations
@@ -35,23 +34,24 @@ OUTPUT = "#0072b2"
 OTHER = "0.55"
 
 RADIUS = (0.12, 0.38)
-"""Of a disk at no detuning and at the largest, in bond lengths."""
+"""Radius of a disk at no detuning and at the largest, in bond lengths."""
 
 WIDTH = (0.025, 0.09, 0.30)
-"""Of a bond at the weakest coupling, at κ = 1 and at the strongest, in bond lengths."""
+"""Width of a bond at the weakest coupling, at κ = 1 and at the strongest, in bond lengths."""
 
 MARGIN = 1.25
-"""Around the outermost resonators, in bond lengths: room for the marks of the leads."""
+"""Margin around the outermost resonators, in bond lengths, for the marks of the leads."""
 
 NARROWEST = 0.01
-"""Least extent of a scale: an untrained network has no spread of its own."""
+"""Minimum extent of a scale: an untrained network has no spread of its own."""
 
 
 class Scales(NamedTuple):
-    """What full size and full colour mean. Diagrams that are to be compared share one.
+    """Values at full size and full colour. Diagrams that are compared share one.
 
-    detuning: the largest |ω|. weakest, strongest: of |κ|, with 1 between them. kerr: the largest
-    |χ|.
+    detuning: the largest |ω|.
+    weakest, strongest: of |κ|, with 1 between them.
+    kerr: the largest |χ|.
     length: of a typical bond, in the units of `positions`.
     """
 
@@ -62,9 +62,7 @@ class Scales(NamedTuple):
     length: float
 
     def compress(self, kappa: np.ndarray) -> np.ndarray:
-        """|κ| on the asymmetric square-root scale: −1 at the weakest, 0 at κ = 1, 1 at the
-        strongest.
-        """
+        """κ| on the asymmetric square-root scale: −1 at the weakest, 0 at 1, 1 at the strongest."""
         excess = np.abs(kappa) - 1
         return np.where(
             excess < 0,
@@ -73,21 +71,21 @@ class Scales(NamedTuple):
         )
 
     def expand(self, u: np.ndarray) -> np.ndarray:
-        """|κ| at a point of that scale, the inverse of `compress`."""
+        """κ| at a point of that scale, the inverse of `compress`."""
         u = np.asarray(u, float)
         return 1 + np.where(u < 0, -(u**2) * (1 - self.weakest), u**2 * (self.strongest - 1))
 
     def radius(self, omega: np.ndarray) -> np.ndarray:
-        """Of a disk, in bond lengths."""
+        """Radius of a disk, in bond lengths."""
         return RADIUS[0] + (RADIUS[1] - RADIUS[0]) * np.abs(omega) / self.detuning
 
     def width(self, kappa: np.ndarray) -> np.ndarray:
-        """Of a bond, in bond lengths."""
+        """Width of a bond, in bond lengths."""
         return np.interp(self.compress(kappa), (-1, 0, 1), WIDTH)
 
 
-def scales(network: Network, *thetas: Params) -> Scales:
-    """The scales on which all θ fit."""
+def fit_scales(network: Network, *thetas: Params) -> Scales:
+    """The smallest scales that fit all θ."""
     of = [
         {name: np.abs(np.asarray(v)) for name, v in parameters(network, theta).items()}
         for theta in thetas
@@ -110,14 +108,14 @@ def scales(network: Network, *thetas: Params) -> Scales:
 def draw_network(
     axes: Axes, network: Network, theta: Params, *, scale: Scales | None = None
 ) -> Scales:
-    """The diagram on given axes; the scales it was drawn on, for `draw_keys`.
+    """Draw the diagram on given axes, and return its scales for `draw_keys`.
 
     theta: some of omega, kappa, chi; the others are the network's. Lead 0 is the input, lead 1 the
-    output.
+        output.
 
     >>> draw_network(mpl.figure.Figure().subplots(), network, theta)
     """
-    scale = scale or scales(network, theta)
+    scale = scale or fit_scales(network, theta)
     p = {name: np.asarray(value, float) for name, value in parameters(network, theta).items()}
     _draw_bonds(axes, network, p["kappa"], scale)
     size = 2 * scale.length * scale.radius(p["omega"])
@@ -171,9 +169,7 @@ def _draw_bonds(axes: Axes, network: Network, kappa: np.ndarray, scale: Scales) 
 
 
 def _draw_port(axes: Axes, network: Network, lead: int, role: str, scale: Scales) -> None:
-    """A mark outside the network, beside the resonators of a lead; on them where there is no
-    room outside.
-    """
+    """Draw the mark of a lead outside the network, or on its resonators where there is no room."""
     sites = np.flatnonzero(network.lead_weights[:, lead])
     here = network.positions[sites].mean(axis=0)
     outward = here - network.positions.mean(axis=0)
@@ -197,14 +193,13 @@ def _draw_port(axes: Axes, network: Network, lead: int, role: str, scale: Scales
     colour = {"input": INPUT, "output": OUTPUT}.get(role, OTHER)
     axes.add_patch(Polygon(corners, facecolor=colour, edgecolor="white", linewidth=0.5, zorder=4))
     inward = -np.sign(outward[0])
-    beside = (
-        abs(outward[1]) > 0.3 and inward
-    )  # above, where beside it the stem or the network would be in the way
-    shift, align = (
-        ((0.5 * inward, 0.0), "left" if inward > 0 else "right")
-        if beside
-        else ((0, 0.45), "center")
-    )
+    # above, where beside it the stem or the network would be in the way
+    beside = abs(outward[1]) > 0.3 and inward
+    shift = (0.0, 0.45)
+    align = "center"
+    if beside:
+        shift = (0.5 * inward, 0.0)
+        align = "left" if inward > 0 else "right"
     x, y = place + scale.length * np.array(shift)
     away = "top" if beside and outward[1] < 0 else "bottom"  # from the disks of the row beside it
     axes.text(x, y, role, ha=align, va=away, fontsize=7, color=colour)
@@ -214,7 +209,7 @@ def _draw_port(axes: Axes, network: Network, lead: int, role: str, scale: Scales
 
 
 def draw_keys(axes: Axes, diagram: Axes, scale: Scales) -> None:
-    """What radius, width and colour mean, on axes of their own but to the scale of the diagram."""
+    """Draw the keys of radius, width and colour, to the scale of the diagram."""
     here: Any = axes.transData
     there: Any = diagram.transData
     size = AffineDeltaTransform(there)  # lengths of the diagram, wherever it is
@@ -272,14 +267,11 @@ def draw_keys(axes: Axes, diagram: Axes, scale: Scales) -> None:
 def draw_panel(
     figure: Figure | SubFigure, where: SubplotSpec, network: Network, *thetas: Params
 ) -> list[Axes]:
-    """Diagrams of one network at several θ, side by side on one scale, with the keys beneath;
-    their axes.
-    """
-    scale = scales(network, *thetas)
+    """Draw diagrams of one network at several θ on one scale, with keys; return their axes."""
+    scale = fit_scales(network, *thetas)
     height = np.ptp(network.positions[:, 1]) / scale.length + 2 * MARGIN
-    grid = where.subgridspec(
-        2, 1, height_ratios=[height, 1.0], hspace=0.02
-    )  # the largest disk fits its key
+    # the largest disk fits its key
+    grid = where.subgridspec(2, 1, height_ratios=[height, 1.0], hspace=0.02)
     row = grid[0].subgridspec(1, len(thetas), wspace=0.02)
     axes = [figure.add_subplot(row[i]) for i in range(len(thetas))]
     for one, theta in zip(axes, thetas, strict=True):
@@ -288,7 +280,7 @@ def draw_panel(
     return axes
 
 
-def diagram(network: Network, theta: Params) -> Figure:
+def draw_diagram(network: Network, theta: Params) -> Figure:
     """A figure of one network, for any use.
 
     >>> diagram(network, theta).savefig("network.pdf")

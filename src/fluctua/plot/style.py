@@ -1,6 +1,4 @@
-"""How every figure looks: sizes as printed, colours that all eyes tell apart, files that are the
-same each time.
-"""
+"""Style of all figures: printed sizes, colour-blind safe colours, reproducible files."""
 
 from __future__ import annotations
 
@@ -40,31 +38,29 @@ LOOK: dict[Any, Any] = {
 }
 
 COLOURS = 128
-"""Of a picture: lines, their edges and a colour scale, in half the bytes of all colours."""
+"""Number of colours of a PNG, which halves its size."""
 
 FAMILY = {"omega": "#332288", "kappa": "#117733", "chi": "#882255"}
-"""One ink a family of parameters, dark enough to be faded."""
+"""Colour of each family of parameters, dark enough to be drawn pale."""
 
 SIGMA_TOP = 0.2
 """σ_κ at the end of the colour scale: the paper's largest."""
 
 
 def sigma_colour(sigma_kappa: float) -> tuple[float, float, float, float]:
-    """The colour of a modulation amplitude, the same in every figure; dark is none, and yellow
-    is not reached.
-    """
+    """The colour of a modulation amplitude, the same in every figure; 0 is dark."""
     return mpl.colormaps["viridis"](0.85 * min(sigma_kappa / SIGMA_TOP, 1.0))
 
 
 def letter(axes: Axes, text: str) -> None:
-    """The name of a panel above its upper left corner."""
+    """Write the letter of a panel above its upper left corner."""
     axes.set_title(text, loc="left", fontweight="bold", x=0.0)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write stem.pdf and stem.png; what was written.
+    """Write stem.pdf and stem.png, and return their paths.
 
-    No dates inside, so the same data give the same file.
+    Dates are left out, so the same data give the same file.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     written = [stem.with_name(stem.name + ending) for ending in (".pdf", ".png")]
@@ -75,7 +71,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a picture for screens: as wide as a page shows it, with `COLOURS` colours."""
+    """Write a PNG for screens, with `COLOURS` colours."""
     raw = io.BytesIO()
     with mpl.rc_context(LOOK):
         figure.savefig(raw, format="png")

@@ -1,8 +1,6 @@
-"""One training in pictures: its learning curve, and the network before and after.
+"""Figures of one training: its learning curve, and the network before and after.
 
-Iterations are counted from one, as the console counts them.
-
-The sim-to-real gap: J measured on the bench against the trajectories spent there.
+Iterations are counted from one, as on the console.
 """
 
 from __future__ import annotations
@@ -25,22 +23,20 @@ from fluctua.tcmt import Network
 INK = "#117733"
 SIZE = "#cc6677"
 UNDONE = "0.8"
-"""J, the ensemble size, and branches that a rewind left behind."""
+"""Colours of J, of the ensemble size, and of branches that were rewound."""
 
 BAND: dict = {"color": "#117733", "alpha": 0.3, "lw": 0}
 SEEN = 0.008
-"""Half-width of a band, relative to the height of its panel, below which it is not visible and has
-no entry in the legend.
-"""
+"""Half-width of a band, relative to its panel, below which it is not drawn."""
 
 
 def draw_run(run: SavedRun) -> Figure:
-    """The picture of a run of a lattice: before, after, and the curve between."""
+    """Draw a run of a lattice: before, after, and the curve between."""
     return draw_before_after(run.task.network, run.course.theta(0), run.trained, run.history)
 
 
 def draw_before_after(network: Network, theta0: Params, theta1: Params, history: History) -> Figure:
-    """Two diagrams on one scale, and J against iteration beneath. history: without rewound rows."""
+    """Draw two diagrams on one scale, and J against iteration. history: without rewound rows."""
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
         grid = figure.add_gridspec(2, 1, height_ratios=[2.1, 1])
@@ -49,14 +45,12 @@ def draw_before_after(network: Network, theta0: Params, theta1: Params, history:
         after.set_title(
             f"after {history.iteration[-1] + 1:,} iterations:  $J$ = {history.J[-1]:.3f}"
         )
-        learning_curve(figure.add_subplot(grid[1]), history)
+        draw_learning_curve(figure.add_subplot(grid[1]), history)
         return figure
 
 
-def learning_curve(axes: Axes, history: History) -> None:
-    """J against iteration; two standard errors on either side where they are wide enough to be
-    seen.
-    """
+def draw_learning_curve(axes: Axes, history: History) -> None:
+    """Draw J against iteration, with a band of ± 2 standard errors where it is visible."""
     iteration = history.iteration + 1
     reach = 2 * history.J_stderr
     low = history.J - reach
@@ -73,21 +67,19 @@ def learning_curve(axes: Axes, history: History) -> None:
 
 
 def draw_learning(history: History) -> Figure:
-    """J, branches that were rewound in grey; below it the trajectories an iteration. history:
-    all rows.
-    """
+    """Draw J, rewound branches in grey, and the trajectories per iteration. history: all rows."""
     kept = effective(history)
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        for branch in _undone(history, kept):
+        for branch in _find_undone(history, kept):
             top.plot(history.iteration[branch] + 1, history.J[branch], color=UNDONE, lw=0.8)
-        learning_curve(top, kept)
+        draw_learning_curve(top, kept)
         top.set_xlabel("")
         bottom.step(kept.iteration + 1, kept.ensemble, where="mid", color=SIZE)
         bottom.set(
             xlabel="iteration",
-            ylabel="trajectories\nan iteration",
+            ylabel="trajectories\nper iteration",
             ylim=(0, 1.15 * kept.ensemble.max()),
         )
         bottom.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
@@ -96,9 +88,9 @@ def draw_learning(history: History) -> Figure:
 
 
 def draw_folder(place: RunFolder) -> list[Path]:
-    """All figures of a run, as PNG and PDF in its folder; what was written.
+    """Draw all figures of a run into its folder as PNG and PDF, and return their paths.
 
-    Of a lattice the network too.
+    For a lattice also the network.
     """
     learning = save(draw_learning(read_history(place.path)), place.figures / "learning")
     if place.settings_name != "config.toml":
@@ -106,8 +98,8 @@ def draw_folder(place: RunFolder) -> list[Path]:
     return [*learning, *save(draw_run(read_run(place.path)), place.figures / "before_after")]
 
 
-def _undone(history: History, kept: History) -> list[np.ndarray]:
-    """Places in the history, one array for every run of rows that a rewind left behind."""
+def _find_undone(history: History, kept: History) -> list[np.ndarray]:
+    """Indices of the rows that were rewound, one array per branch."""
     places = np.flatnonzero(~np.isin(history.row, kept.row))
     breaks = (np.diff(places) > 1) | (np.diff(history.iteration[places]) < 1)
     return [branch for branch in np.split(places, np.flatnonzero(breaks) + 1) if branch.size]

@@ -1,10 +1,9 @@
-"""Work for workers that may die: every result once, in the order of the calls.
+"""Dispatch work to workers that may die: every result once, in the order of the calls.
 
-A call is known by its number. Results are kept by that number, so that neither the order in which
-they come nor a second one of the same call changes anything. What a worker had in hand when it died
-is handed to another. Where calls acquire trajectories, it is unknown how many of them were acquired
-before it died: they are counted as lost, and the call is replaced by another one, under new
-numbers.
+A call is identified by its number. Results are stored by that number, so that neither their order
+nor a second result of the same call matters. The calls of a dead worker are given to another. Where
+calls acquire trajectories, it is unknown how many were acquired before the worker died: they are
+counted as lost, and the call is replaced by another one, under new numbers.
 """
 
 from __future__ import annotations
@@ -14,19 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 AHEAD = 2
-"""Bundles of calls in the hands of a worker, so that it need not wait for the next."""
+"""Bundles of calls queued per worker, so that it need not wait for the next."""
 
 ROUNDS = 4
-"""A bundle is such a part of what waits for each worker: large at first, single calls in the end,
-so that all end together and handing out costs little."""
+"""A bundle is this fraction of the calls left per worker: large at first, single calls at the end.
+"""
 
-MOST_LOSSES = 5
-"""Workers that one call may cost. After that it is the call that kills them."""
+MAX_LOSSES = 5
+"""Maximum number of workers lost on one call; after that the call is the cause."""
 
 
 class WorkCall(NamedTuple):
-    """A method of what the workers hold, with its arguments. number: what the result is known
-    by.
+    """A method call on the object that the workers hold.
+
+    number: identifies the result.
+    method: name of the method.
+    arguments: of the method.
     """
 
     number: int
@@ -35,44 +37,41 @@ class WorkCall(NamedTuple):
 
 
 Bundle = dict[int, WorkCall]
-"""Calls that were handed over together and have no result yet, by their numbers."""
+"""Calls that were sent together and have no result yet, by their numbers."""
 
 
-class Done(NamedTuple):
-    """A result."""
+class CallResult(NamedTuple):
+    """The result of a call."""
 
     worker: int
     number: int
     value: Any
 
 
-class Gone(NamedTuple):
-    """A worker that will not answer again, with all that it had in hand."""
+class WorkerLost(NamedTuple):
+    """A worker that died, with all its calls."""
 
     worker: int
     reason: str
 
 
 class Pool(Protocol):
-    """Workers, of whatever kind. Numbers of workers are never used again."""
+    """Protocol of a pool of workers. Numbers of workers are never reused."""
 
     def workers(self) -> Sequence[int]:
-        """Those that take calls now; waits until there is one.
-
-        Begins others where some are missing.
-        """
+        """The workers that take calls now; waits until there is one, and starts missing ones."""
 
     def submit(self, worker: int, bundle: Sequence[WorkCall]) -> None:
-        """Hand over some calls. That the worker is gone is reported by `wait`."""
+        """Send calls to a worker. The loss of a worker is reported by `wait`."""
 
-    def wait(self) -> Done | Gone:
+    def wait(self) -> CallResult | WorkerLost:
         """The next report. An error of the call itself is raised."""
 
     def put(self, value: Any) -> Any:
-        """A value that many calls have as an argument, as it is handed over."""
+        """Store a value that many calls share, and return the argument to pass."""
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Release the workers."""
 
 
 def gather_results(
@@ -80,21 +79,20 @@ def gather_results(
     calls: Sequence[WorkCall],
     *,
     ahead: int = AHEAD,
-    instead: Callable[[WorkCall, str], WorkCall] | None = None,
+    replace_call: Callable[[WorkCall, str], WorkCall] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Any]:
-    """The results of all calls, in their order.
+    """Compute all calls on a pool and return their results in order.
 
     Args:
-        pool: who works.
-        calls: with numbers of their own.
-        ahead: bundles in the hands of a worker at a time; with 1 a bundle is one call.
-        instead: (call, reason of its loss) -> the call to make in its place, with the same number;
-            the same call if not given.
-        progress: called with (results, of how many).
+        pool: of workers.
+        calls: with unique numbers.
+        ahead: bundles queued per worker; with 1 a bundle is one call.
+        replace_call: (call, reason of its loss) -> the call to make in its place, with the same
+            number; by default the same call.
+        progress: called with (results, total).
 
-    Returns: one result a call.
-
+    Returns: one result per call.
     """
     waiting = deque(calls)
     results: dict[int, Any] = {}
@@ -103,7 +101,7 @@ def gather_results(
     while len(results) < len(calls):
         _hand_out(pool, waiting, held, ahead, losses)
         report = pool.wait()
-        if isinstance(report, Done):
+        if isinstance(report, CallResult):
             for bundle in held.get(report.worker, []):
                 if bundle.pop(report.number, None):  # else it was given up and handed to another
                     results.setdefault(report.number, report.value)
@@ -115,13 +113,13 @@ def gather_results(
             pair for bundle in held.pop(report.worker, []) for pair in bundle.items()
         ]:
             losses[number] = losses.get(number, 0) + 1
-            if losses[number] >= MOST_LOSSES:
+            if losses[number] >= MAX_LOSSES:
                 raise RuntimeError(
-                    f"{MOST_LOSSES} workers died over the same piece of work, {call.method} number "
+                    f"{MAX_LOSSES} workers died over the same piece of work, {call.method} number "
                     f"{number}, the last of them because {report.reason}. Does a worker have the "
                     "memory for a shard?"
                 )
-            waiting.appendleft(call if instead is None else instead(call, report.reason))
+            waiting.appendleft(call if replace_call is None else replace_call(call, report.reason))
     return [results[call.number] for call in calls]
 
 
@@ -132,12 +130,12 @@ def _hand_out(
     ahead: int,
     losses: Mapping[int, int],
 ) -> None:
-    """Give every worker one bundle before any has two."""
+    """Send every worker one bundle before any has two."""
     workers = pool.workers() if waiting else []
-    for most in range(1, ahead + 1):
+    for limit in range(1, ahead + 1):
         for worker in workers:
-            mine = held.setdefault(worker, [])
-            if waiting and len(mine) < most:
+            own_bundles = held.setdefault(worker, [])
+            if waiting and len(own_bundles) < limit:
                 size = 1 if ahead == 1 else max(1, len(waiting) // (ROUNDS * len(workers)))
                 bundle = [waiting.popleft()]
                 # what was lost before goes alone: should it kill its workers, it takes nothing else
@@ -147,11 +145,11 @@ def _hand_out(
                     waiting[0].number,
                 }:
                     bundle.append(waiting.popleft())
-                mine.append({call.number: call for call in bundle})
+                own_bundles.append({call.number: call for call in bundle})
                 pool.submit(worker, bundle)
 
 
-class Here:
+class LocalPool:
     """A pool of one worker: this process."""
 
     def __init__(self, subject: Any):
@@ -159,21 +157,21 @@ class Here:
         self._calls: deque[WorkCall] = deque()
 
     def workers(self) -> Sequence[int]:
-        """Itself."""
+        """The only worker."""
         return (0,)
 
     def submit(self, worker: int, bundle: Sequence[WorkCall]) -> None:
-        """Keep them for `wait`."""
+        """Queue calls for `wait`."""
         self._calls.extend(bundle)
 
-    def wait(self) -> Done | Gone:
-        """Compute the next one."""
+    def wait(self) -> CallResult | WorkerLost:
+        """Compute the next call."""
         call = self._calls.popleft()
-        return Done(0, call.number, getattr(self.subject, call.method)(*call.arguments))
+        return CallResult(0, call.number, getattr(self.subject, call.method)(*call.arguments))
 
     def put(self, value: Any) -> Any:
-        """As it is."""
+        """The value itself."""
         return value
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Nothing to release."""

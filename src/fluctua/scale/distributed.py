@@ -1,6 +1,4 @@
-"""An estimator whose ensembles are computed shard by shard, here or on a cluster, with one result
-wherever that is.
-"""
+"""An estimator computed shard by shard, here or on a cluster, with the same result everywhere."""
 
 from __future__ import annotations
 
@@ -31,9 +29,10 @@ SHARDS = 64
 
 
 class Loss(NamedTuple):
-    """A shard that was lost with its worker: its trajectories, and why.
+    """A shard that was lost with its worker. Simulated ones are computed again.
 
-    Simulated ones were computed again.
+    first, count: its trajectories.
+    reason: of the loss.
     """
 
     first: int
@@ -42,11 +41,11 @@ class Loss(NamedTuple):
 
 
 class Distributed(EstimatorWrapper):
-    """The estimator made by `distributed`: (key, theta, count) -> Estimate.
+    """The estimator made by `distributed`.
 
-    `losses`: shards that were lost with their workers, over all calls. `event`: what the history of
-    a run says about the last call; empty unless acquired trajectories were lost, since simulated
-    ones come out the same.
+    `losses`: shards that were lost with their workers, over all calls. `event`: for the history of
+        a run; empty unless the last call lost acquired trajectories, since simulated ones are
+        repeated exactly.
     """
 
     def __init__(
@@ -74,17 +73,15 @@ class Distributed(EstimatorWrapper):
             ]
         if carried:
             carried.pilot = carried.fused.pilot if carried.table is None else 0
-        whole = sums.total(self._gather_shards("part", key, theta, count, table))
+        total = sums.sum_parts(self._gather_shards("part", key, theta, count, table))
         if carried:
-            carried.table = whole.table
-        return sums.make_estimate(whole, theta)
+            carried.table = total.table
+        return sums.make_estimate(total, theta)
 
     def split(
         self, key: Array, theta: Params, count: int, table: Array | None = None
     ) -> TwinSamples:
-        """Both parts of the twin correction, trajectory by trajectory: what travels is of
-        size count·P.
-        """
+        """Both parts of the twin correction, trajectory by trajectory, count·P numbers."""
         check.key(key)
         theta = check.parameters(theta)
         parts = self._gather_shards(
@@ -102,13 +99,11 @@ class Distributed(EstimatorWrapper):
 
     @property
     def pilot(self) -> int:
-        """Trajectories that the last call ran besides; those that were acquired and lost
-        are among them.
-        """
+        """Additional trajectories of the last call, including acquired ones that were lost."""
         return self.estimator.pilot + self._lost
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Release the workers."""
         self.pool.close()
 
     def __enter__(self) -> Self:
@@ -122,7 +117,7 @@ class Distributed(EstimatorWrapper):
     def _gather_shards(
         self, method: str, key: Array, theta: Params, count: int, table: np.ndarray | None
     ) -> list[Any]:
-        """The shards' results in order."""
+        """Results of all shards, in order."""
         edges = self.ranged.edges(count, self.shards)
         shared = self.pool.put(Shared(key, theta, table, planned_calls()))
         calls = [
@@ -133,7 +128,7 @@ class Distributed(EstimatorWrapper):
         self.event = ""
         physical = self.ranged.physical
 
-        def instead(call: dispatch.WorkCall, reason: str) -> dispatch.WorkCall:
+        def replace_call(call: dispatch.WorkCall, reason: str) -> dispatch.WorkCall:
             _, first, size = call.arguments
             self.losses.append(Loss(first, size, reason))
             if not physical:
@@ -146,7 +141,7 @@ class Distributed(EstimatorWrapper):
         # an instrument has one call in hand: of those that wait behind it nothing is acquired yet,
         # so nothing is lost
         return dispatch.gather_results(
-            self.pool, calls, ahead=1 if physical else dispatch.AHEAD, instead=instead
+            self.pool, calls, ahead=1 if physical else dispatch.AHEAD, replace_call=replace_call
         )
 
 
@@ -158,7 +153,7 @@ def distributed(
     each: Mapping[str, float] | None = None,
     workers: int | None = None,
 ) -> Any:
-    """An estimator whose ensembles are computed in shards, on a Ray cluster or in this process.
+    """Compute the ensembles of an estimator in shards, on a Ray cluster or in this process.
 
     G = Σ_s Σ_{j∈s} G_j / n: a shard s is a range of trajectories, returns sums of the size of θ,
     and is added in the order of the ranges. Trajectory j is a function of (key, j) and θ, and the
@@ -169,37 +164,37 @@ def distributed(
         estimator: made by `ppgt` or task.estimator(...), or a `ShrunkCorrection` of one. Its
             baseline may not compare all trajectories of an ensemble with each other ("mean",
             "optimal", "binned" without `group`).
-        address: of the cluster: "auto" for the one that runs here, "local" to begin Ray on this
-            machine, HOST:PORT; None computes the same shards in this process, without Ray.
-        shards: into which an ensemble is cut at most. Another number is another rounding.
-        each: what a worker takes, {"cpu": 4}, {"gpu": 1}, {"instrument": 1}; all cores of a machine
-            if not given, or a GPU where the estimator runs on the "cuda" backend.
-        workers: at most; as many as fit if not given.
+        address: of the cluster: "auto" for a running one, "local" to start Ray on this machine,
+            HOST:PORT; None computes the same shards in this process, without Ray.
+        shards: maximum number of shards of an ensemble. Another number changes the rounding.
+        each: resources of a worker, {"cpu": 4}, {"gpu": 1}, {"instrument": 1}; by default all cores
+            of a machine, or a GPU where the estimator runs on the "cuda" backend.
+        workers: maximum number; by default as many as fit.
 
-    Returns: an estimator, for `train`, `run` and `resume`. `close()` or `with` lets the workers go.
+    Returns: an estimator, for `train`, `run` and `resume`. `close()` or `with` releases the
+    workers.
 
     >>> distributed(estimator, address=None, shards=4)(key, theta, 100).count
     100
-
     """
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise ValueError(f"`shards` must be a whole number, at least 1; got {shards!r}.")
     if isinstance(estimator, ShrunkCorrection):
         inner = distributed(estimator.estimator, address, shards=shards, each=each, workers=workers)
-        again = ShrunkCorrection(inner, estimator.forget_after, carry=estimator.carry)
-        again.restore(estimator.state)
-        return again
+        wrapped = ShrunkCorrection(inner, estimator.forget_after, carry=estimator.carry)
+        wrapped.restore(estimator.state)
+        return wrapped
     ranged = make_ranged(estimator)
     if each is None and ranged.on_gpu:
         each = {"gpu": 1}
     pool: dispatch.Pool = (
-        dispatch.Here(ranged) if address is None else Cluster(ranged, address, each, workers)
+        dispatch.LocalPool(ranged) if address is None else Cluster(ranged, address, each, workers)
     )
     return Distributed(estimator, pool, shards)
 
 
 def close(estimator: Any) -> None:
-    """Let the workers of an estimator go, if it has any."""
+    """Release the workers of an estimator, if it has any."""
     while not isinstance(estimator, Distributed) and hasattr(estimator, "estimator"):
         estimator = estimator.estimator
     if isinstance(estimator, Distributed):

@@ -1,5 +1,4 @@
-"""What a range of trajectories adds to an estimate: sums of the size of θ, and the sum of ranges in
-their order.
+"""Partial sums of an estimate over ranges of trajectories, and their combination in order.
 
 Means and central sums of two parts make those of both (Chan, Golub and LeVeque 1979; Pébay 2008),
 
@@ -7,7 +6,7 @@ Means and central sums of two parts make those of both (Chan, Golub and LeVeque 
 
 so that nothing is lost where returns are large against their spread. Rounding depends on where an
 ensemble is cut and on the order of the sum. Both are functions of the number of trajectories alone,
-so the result does not depend on who computed what, nor how often.
+so the result does not depend on which worker computed what, nor how often.
 """
 
 from __future__ import annotations
@@ -26,13 +25,16 @@ from fluctua.core.estimate import Estimate, Moments, RunningSums, Samples, inter
 
 
 class Part(NamedTuple):
-    """Of n trajectories: sums over their P gradients and, last, their returns. (P+1,) each.
+    """Sums over n trajectories of their P gradients and, last, their returns. (P+1,) each.
 
-    count: n. units: of them independent; antithetic pairs count once. mean: over trajectories.
+    count: n.
+    units: independent ones of them; antithetic pairs count once.
+    mean: over trajectories.
     second: Σv².
-    spread: Σ(v − mean)² over units. third, fourth: Σ(v − mean)³ and Σ(v − mean)⁴; None where only
-    means and errors are known, as from the fused kernels. table: mean return-to-go (T+1,), or with
-    a twin that of Λ, for the next estimate.
+    spread: Σ(v − mean)² over units.
+    third, fourth: Σ(v − mean)³ and Σ(v − mean)⁴; None where only means and errors are known, as
+        from the fused kernels.
+    table: mean return-to-go (T+1,), or with a twin that of Λ, for the next estimate.
     """
 
     count: int  # type: ignore[assignment]
@@ -46,7 +48,7 @@ class Part(NamedTuple):
 
 
 def sum_samples(samples: Samples) -> Part:
-    """The part of trajectories whose gradients are known one by one."""
+    """The part of trajectories with known single gradients."""
     returns = np.asarray(samples.returns, np.float64)
     n = len(returns)
     rows = [
@@ -73,7 +75,7 @@ def sum_recording(sums: RunningSums) -> Part:
 
 
 def sum_estimate(estimate: Estimate) -> Part:
-    """The part of an estimate of which no more is known than what it says."""
+    """The part of an estimate, from its mean, errors and second moment."""
     n = estimate.count
 
     def flat(tree, last):
@@ -88,7 +90,7 @@ def sum_estimate(estimate: Estimate) -> Part:
 
 
 def add_parts(a: Part, b: Part) -> Part:
-    """Both parts as one."""
+    """Combine two parts."""
     n = a.count + b.count
     units = a.units + b.units
     delta = b.mean - a.mean
@@ -113,15 +115,13 @@ def add_parts(a: Part, b: Part) -> Part:
     return Part(n, units, a.mean + delta * share, a.second + b.second, spread, third, fourth, table)
 
 
-def total(parts: Sequence[Part]) -> Part:
-    """All parts as one, add_parts in their order."""
+def sum_parts(parts: Sequence[Part]) -> Part:
+    """Combine all parts, in their order."""
     return reduce(add_parts, parts)
 
 
 def make_estimate(part: Part, theta: Params) -> Estimate:
-    """Mean, standard error, second moment and, where third and fourth powers are known,
-    interval.
-    """
+    """The estimate of a part; with an interval where third and fourth powers are known."""
     n = part.count
     units = part.units
     if units < 2:

@@ -1,10 +1,9 @@
-"""Estimators that can be computed range by range: where an ensemble may be cut, and what a worker
-does with a range.
+"""Estimators that can be computed range by range, and where an ensemble may be cut.
 
 Trajectory j is a function of (key, j) and θ alone, so trajectories first … first + count − 1 can be
 computed anywhere, and again. An ensemble is cut where trajectories are not compared with each
 other: anywhere, between antithetic pairs, between the batches of a `Twin`, between the groups of a
-binned baseline. A baseline that compares all of them cannot be cut, and is refused.
+    binned baseline. A baseline that compares all of them cannot be cut, and is refused.
 """
 
 from __future__ import annotations
@@ -25,17 +24,19 @@ from fluctua.tcmt import conversion, fused
 from fluctua.tcmt.kernel.options import LANES, Binned
 from fluctua.tcmt.kernel.run import Families, KernelResult
 from fluctua.tcmt.kernel.twin import TwinResult
-from fluctua.tcmt.kernel_choice import EVERYONE
+from fluctua.tcmt.kernel_choice import UNGROUPED
 
-LEAST = LANES
-"""Trajectories that a shard has at least, if there are so many: a vector of the CPU kernels."""
+MIN_SHARD = LANES
+"""Minimum number of trajectories per shard, if there are so many: a vector of the CPU kernels."""
 
 
 class Shared(NamedTuple):
-    """What all shards of an ensemble have in common. table: λ̄ (T+1,) where it is known. calls: of
-    `planned_calls`.
+    """Common data of all shards of an ensemble; a worker is another process and has nothing else.
 
-    A worker is another process: what it does not get from here, it does not know.
+    key: of the noise.
+    theta: parameters.
+    table: λ̄ (T+1,) where it is known.
+    calls: of `planned_calls`.
     """
 
     key: Array
@@ -45,11 +46,10 @@ class Shared(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """An estimator as a worker holds it. All that it computes is of trajectories first … first +
-    count − 1.
+    """An estimator as a worker holds it, for trajectories first … first + count − 1.
 
-    carries: whether the mean return-to-go is sent back for the next estimate: T+1 numbers, where θ
-    has few.
+    estimator: made by `ppgt` or a task.
+    carries: whether the mean return-to-go, T+1 numbers, is returned for the next estimate.
     """
 
     estimator: PPGT | fused.Fused
@@ -68,47 +68,43 @@ class Ranged(NamedTuple):
 
     @property
     def physical(self) -> bool:
-        """Whether trajectories are acquired, so that none can be had again."""
+        """Whether trajectories are acquired, so that none can be repeated."""
         return isinstance(self.estimator, PPGT) and not isinstance(
             self.estimator.substrate, Simulator
         )
 
     def edges(self, count: int, shards: int) -> list[int]:
-        """Where an ensemble is cut into at most `shards` shards: a function of these two
-        numbers alone.
-        """
+        """Edges of at most `shards` shards: a function of these two numbers alone."""
         e = self.estimator
         if isinstance(e, PPGT):
-            return (
-                cut_evenly(count, shards)
-                if e.method.twin is None
-                else cut_groups(count, shards, e.method.twin.batch)
-            )
+            if e.method.twin is None:
+                return cut_evenly(count, shards)
+            return cut_groups(count, shards, e.method.twin.batch)
         if isinstance(e.baseline, Binned):
             return cut_groups(count, shards, e.baseline.group)
         return cut_evenly(count, shards, 2 if e.options.antithetic else 1)
 
     def table(self, shared: Shared) -> np.ndarray | None:
-        """λ̄ (T+1,) that all shards share, from the pilot of a time-only baseline; None
-        without one.
-        """
+        """λ̄ (T+1,) of all shards, from the pilot of a time-only baseline; None without one."""
         table = self.estimator.pilot_table(shared.key, shared.theta)
         return None if table is None else np.asarray(table)
 
     def part(self, shared: Shared, first: int, count: int) -> Part:
-        """What these trajectories add to the estimate."""
+        """The part of these trajectories."""
         e = self.estimator
-        (key, theta, table, calls) = shared
+        key, theta, table, calls = shared
         if isinstance(e, PPGT):
+            used = None if e.method.twin else table
             with plan_calls(calls):
-                return sum_samples(
-                    e.samples(
-                        key, theta, count, first=first, table=None if e.method.twin else table
-                    )
-                )
+                return sum_samples(e.samples(key, theta, count, first=first, table=used))
         theta = check.parameters(theta)
         result = e.run(
-            key, theta, count, table, first=first, samples=conversion.chain_rule(e.task, theta)
+            key,
+            theta,
+            count,
+            table,
+            first=first,
+            samples=conversion.needs_chain_rule(e.task, theta),
         )
         if result.samples is not None:
             part = sum_samples(conversion.collect_samples(e.task, theta, result))
@@ -124,7 +120,7 @@ class Ranged(NamedTuple):
 
 
 def sum_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
-    """The part of trajectories that a fused kernel has summed up already."""
+    """The part of trajectories that a fused kernel has summed."""
     n = len(result.returns)
     units = n // 2 if antithetic else n
 
@@ -141,7 +137,7 @@ def sum_result(theta: Params, result: KernelResult | TwinResult, antithetic: boo
 
 
 def make_ranged(estimator: Any) -> Ranged:
-    """An estimator whose ranges can be computed apart, or an error that says what can be."""
+    """An estimator whose ranges can be computed apart; others are refused."""
     if isinstance(estimator, fused.Carried):
         return make_ranged(estimator.fused)._replace(carries=True)
     if isinstance(estimator, PPGT):
@@ -151,19 +147,16 @@ def make_ranged(estimator: Any) -> Ranged:
                 "a function of means weighs every trajectory with the mean of all others, so they "
                 "cannot be computed apart: estimate it in one process."
             )
-        plans = [
-            method.baseline,
-            *([method.initial_baseline] if has_random_start(method.model) else []),
-        ]
-        compared = (
-            [plan.name for plan in plans if plan.needs_returns] if method.twin is None else []
-        )
-        if compared:
-            _refuse(compared[0])
+        plans = [method.baseline]
+        if has_random_start(method.model):
+            plans.append(method.initial_baseline)
+        compared = [plan.name for plan in plans if plan.needs_returns]
+        if compared and method.twin is None:
+            _refuse_baseline(compared[0])
         return Ranged(estimator)
     if isinstance(estimator, fused.Fused):
-        if isinstance(estimator.baseline, Binned) and estimator.baseline.group >= EVERYONE:
-            _refuse("optimal" if estimator.baseline.bins == 1 else "binned")
+        if isinstance(estimator.baseline, Binned) and estimator.baseline.group >= UNGROUPED:
+            _refuse_baseline("optimal" if estimator.baseline.bins == 1 else "binned")
         return Ranged(estimator)
     raise TypeError(
         "`distributed` takes estimators made by `ppgt` or by a task (task.estimator(...)), also "
@@ -171,10 +164,10 @@ def make_ranged(estimator: Any) -> Ranged:
     )
 
 
-def _refuse(name: str) -> None:
-    what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
+def _refuse_baseline(name: str) -> None:
+    subject = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
     raise ValueError(
-        f"{what} compares all trajectories of an ensemble with each other, so they cannot be "
+        f"{subject} compares all trajectories of an ensemble with each other, so they cannot be "
         'computed apart. Use baseline="time" or "twin", or on the kernels binned(group=4096), '
         "whose groups are."
     )
@@ -183,12 +176,12 @@ def _refuse(name: str) -> None:
 def cut_evenly(count: int, shards: int, unit: int = 1) -> list[int]:
     """Edges of shards of equal size up to one unit."""
     units = count // unit
-    many = max(1, min(shards, count // LEAST, units))
-    return [unit * (units * i // many) for i in range(many)] + [count]
+    shard_count = max(1, min(shards, count // MIN_SHARD, units))
+    return [unit * (units * i // shard_count) for i in range(shard_count)] + [count]
 
 
 def cut_groups(count: int, shards: int, group: int) -> list[int]:
-    """Edges of shards that are made of whole groups of at most `group` trajectories."""
+    """Edges of shards made of whole groups of at most `group` trajectories."""
     groups = -(-count // group)
-    many = max(1, min(shards, groups))
-    return [count * (groups * i // many) // groups for i in range(many)] + [count]
+    shard_count = max(1, min(shards, groups))
+    return [count * (groups * i // shard_count) // groups for i in range(shard_count)] + [count]

@@ -86,7 +86,7 @@ def read_with_owners(path: Path) -> list[tuple[Row, str]]:
         ) from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text: it is damaged, or no history of a run.") from None
-    header = next((found for found in (HEADER, PLAIN) if text.startswith(found)), None)
+    header = next((line for line in (HEADER, PLAIN) if text.startswith(line)), None)
     if header is None:
         raise ValueError(
             f"{path} must open with the columns {HEADER.strip()}; got "
@@ -191,9 +191,9 @@ def truncate_signal(path: Path, theta: Mapping[str, np.ndarray], last: int) -> N
 
 def truncate_numbers(path: Path, names: list[str], last: int) -> None:
     """Keep rows 0 … last of a table of numbers whose first column is `row`."""
-    found, rows = read_numbers(path) if path.exists() else ([], np.zeros((0, 0)))
+    header, rows = read_numbers(path) if path.exists() else ([], np.zeros((0, 0)))
     kept = csv_line(names)
-    if found == names:
+    if header == names:
         kept += "".join(
             csv_line([f"{v:.5g}" if k else str(int(v)) for k, v in enumerate(row)])
             for row in rows
