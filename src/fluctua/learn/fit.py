@@ -41,15 +41,18 @@ evidence moves the maximum by z, and by less of the later ones: the sum over man
 """
 
 Likelihood = Callable[[np.ndarray], Evidence]
-"""u (K,) -> what some trajectories say there."""
+"""u (K,) -> the evidence of a batch of trajectories at u."""
 
 
 class Fit(NamedTuple):
-    """Evidence about the unknowns near one point, and the posterior that it makes.
+    """A point, the evidence there, and the Gaussian posterior that it makes.
 
-    point: where the evidence was taken, (K,). before: the belief without the last batch.
-    news: the evidence of the last batch. posterior: the belief with it. linear: whether the
-    evidence is the same at every point. converged: whether the posterior's mean is its maximum.
+    point: where the evidence was taken, (K,).
+    before: the belief without the last batch.
+    latest: the evidence of the last batch.
+    posterior: the belief with it.
+    linear: whether the evidence is the same at every point.
+    converged: whether the posterior's mean is its maximum.
     """
 
     point: np.ndarray
@@ -61,7 +64,7 @@ class Fit(NamedTuple):
 
     @property
     def step(self) -> np.ndarray:
-        """The Gauss–Newton step from here. (K,)"""
+        """The Gauss–Newton step from here. Shape (K,)."""
         return self.posterior.mean - self.point
 
     @property

@@ -241,7 +241,7 @@ class ShrunkCorrection(EstimatorWrapper):
         """Estimate ∇θJ from `count` new trajectories, correction weighted by earlier ones."""
         if count < 2:
             raise ValueError(
-                "`ShrunkCorrection` needs two trajectories a call, to know their spread; got "
+                "`ShrunkCorrection` needs two trajectories per call, to know their spread; got "
                 f"{count}."
             )
         options: dict[str, Any] = (

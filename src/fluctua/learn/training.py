@@ -88,7 +88,7 @@ class Training:
 
     @property
     def start(self) -> Iterate:
-        """Where the training stands before its first iteration."""
+        """The state of the training before its first iteration."""
         return Iterate(0, self.theta, self.optimiser.init(self.theta))
 
     def ensemble_size(self, iteration: int) -> int:
@@ -125,7 +125,7 @@ class Record(NamedTuple):
 
     @property
     def after(self) -> Iterate:
-        """Where the training stands after this iteration."""
+        """The state of the training after this iteration."""
         return Iterate(self.iteration + 1, self.next_theta, self.optimiser_state, self.trajectories)
 
 

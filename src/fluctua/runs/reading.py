@@ -196,7 +196,7 @@ def _make_task(path: Path, course: Course) -> tcmt.Task:
         expected = (len(course.iteration), *network.shape(name))
         got = getattr(course, name).shape
         if got != expected:
-            raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {got}.")
+            raise ValueError(f"{path}: `{name}` must be {expected}, one row per record; got {got}.")
     make = tcmt.isolation if a.get("isolation") else tcmt.transmission
     steps = {order: step for step, order in ORDER_OF_STEP.items()}
     return make(

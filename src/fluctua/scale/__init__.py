@@ -1,3 +1,1 @@
-"""Ensembles larger than one process: shards of trajectories, who works on them, and their sum in
-order.
-"""
+"""Ensembles larger than one process: shards of trajectories, workers, and sums in order."""
