@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 LONGEST_PARAGRAPH = 90
 LONGEST_CELL = 25
-LONGEST_STRETCH = 150  # words between two headings
+LONGEST_STRETCH = 120  # words between two headings
 PERSONS = re.compile(r"\b(nobody|whoever|somebody|told)\b", re.IGNORECASE)
 QUANTITIES_PER = re.compile(
     r"\b(trajectories|rows?|samples?|seconds?|steps?|ps|ns|ms|messages?) an? "
