@@ -224,16 +224,30 @@ NATIVE = (".hpp", ".cuh", ".cu", ".cpp")
 ONE_PLACE = {  # a pattern that only the definition matches, and where it is
     "one step of the theorem": (r"\ndef add_step\(", (".py",), "core/theorem.py"),
     "the lattice's drift in JAX": (r"-1j \* \(\w+ \* psi", (".py",), "tcmt/drift.py"),
-    "counter-based noise in C++": ("0xD2511F53", NATIVE, "compiled/native/common/philox.hpp"),
-    "counter-based noise in JAX": ("(?i)0xD2511F53", (".py",), "core/draws.py"),
+    "the lattice's drift in C++": (
+        r"omega \* yi \+ hi",
+        (".hpp", ".cpp"),
+        "tcmt/native/cpu/drift.hpp",
+    ),
+    "the lattice's drift in CUDA": (
+        r"omega \* y\.y \+ h\.y",
+        (".cuh", ".cu"),
+        "tcmt/native/cuda/drift.cuh",
+    ),
+    "mean and standard error": (r"ddof=1\)\s*/ j?np\.sqrt\(", (".py",), "core/estimate.py"),
+    "fit of a drift": (r"\ndef fit_drift\(", (".py",), "core/likelihood/drift.py"),
+    "evidence about unknowns": (r"\nclass Evidence\b", (".py",), "core/likelihood/evidence.py"),
+    "tests of residuals": (r"\ndef sum_families\(", (".py",), "core/likelihood/alternatives.py"),
+    "from a setting to a parameter": (r"self\.offset \+ self\.gain", (".py",), "core/knob.py"),
     "a training": (r"\nclass Training\b", (".py",), "learn/training.py"),
     "the loop into a folder": (r"\ndef iterate\(", (".py",), "store/loop.py"),
+    "pieces of trajectories": (r"x\.shape\[1\] \* \w*\.?x\.shape\[2\]", (".py",), "core/trajectories.py"),
+    "an estimate of files": (r"\.chunked_samples\(", (".py",), "insitu/chunk_sums.py"),
+    "counter-based noise in C++": ("0xD2511F53", NATIVE, "compiled/native/common/philox.hpp"),
+    "counter-based noise in JAX": ("(?i)0xD2511F53", (".py",), "core/draws.py"),
+    "vectors of numbers": (r"#define VECTOR\(", NATIVE, "compiled/native/common/vectors.hpp"),
+    "polynomials": ("7.0376836292e-2f", NATIVE, "compiled/native/common/polynomials.hpp"),
     "defaults of an estimator": (r"\nclass PlainEstimator\b", (".py",), "core/protocols.py"),
-    "mean and standard error": (
-        r"ddof=1\)\s*/ j?np\.sqrt\(",
-        (".py",),
-        "core/estimate.py",
-    ),
 }
 
 

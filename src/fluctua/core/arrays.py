@@ -80,3 +80,8 @@ def concatenate_rows(arrays: Sequence[Array]) -> Array:
     if jax.default_backend() != "cpu":
         return jnp.concatenate(arrays)
     return put(np.concatenate([np.asarray(array) for array in arrays]))
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array is of random keys, which NumPy does not know."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)

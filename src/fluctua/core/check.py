@@ -316,20 +316,15 @@ def take_first(tree: PyTree) -> PyTree:
     Through NumPy where possible: a slice is compiled for every shape.
     """
     return jax.tree.map(
-        lambda leaf: leaf[0] if is_key(leaf) else arrays.put(np.asarray(leaf)[0]), tree
+        lambda leaf: leaf[0] if arrays.is_key(leaf) else arrays.put(np.asarray(leaf)[0]), tree
     )
 
 
 def take_first_row(tree: PyTree) -> PyTree:
     """The first row of every leaf, as an array of one row."""
     return jax.tree.map(
-        lambda leaf: leaf[:1] if is_key(leaf) else arrays.put(np.asarray(leaf)[:1]), tree
+        lambda leaf: leaf[:1] if arrays.is_key(leaf) else arrays.put(np.asarray(leaf)[:1]), tree
     )
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether an array is of random keys, which NumPy does not know."""
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
 def tree_signature(tree: PyTree) -> Any:

@@ -17,15 +17,18 @@ import numpy as np
 
 from fluctua.core import arrays, check, diffusion
 from fluctua.core import model as terms
+from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Process
 from fluctua.core.simulate import enumerate_steps
-from fluctua.core.trajectories import Times, Trajectories
 
 BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""
 
+
+SCANNED_BYTES = 64 * 2**20
+"""How much is held at a time while states are looked at once."""
 
 MAX_SEARCHED = 100
 """Trajectories that are gone through for the state that has no score."""
@@ -38,11 +41,14 @@ class Recording:
     """
 
     def __init__(
-        self, source: Trajectories | Iterable[Trajectories], theta: Params, offset: int = 0
+        self,
+        source: records.Trajectories | Iterable[records.Trajectories],
+        theta: Params,
+        offset: int = 0,
     ):
         self.offset = offset  # of the first trajectory, where this is a piece of a longer recording
-        self._chunks: Iterable[Trajectories] = (
-            [source] if isinstance(source, Trajectories) else source
+        self._chunks: Iterable[records.Trajectories] = (
+            [source] if isinstance(source, records.Trajectories) else source
         )
         if isinstance(self._chunks, Iterator):
             raise TypeError(
@@ -67,10 +73,13 @@ class Recording:
                     f"and {shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and "
                     f"{x.shape[2]}{end}"
                 )
-            for row, rows in _iterate_rows(x):
-                rows = np.asarray(rows)
-                bad += check.find_not_finite(rows, self.offset + sum(self.sizes) + row)
-                largest.append(np.abs(rows).max(axis=(0, 1)))
+            before = self.offset + sum(self.sizes)
+            states = records.Trajectories(t, x)
+            for number, piece in records.split_pieces(
+                states, records.count_within(x, SCANNED_BYTES)
+            ):
+                bad += check.find_not_finite(piece.x, before + number)
+                largest.append(np.abs(piece.x).max(axis=(0, 1)))
             self.sizes.append(x.shape[0])
             first.append(np.asarray(x[:, 0]))
             contexts.append(chunk.context)
@@ -97,16 +106,16 @@ class Recording:
         """The time grid. (T+1,)"""
         return self.times.t
 
-    def iterate_blocks(self, block_bytes: int) -> Iterator[tuple[int, Times, Array]]:
+    def iterate_blocks(self, block_bytes: int) -> Iterator[tuple[int, records.Times, Array]]:
         """(n, times of the block, x (E, b+1, M)) for consecutive blocks of b steps, ends shared."""
         steps = len(self.t) - 1
         b = max(1, min(steps, block_bytes // max(1, self.first_states.nbytes)))
         for n in range(0, steps, b):
             yield n, *self.read_block(n, min(n + b, steps))
 
-    def read_block(self, n: int, stop: int) -> tuple[Times, Array]:
+    def read_block(self, n: int, stop: int) -> tuple[records.Times, Array]:
         """Times and states x (E, b+1, M) of the b steps from n to `stop`, ends included."""
-        parts = [np.asarray(_load(chunk.x)[:, n : stop + 1]) for chunk in self._chunks]
+        parts = [np.asarray(records.open_array(chunk.x)[:, n : stop + 1]) for chunk in self._chunks]
         if [len(part) for part in parts] != self.sizes:
             raise ValueError(
                 f"the chunks changed while they were read: {self.sizes} trajectories at first, "
@@ -116,28 +125,28 @@ class Recording:
             arrays.put(np.asarray(v)[n:end])
             for v, end in zip(self.times, (stop + 1, stop), strict=True)
         )
-        return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
+        return records.Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
 
     def read_events(self, n: int, stop: int) -> PyTree:
         """Events within the steps from n to `stop`, leaves (E, b, ...); None if not recorded."""
         parts = [
-            jax.tree.map(lambda leaf: np.asarray(_load(leaf)[:, n:stop]), chunk.events)
+            jax.tree.map(lambda leaf: np.asarray(records.open_array(leaf)[:, n:stop]), chunk.events)
             for chunk in self._chunks
         ]
         return jax.tree.map(lambda *leaves: arrays.put(np.concatenate(leaves)), *parts)
 
-    def read_trajectory(self, j: int) -> Trajectories:
+    def read_trajectory(self, j: int) -> records.Trajectories:
         """Trajectory j alone."""
         for chunk in self._chunks:
             if j < len(chunk.x):
-                return select_trajectory(chunk._replace(t=self.t), j)
+                return records.select_trajectories(chunk._replace(t=self.t), j, j + 1)
             j -= len(chunk.x)
         raise IndexError(j)
 
 
-def _check_shapes(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
+def _check_shapes(trajectories: records.Trajectories) -> tuple[np.ndarray, Array]:
     """The times and states of a record, after a check that their shapes fit together."""
-    if not isinstance(trajectories, Trajectories):
+    if not isinstance(trajectories, records.Trajectories):
         raise TypeError(
             f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}."
         )
@@ -175,64 +184,27 @@ def _check_shapes(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
                 f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, "
                 f"({shape[0]}, ...); got {np.shape(leaf)}."
             )
-    return t, _load(x)
-
-
-def _load(x: Array) -> Array:
-    """An array of JAX as one of NumPy, whose slices are not compiled; any other as it is."""
-    return np.asarray(x) if isinstance(x, jax.Array) else x
+    return t, records.open_array(x)
 
 
 def _concatenate_chunks(*leaves: Any) -> Array:
     """The rows of all chunks; those of one are copied without being compiled for their shape."""
     one = leaves[0]
-    if len(leaves) > 1 or check.is_key(one):
+    if len(leaves) > 1 or arrays.is_key(one):
         return jnp.concatenate(leaves)
     return one if isinstance(one, jax.Array) else arrays.put(np.array(one))
 
 
 def iterate_pieces(
-    source: Trajectories | Iterable[Trajectories], cut: int, block_bytes: int
-) -> Iterator[tuple[int, Trajectories]]:
-    """Pieces of the trajectories, held in memory, each with the number of its first trajectory.
-
-    No piece has trajectories on both sides of number `cut`.
-    """
-    seen = 0
-    for chunk in [source] if isinstance(source, Trajectories) else source:
-        count = len(chunk.x)
-        low = 0
-        size = max(
-            1, block_bytes // max(1, chunk.x.shape[1] * chunk.x.shape[2] * chunk.x.dtype.itemsize)
-        )
-        while low < count:
-            high = min(low + size, count)
-            if seen + low < cut:
-                high = min(high, cut - seen)
-
-            def slice_rows(leaf):
-                return (leaf if check.is_key(leaf) else _load(leaf))[low:high]  # noqa: B023
-
-            others = (jax.tree.map(slice_rows, tree) for tree in chunk[2:])
-            yield seen + low, Trajectories(chunk.t, np.asarray(_load(chunk.x)[low:high]), *others)
-            low = high
-        seen += count
-
-
-def _iterate_rows(x: Array, bytes_at_once: int = 64 * 2**20) -> Iterator[tuple[int, Array]]:
-    """A few trajectories at a time, so that a chunk that loads when sliced is never held whole."""
-    size = max(1, bytes_at_once // max(1, x.shape[1] * x.shape[2] * x.dtype.itemsize))
-    for j in range(0, x.shape[0], size):
-        yield j, x[j : j + size]
-
-
-def select_trajectory(trajectories: Trajectories, j: int) -> Trajectories:
-    """Trajectory j alone."""
-
-    def alone(tree):
-        return jax.tree.map(lambda leaf: leaf[j : j + 1], tree)
-
-    return Trajectories(trajectories.t, *map(alone, trajectories[1:]))
+    source: records.Trajectories | Iterable[records.Trajectories], cut: int, block_bytes: int
+) -> Iterator[records.Piece]:
+    """Pieces of all chunks, numbered through; none is on both sides of trajectory `cut`."""
+    before = 0
+    for chunk in [source] if isinstance(source, records.Trajectories) else source:
+        size = records.count_within(chunk.x, block_bytes)
+        for first, piece in records.split_pieces(chunk, size, cut - before):
+            yield records.Piece(before + first, piece)
+        before += len(chunk.x)
 
 
 class FlatSamples(NamedTuple):
@@ -283,7 +255,7 @@ class StepBlock(NamedTuple):
     """
 
     first: Array | int
-    times: Times
+    times: records.Times
     x: Array
     context: PyTree = None
     events: PyTree = None
@@ -308,7 +280,12 @@ def scan_block(one: Callable[[Any, terms.Moment], Any], carry: Any, block: StepB
 
 @partial(jit, static_argnums=0)
 def _collect_block(
-    rewards: Rewards, theta: Params, collected: Array, times: Times, x: Array, context: PyTree
+    rewards: Rewards,
+    theta: Params,
+    collected: Array,
+    times: records.Times,
+    x: Array,
+    context: PyTree,
 ) -> Array:
     """The reward collected up to the end of a block of steps. x: (E, b+1, M). Shape (E,)."""
 
@@ -338,13 +315,13 @@ def _add_block(
 
 @partial(jit, static_argnums=0)
 def mean_return_to_go(
-    objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree
+    objective: Rewards, theta: Params, times: records.Times, x: Array, context: PyTree
 ) -> Array:
     """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
     return terms.returns_to_go(objective, theta, times, x, context).mean(axis=0)
 
 
-def evaluate_returns(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Array:
+def evaluate_returns(rewards: Rewards, theta: Params, trajectories: records.Trajectories) -> Array:
     """The return of each trajectory that is held in memory. (E,)"""
     t = jnp.asarray(trajectories.t)
     x = jnp.asarray(trajectories.x)
@@ -392,7 +369,7 @@ def check_scores(
     flat: Array,
     process: AnyProcess,
     theta: Params,
-    trajectory: Callable[[int], Trajectories],
+    trajectory: Callable[[int], records.Trajectories],
     t: Array,
     offset: int = 0,
 ) -> None:

@@ -1,10 +1,18 @@
-"""Trajectories on a time grid, and what provides them."""
+"""Trajectories on a time grid, what provides them, and their pieces.
+
+The states of a file load when they are sliced. Everything that goes through more trajectories than
+memory holds takes them in the pieces of `split_pieces`.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
-from fluctua.core.arrays import Array, Params, PyTree
+import jax
+import numpy as np
+
+from fluctua.core.arrays import Array, Params, PyTree, is_key
 
 
 class Trajectories(NamedTuple):
@@ -41,3 +49,42 @@ class Substrate(Protocol):
     """A simulator or an instrument: sets θ and returns `count` trajectories."""
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories: ...
+
+
+class Piece(NamedTuple):
+    """Consecutive trajectories in memory. first: number of the first one."""
+
+    first: int
+    trajectories: Trajectories
+
+
+def open_array(x: Array) -> Array:
+    """An array to slice: in memory as NumPy, whose slices are not compiled; else as it is."""
+    return np.asarray(x) if isinstance(x, jax.Array) and not is_key(x) else x
+
+
+def select_trajectories(source: Trajectories, first: int, stop: int) -> Trajectories:
+    """Trajectories first … stop − 1 in memory, with their contexts and events."""
+
+    def select_rows(leaf: Any) -> Any:
+        return open_array(leaf)[first:stop]
+
+    others = (jax.tree.map(select_rows, tree) for tree in source[2:])
+    return Trajectories(source.t, np.asarray(select_rows(source.x)), *others)
+
+
+def count_within(x: Array, memory: int) -> int:
+    """Trajectories of x (E, T+1, M) that fit into so many bytes, one at least."""
+    return max(1, memory // max(1, x.shape[1] * x.shape[2] * x.dtype.itemsize))
+
+
+def split_pieces(source: Trajectories, size: int, cut: int = 0) -> Iterator[Piece]:
+    """Pieces of at most `size` trajectories; none has some on both sides of number `cut`."""
+    count = len(source.x)
+    first = 0
+    while first < count:
+        stop = min(first + size, count)
+        if first < cut:
+            stop = min(stop, cut)
+        yield Piece(first, select_trajectories(source, first, stop))
+        first = stop

@@ -13,7 +13,7 @@ from fluctua.core import baselines, check, estimator, scores
 from fluctua.core import estimate as estimates
 from fluctua.core import process as processes
 from fluctua.core.arrays import Params
-from fluctua.core.likelihood.pieces import mark_noiseless
+from fluctua.core.likelihood.sources import mark_noiseless
 from fluctua.core.objective import Objective
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import readout as corrections
@@ -75,10 +75,12 @@ def sum_chunks(
         progress=read,
     ):
         if s is not None:
-            off = corrections.reward_term(
+            off = corrections.compute_reward_term(
                 checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta)
             )
-            samples = samples._replace(gradient=corrections.subtract(samples.gradient, off, theta))
+            samples = samples._replace(
+                gradient=corrections.subtract_rows(samples.gradient, off, theta)
+            )
         sums.add(samples)
     return sums
 

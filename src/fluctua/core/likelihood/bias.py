@@ -7,7 +7,6 @@ If the drift is wrong by b(x), so that E[r | x] = bΔt, the gradient is biased b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.integrators import mean_rate
-from fluctua.core.likelihood.pieces import load_pieces
+from fluctua.core.likelihood.sources import load_pieces
 from fluctua.core.model import returns_to_go
 from fluctua.core.objective import Rewards
 from fluctua.core.process import Process
@@ -55,19 +54,11 @@ class FeatureUnits(NamedTuple):
 
 def measure_units(data: Trajectories, usable: np.ndarray | None) -> FeatureUnits:
     """Units from the first trajectories."""
-    some = np.asarray(next(load_pieces(data, BATCH)).x, np.float64)[:, 1:]
+    some = np.asarray(next(load_pieces(data, BATCH)).trajectories.x, np.float64)[:, 1:]
     spread = some.std(axis=(0, 1))
     mask = np.ones(data.x.shape[2]) if usable is None else np.asarray(usable, float)
     scale = np.where(spread > 0, spread, 1.0)
     return FeatureUnits(some.mean(axis=(0, 1)), scale, jnp.asarray(mask))
-
-
-def number_pieces(data: Trajectories) -> Iterator[tuple[int, Trajectories]]:
-    """Pieces of the data, each with the number of its first trajectory."""
-    first = 0
-    for piece in load_pieces(data, BATCH):
-        yield first, piece
-        first += len(piece.x)
 
 
 def prepare(piece: Trajectories, theta: Params) -> tuple[Array, Times]:
@@ -90,7 +81,7 @@ class Slopes(NamedTuple):
 
 def find_slopes(data: Trajectories, process: Process, theta: Params) -> Slopes:
     """`Slopes` of the first trajectories. (E, P) each"""
-    piece = next(load_pieces(data, BATCH))
+    piece = next(load_pieces(data, BATCH)).trajectories
     x, times = prepare(piece, theta)
     probes = np.random.default_rng(0).normal(size=(len(times.dt), x.shape[2]))
     return _probe(process, theta, x, times, piece.context, jnp.asarray(probes, x.dtype))
@@ -131,14 +122,14 @@ def measure_bias(
     """B of every group, with the coefficients (G, K, M) of the one before. (G, P)"""
     groups = len(beta)
     table: Any = 0.0
-    for piece in load_pieces(data, BATCH):
+    for _, piece in load_pieces(data, BATCH):
         x, times = prepare(piece, theta)
         ahead = _to_go(model.rewards, theta, times, x, piece.context)
         table = table + np.asarray(ahead, np.float64).sum(axis=0)
     table = jnp.asarray(table / len(data.x))
     total = np.zeros((groups, ravel_pytree(theta)[0].size))
     members = np.zeros(groups)
-    for first, piece in number_pieces(data):
+    for first, piece in load_pieces(data, BATCH):
         x, times = prepare(piece, theta)
         group = (first + np.arange(len(x))) % groups
         used = jnp.asarray(beta[group - 1], x.dtype)

@@ -33,7 +33,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.likelihood import features, pieces, steps
+from fluctua.core.likelihood import features, sources, steps
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
 from fluctua.core.text import names
@@ -67,7 +67,7 @@ class DriftFit(NamedTuple):
 
 
 def fit_drift(
-    source: pieces.Source,
+    source: sources.Source,
     process: Process,
     theta: Params,
     *,
@@ -93,9 +93,9 @@ def fit_drift(
 
     >>> fit_drift(recording, process, theta).stderr["omega"]
     """
-    data = pieces.open_source(source)
+    data = sources.open_source(source)
     theta = check.parameters(theta)
-    process = pieces.mark_noiseless(data, process, theta)
+    process = sources.mark_noiseless(data, process, theta)
     flat, unravel = ravel_pytree(theta)
     add_up = _choose_sums(data, process, theta, transition, diffusion, usable, noisy_states)
     passes = 0
@@ -111,7 +111,7 @@ def fit_drift(
         inverse, known = _invert(sums.gram, sums.normal)
         step = inverse @ sums.rows.sum(axis=0)
         scattered = inverse @ (sums.rows.T @ sums.rows) @ inverse.T
-        scatter = pieces.student_factor(len(sums.rows) - 1) * np.sqrt(np.diag(scattered))
+        scatter = sources.student_factor(len(sums.rows) - 1) * np.sqrt(np.diag(scattered))
         error = scatter if noisy_states else np.sqrt(np.diag(inverse))
         if not np.all(np.isfinite(step)):
             raise FloatingPointError(
@@ -176,7 +176,7 @@ def _choose_sums(
 
     def add_up(flat: Array) -> features.NormalEquations:
         total = None
-        for piece in pieces.load_pieces(data, BATCH, stop):
+        for _, piece in sources.load_pieces(data, BATCH, stop):
             x = jnp.asarray(piece.x, working_dtype(flat, piece.x))
             part = sum_piece(flat, x, check.grid(piece.t), piece.context)
             held = features.NormalEquations(*(np.asarray(v, np.float64) for v in part))

@@ -24,9 +24,8 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check, diffusion, recorded, scores
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.likelihood import steps, unknowns
-from fluctua.core.likelihood.unknowns import At
 from fluctua.core.process import Process, Score, Step
-from fluctua.core.trajectories import Times, Trajectories
+from fluctua.core.trajectories import Times, Trajectories, select_trajectories
 
 MIN_INCREMENTS = 10
 """Of a trajectory, to separate noise of the readout from what moves the state."""
@@ -53,7 +52,7 @@ class Evidence(NamedTuple):
 def collect_evidence(
     process: Process,
     score: Score,
-    at: At,
+    at: unknowns.At,
     theta: Params,
     u: np.ndarray,
     trajectories: Trajectories,
@@ -113,7 +112,7 @@ def collect_evidence(
     information = _sum_information(law, every, theta, point, path, variance)
     if not check.all_finite(s):
         for j in range(min(len(x), recorded.MAX_SEARCHED)):
-            diffusion.check_along(known, p, recorded.select_trajectory(trajectories, j), j)
+            diffusion.check_along(known, p, select_trajectories(trajectories, j, j + 1), j)
     linear = linear and not noisy and score is not scores.local_linear_score
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
 
@@ -123,7 +122,7 @@ class _EvidenceLaw(NamedTuple):
 
     process: Process
     score: Score
-    at: At
+    at: unknowns.At
     noisy: bool
 
 

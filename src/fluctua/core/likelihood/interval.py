@@ -11,7 +11,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
-from fluctua.core.likelihood.pieces import Source, load_pieces, open_source
+from fluctua.core.likelihood.sources import Source, load_pieces, open_source
 from fluctua.core.likelihood.steps import map_steps
 from fluctua.core.process import Process, Step
 from fluctua.core.trajectories import Times
@@ -58,7 +58,7 @@ def measure_euler_defect(
     theta = check.parameters(theta)
     total = 0.0
     square = 0.0
-    for piece in load_pieces(open_source(source), BATCH):
+    for _, piece in load_pieces(open_source(source), BATCH):
         x = jnp.asarray(piece.x, working_dtype(theta, piece.x))
         q = jnp.asarray(diffusion, x.dtype)
         dr, dd = _sum_defects(process, theta, x, check.grid(piece.t), piece.context, q)

@@ -36,7 +36,7 @@ from scipy.linalg import toeplitz
 from fluctua.core import arrays, check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import sample_error
-from fluctua.core.likelihood import pieces, spreading
+from fluctua.core.likelihood import sources, spreading
 from fluctua.core.likelihood.steps import Transition, map_steps, with_diffusion
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
@@ -88,7 +88,7 @@ class NoiseFit(NamedTuple):
 
 
 def fit_noise(
-    source: pieces.Source,
+    source: sources.Source,
     process: Process,
     theta: Params,
     *,
@@ -113,13 +113,13 @@ def fit_noise(
 
     >>> fit_noise(recording, process, theta).diffusion
     """
-    data = pieces.open_source(source)
+    data = sources.open_source(source)
     theta = check.parameters(theta)
-    process = pieces.mark_noiseless(data, process, theta)
+    process = sources.mark_noiseless(data, process, theta)
     law = _NoiseLaw(process, transition)
     parts: list[Any] = []
     cross: Any = 0.0
-    for piece in pieces.load_pieces(data, BATCH):
+    for _, piece in sources.load_pieces(data, BATCH):
         if len(piece.t) < LAGS + 3:
             raise ValueError(
                 f"the noise is fitted from {LAGS + 3} times per trajectory or more; got "
@@ -139,7 +139,8 @@ def fit_noise(
     if transition is euler and process.integrator == "euler":
         mixed = spreading.Spreading(np.eye(width), np.eye(width), np.ones(width))
     else:
-        mixed = spreading.measure_spreading(process, theta, next(pieces.load_pieces(data, BATCH)))
+        first = next(sources.load_pieces(data, BATCH))
+        mixed = spreading.measure_spreading(process, theta, first.trajectories)
     mask = np.ones(width, bool) if usable is None else np.asarray(usable, bool)
     fit = _finish_fit(sums, cross, len(data.t) - 1, mixed, mask, noiseless)
     if not mask.all():
@@ -283,7 +284,7 @@ def _finish_fit(
 ) -> NoiseFit:
     """The fit from sums of E trajectories of so many steps. cross: Σ e eᵀ (M, M)."""
     count, size = sums["rate"].shape
-    factor = pieces.student_factor(count - 1)
+    factor = sources.student_factor(count - 1)
 
     def mean(v: np.ndarray) -> np.ndarray:
         return v.mean(axis=0)

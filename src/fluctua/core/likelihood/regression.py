@@ -27,9 +27,8 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.estimate import sample_error
-from fluctua.core.likelihood import bias
+from fluctua.core.likelihood import bias, sources
 from fluctua.core.likelihood import steps as model_steps
-from fluctua.core.likelihood.pieces import Source, mark_noiseless, open_source
 from fluctua.core.objective import Objective
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
@@ -65,7 +64,7 @@ class ResidualReport(NamedTuple):
 
 
 def examine_residuals(
-    source: Source,
+    source: sources.Source,
     process: Process,
     objective: Objective,
     theta: Params,
@@ -97,10 +96,10 @@ def examine_residuals(
     >>> report = examine_residuals(recording, process, objective, theta)
     >>> report.p_values.min(), report.bias["omega"], report.bias_stderr["omega"]
     """
-    data = open_source(source)
+    data = sources.open_source(source)
     rewards = check.objective(objective)
     theta = check.parameters(theta)
-    process = mark_noiseless(data, process, theta)
+    process = sources.mark_noiseless(data, process, theta)
     count, _, width = data.x.shape
     if count < 4:
         raise ValueError(f"the residuals are examined on four trajectories or more; got {count}.")
@@ -174,7 +173,7 @@ def _sum_regression(
     right = np.zeros((groups, size, width))
     square = np.zeros(width)
     drift = np.zeros(width)
-    for first, piece in bias.number_pieces(data):
+    for first, piece in sources.load_pieces(data, bias.BATCH):
         x, times = bias.prepare(piece, theta)
         sums = _regress(law, theta, x, times, piece.context, units)
         a, b, s, d = (np.asarray(v, np.float64) for v in sums)

@@ -1,6 +1,4 @@
-"""Noise and drift of trajectories in the order in which they need each other, and a recording's
-whole calibration.
-"""
+"""Fits of drift and noise, each with what the other needs, and the calibration of a recording."""
 
 from __future__ import annotations
 
@@ -16,23 +14,26 @@ from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.estimate import Estimate
 from fluctua.core.likelihood import drift as drift_fits
 from fluctua.core.likelihood import guard as residual_guard
-from fluctua.core.likelihood import interval, regression
+from fluctua.core.likelihood import interval, regression, sources
 from fluctua.core.likelihood import noise as noise_fits
-from fluctua.core.likelihood import pieces as sources
 from fluctua.core.process import Process
 from fluctua.insitu import continuing as long_records
 from fluctua.insitu import estimating, hidden, splitting
-from fluctua.insitu.calibrate.network import linear_model
+from fluctua.insitu.calibrate.network import make_linear_model
 from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile
 
 ROUNDS = 4
 ALIKE = 0.02
-"""Relative change of the weights that is let pass: it changes the errors by half of that."""
+"""Relative change of the weights that ends the rounds: it changes the errors by half of that."""
 
 
 class SystemFit(NamedTuple):
-    """drift: its parameters with errors. noise: what the residuals of that drift say."""
+    """Fits of drift and noise.
+
+    drift: its parameters with errors.
+    noise: of the residuals of that drift.
+    """
 
     drift: drift_fits.DriftFit
     noise: noise_fits.NoiseFit
@@ -47,7 +48,7 @@ def fit_system(
     usable: np.ndarray | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> SystemFit:
-    """Drift and noise of the process that trajectories are of.
+    """Fit drift and noise of a process to trajectories.
 
     A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which
     tells whether the states carry observation noise; then the drift; then the noise about that
@@ -106,12 +107,19 @@ def _alike(a: noise_fits.NoiseFit, b: noise_fits.NoiseFit) -> bool:
 
 
 class Calibration(NamedTuple):
-    """fit: the drift. expected: its parameters as they were set. noise: with the fitted drift.
-    model_diffusion: Q that the model has (M,). residuals: of the model as it was set, None where
-    channels are hidden. estimate: the gradient, beside which its bias is to be read. defect:
-    whether Euler's interval explains the residuals, where it was Euler's transition and all
-    channels are there. guard: whether the residuals are the noise of the model as it was set.
-    stretches: of one long record, what its trajectories are.
+    """Calibration of one recording.
+
+    fit: of the drift.
+    expected: parameters of the drift as they were set.
+    noise: with the fitted drift.
+    model_diffusion: Q of the model (M,).
+    residuals: of the model as it was set; None where channels are hidden.
+    estimate: the gradient, beside which its bias is to be read.
+    transition: law of one step, "euler" or "local-linear".
+    defect: whether Euler's interval explains the residuals; None for another transition or where
+        channels are hidden.
+    guard: whether the residuals are the noise of the model as it was set.
+    stretches: the pieces of one long record; else None.
     """
 
     fit: drift_fits.DriftFit
@@ -135,8 +143,7 @@ def calibrate_recording(
     continuing: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Calibrate from one recording of a network, or of any process of `load_model(recording,
-    source)`.
+    """Calibrate drift and noise from one recording, of a network or of any process.
 
     Args:
         recording: an open one.
@@ -181,7 +188,7 @@ def calibrate_recording(
     fitted = process
     start = theta
     if record.description.network and model.observed is not None:
-        linear = linear_model(models.build_task(record.description), theta)
+        linear = make_linear_model(models.build_task(record.description), theta)
         fitted = check.process(linear.process)
         start = check.parameters(linear.theta)
     usable = None
@@ -193,10 +200,12 @@ def calibrate_recording(
                 "with hidden channels only Euler's transition is known; sample faster, or "
                 "observe them all."
             )
-        one = _first_context(recording)
-        view = hidden.visibility(fitted, None, start, model.observed, model.size, context=one)
+        context = _read_first_context(recording)
+        view = hidden.visibility(fitted, None, start, model.observed, model.size, context=context)
         usable = view.usable[model.observed]
-        fitted, _ = hidden.observed_model(fitted, None, tuple(map(int, model.observed)), model.size)
+        fitted, _ = hidden.make_observed_model(
+            fitted, None, tuple(map(int, model.observed)), model.size
+        )
         fitted = check.process(fitted)
     fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=say)
     expected_q = _model_diffusion(recording, fitted, start)
@@ -254,9 +263,7 @@ def _examine_long_run(
     law: residual_guard.Transition,
     blur: np.ndarray | None,
 ) -> tuple[regression.ResidualReport, Estimate]:
-    """Residuals with their bias, and the gradient that it is of: of the long-run average, over
-    the same window.
-    """
+    """Examine residuals and their bias of the gradient of the long-run average, over one window."""
     with warnings.catch_warnings():  # the report says it in its own words
         warnings.filterwarnings("ignore", "the trajectories are not those of the process")
         try:
@@ -271,7 +278,7 @@ def _examine_long_run(
     report = regression.examine_residuals(
         longer,
         process,
-        long_records.long_run(record, model),
+        long_records.make_long_run_reward(record, model),
         model.theta,
         window=window,
         components=record.description.components,
@@ -282,7 +289,7 @@ def _examine_long_run(
 
 
 def require_diffusion(process: Any, what: str) -> None:
-    """Refuse a process of another kind."""
+    """Refuse a process that is not a diffusion."""
     if not isinstance(check.process(process), Process):
         raise ValueError(
             f"{what} of an Itô process; {type(process).__name__} has neither. `fluctua estimate` "
@@ -290,7 +297,7 @@ def require_diffusion(process: Any, what: str) -> None:
         )
 
 
-def _first_context(recording: RecordingFile) -> Any:
+def _read_first_context(recording: RecordingFile) -> Any:
     rows = recording.trajectories(0, 1, load=True).context
     return None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
 
@@ -298,5 +305,5 @@ def _first_context(recording: RecordingFile) -> Any:
 def _model_diffusion(recording: RecordingFile, process: Process, theta: Params) -> np.ndarray:
     """Q of the model at the first sample that is not the start. (M,)"""
     x = np.asarray(recording.trajectories(0, 1, load=True).x)[0, 1]
-    q = diffusion_matrix(process, theta, x, recording.t[1], _first_context(recording))
+    q = diffusion_matrix(process, theta, x, recording.t[1], _read_first_context(recording))
     return np.diag(np.asarray(q, float))

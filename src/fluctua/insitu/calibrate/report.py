@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import scipy
 
-from fluctua.core.likelihood.pieces import student_factor
 from fluctua.core.likelihood.regression import ResidualReport
+from fluctua.core.likelihood.sources import student_factor
 from fluctua.core.text import names, with_error
 from fluctua.insitu.calibrate.actuators import Gains, OwnGains
 from fluctua.insitu.calibrate.fit import Calibration
@@ -35,14 +35,14 @@ NOT_FAR = (
 )
 
 
-def flat(tree: Any) -> np.ndarray:
-    """All numbers of a tree, float64."""
+def flatten(tree: Any) -> np.ndarray:
+    """Concatenate all numbers of a tree, in float64."""
     return np.concatenate(
         [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
     )
 
 
-def limit(comparisons: int, freedom: int | None = None) -> float:
+def alarm_limit(comparisons: int, freedom: int | None = None) -> float:
     """|z| that the largest of so many standard normals exceeds with probability `ALARM` at most.
 
     freedom: of errors that are from the scatter of `freedom` + 1 values, and have Student's factor
@@ -55,7 +55,7 @@ def limit(comparisons: int, freedom: int | None = None) -> float:
 
 
 def describe(c: Calibration, components: tuple[str, ...]) -> str:
-    """The report, section by section; each ends with what it means."""
+    """Report of a calibration, section by section; each ends with what it means."""
     lines = (
         [f"→ this is not the model as it was set: {c.guard!r}", ""]
         if c.guard is not None and c.guard.cause
@@ -63,9 +63,9 @@ def describe(c: Calibration, components: tuple[str, ...]) -> str:
     )
     if c.stretches is not None:
         lines += [f"RECORD   {c.stretches!r}", ""]
-    lines += [*_drift(c), "", *_noise(c, components)]
+    lines += [*_describe_drift(c), "", *_describe_noise(c, components)]
     if c.residuals is not None:
-        lines += ["", *_residuals(c, components), "", *_bias(c)]
+        lines += ["", *_describe_residuals(c, components), "", *_describe_bias(c)]
     else:
         lines += [
             "",
@@ -75,11 +75,11 @@ def describe(c: Calibration, components: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def _drift(c: Calibration) -> list[str]:
-    value = flat(c.fit.theta)
-    error = flat(c.fit.stderr)
-    expected = flat(c.expected)
-    robust = flat(c.fit.robust_stderr)
+def _describe_drift(c: Calibration) -> list[str]:
+    value = flatten(c.fit.theta)
+    error = flatten(c.fit.stderr)
+    expected = flatten(c.expected)
+    robust = flatten(c.fit.robust_stderr)
     known = np.isfinite(error)
     labels = names(c.fit.theta)
     z = np.where(known, (value - expected) / np.where(known, error, 1), 0)
@@ -97,15 +97,15 @@ def _drift(c: Calibration) -> list[str]:
         )
     if known.sum() > MAX_ROWS:
         lines.append(
-            f"  … the {MAX_ROWS} that differ most of {known.sum()}; typical errors {_typical(c)}; "
-            "--json has all"
+            f"  … the {MAX_ROWS} that differ most of {known.sum()}; typical errors "
+            f"{_format_typical_errors(c)}; --json has all"
         )
     if c.fit.unresolved:
         lines.append(
             f"  not determined by these data: {', '.join(c.fit.unresolved[:8])}"
             + (" …" if len(c.fit.unresolved) > 8 else "")
         )
-    off = int(np.sum(np.abs(z) > limit(int(known.sum()))))
+    off = int(np.sum(np.abs(z) > alarm_limit(int(known.sum()))))
     lines.append(
         "  the system is what it was set to, within errors."
         if not off
@@ -114,7 +114,7 @@ def _drift(c: Calibration) -> list[str]:
         "calibrate --write, then estimate --set theta=calibrated."
     )
     if off and c.transition == "euler":
-        lines.append(f"    {_interval(c)}")
+        lines.append(f"    {_explain_interval(c)}")
     ratio = np.median(robust[known] / error[known]) if known.any() else 1.0
     if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
         lines.append(
@@ -124,8 +124,8 @@ def _drift(c: Calibration) -> list[str]:
     return lines
 
 
-def _typical(c: Calibration) -> str:
-    """The median error of each family of parameters, which has one unit."""
+def _format_typical_errors(c: Calibration) -> str:
+    """Median error of each family of parameters."""
     medians = {}
     for name, error in name_leaves(c.fit.stderr).items():
         known = np.asarray(error, float)[np.isfinite(error)]
@@ -134,8 +134,8 @@ def _typical(c: Calibration) -> str:
     return ", ".join(f"{median:.2g} ({name})" for name, median in medians.items())
 
 
-def _interval(c: Calibration) -> str:
-    """Whether the interval is why Euler's residuals are not zero."""
+def _explain_interval(c: Calibration) -> str:
+    """Say whether the interval is why Euler's residuals are not zero."""
     if c.defect is not None and c.defect.is_cause:
         return TOO_FAR.format(*c.defect)
     if c.defect is not None and c.defect.is_not:
@@ -143,18 +143,18 @@ def _interval(c: Calibration) -> str:
     return FAR_APART
 
 
-def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
+def _describe_noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     n = c.noise
     q = n.diffusion
     error = n.diffusion_stderr
     model = c.model_diffusion
-    silent = (q == 0) & (error == 0)
-    z = np.where(silent, 0, (q - model) / np.where(silent, 1, error))
+    noiseless = (q == 0) & (error == 0)
+    z = np.where(noiseless, 0, (q - model) / np.where(noiseless, 1, error))
     lines = [
         "NOISE   diffusion Q = E[r²] / 2Δt, r what the drift does not explain of a step",
         f"  {'':<12} {'measured':>22} {'model':>12} {'difference / error':>20}",
     ]
-    shown = [i for i in np.argsort(-np.abs(z), kind="stable") if not silent[i]]
+    shown = [i for i in np.argsort(-np.abs(z), kind="stable") if not noiseless[i]]
     for i in shown[:MAX_ROWS]:
         lines.append(
             f"  {components[i]:<12} "
@@ -163,7 +163,7 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     if len(shown) > MAX_ROWS:
         lines.append(f"  … the {MAX_ROWS} that differ most of {len(shown)}")
     worst = int(np.argmax(np.abs(z)))
-    if np.abs(z[worst]) > limit(len(shown), n.trajectories - 1):
+    if np.abs(z[worst]) > alarm_limit(len(shown), n.trajectories - 1):
         lines.append(
             f"  → the noise is not the model's: {components[worst]} has "
             f"{q[worst] / model[worst]:.3g} times its Q."
@@ -172,10 +172,10 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
             lines.append("    Euler's interval makes Q look other than it is, too.")
     else:
         lines.append("  the noise is the model's, within errors.")
-    lines += _silent(c, np.flatnonzero(silent), components)
+    lines += _describe_noiseless(c, np.flatnonzero(noiseless), components)
     s2 = n.observation_variance
     e2 = n.observation_stderr
-    if n.observation_seen and silent.any():  # in units of their own each
+    if n.observation_seen and noiseless.any():  # in units of their own each
         each = ", ".join(
             f"{components[i]} {np.sqrt(max(s2[i], 0)):.3g}" for i in range(min(MAX_ROWS, len(q)))
         )
@@ -196,18 +196,18 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
             f"too small. Estimate with --set readout_noise={size:.3g}."
         )
     else:
-        bound = np.sqrt(max(np.max((s2 + 2 * e2)[~silent]), 0))
-        which = "every component with noise" if silent.any() else "every component"
+        bound = np.sqrt(max(np.max((s2 + 2 * e2)[~noiseless]), 0))
+        which = "every component with noise" if noiseless.any() else "every component"
         lines.append(
             f"  observation noise: none seen (standard deviation below {bound:.2g} in {which})"
         )
     coloured = (
         "the kicks remember each other over lags 2 to 8: coloured noise, or a drift that is wrong"
     )
-    lines.append(_verdict("white", n.whiteness, components, coloured))
+    lines.append(_format_verdict("white", n.whiteness, components, coloured))
     zs = n.state_dependence_z
     i, k = np.unravel_index(np.argmax(np.abs(zs)), zs.shape)
-    if np.abs(zs[i, k]) > limit(zs.size, n.trajectories - 1) * student_factor(
+    if np.abs(zs[i, k]) > alarm_limit(zs.size, n.trajectories - 1) * student_factor(
         max(1, n.trajectories - 1)
     ):
         what = ("x", "x²")[k]
@@ -228,7 +228,7 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         tail = (
             f"({components[a]} and {components[b]}: {n.correlation[a, b]:+.3f}, {size:.1f} errors)"
         )
-        seen = size > limit(m * (m - 1) // 2)
+        seen = size > alarm_limit(m * (m - 1) // 2)
         verdict = (
             "→ is shared between components"
             if seen and off[a, b] > SHARED
@@ -240,12 +240,14 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def _silent(c: Calibration, silent: np.ndarray, components: tuple[str, ...]) -> list[str]:
-    """Components without noise of their own: whether they move as the drift says."""
-    if not silent.size or c.guard is None:
+def _describe_noiseless(
+    c: Calibration, noiseless: np.ndarray, components: tuple[str, ...]
+) -> list[str]:
+    """Say whether components without noise of their own move as the drift says."""
+    if not noiseless.size or c.guard is None:
         return []
     lines = []
-    for i in silent[:MAX_ROWS]:
+    for i in noiseless[:MAX_ROWS]:
         off = i in c.guard.wrong
         lines.append(
             f"  → {components[i]} has no noise of its own, and does not move as its drift says."
@@ -256,14 +258,14 @@ def _silent(c: Calibration, silent: np.ndarray, components: tuple[str, ...]) -> 
     return lines
 
 
-def _verdict(good: str, p: np.ndarray, components: tuple[str, ...], bad: str) -> str:
+def _format_verdict(good: str, p: np.ndarray, components: tuple[str, ...], bad: str) -> str:
     worst = int(np.argmin(p))
     if p[worst] * len(p) < ALARM:
         return f"  → not {good}: {bad} (worst {components[worst]}, p = {p[worst]:.1g})"
     return f"  {good} (smallest of {len(p)} p-values: {p[worst]:.2g})"
 
 
-def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
+def _describe_residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     assert c.residuals is not None
     r = c.residuals
     lines = ["RESIDUALS   is E[r | x] zero, with the parameters as set?"]
@@ -281,35 +283,33 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     if bad.size > MAX_ROWS:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
     if c.transition == "euler":
-        lines.append(f"  {_interval(c)}")
+        lines.append(f"  {_explain_interval(c)}")
     return lines
 
 
 def gradient_errors(c: Calibration) -> np.ndarray:
-    """The bias of each component in units of the gradient's own standard error; NaN where it
-    was not examined. (P,)
-    """
+    """Bias over the gradient's own standard error, by component; NaN if not examined. (P,)"""
     assert c.residuals is not None
     assert c.estimate is not None
-    return _ratio(flat(c.residuals.bias), flat(c.estimate.stderr))
+    return _divide(flatten(c.residuals.bias), flatten(c.estimate.stderr))
 
 
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """0/0 is 0: a component without a score has neither bias nor error."""
+def _divide(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Divide, with 0/0 = 0: a component without a score has neither bias nor error."""
     return np.where(above == 0, 0.0, above / np.where(below > 0, below, np.nan))
 
 
-def _bias(c: Calibration) -> list[str]:
+def _describe_bias(c: Calibration) -> list[str]:
     assert c.residuals is not None
     assert c.estimate is not None
     r = c.residuals
-    bias = flat(r.bias)
-    error = flat(r.bias_stderr)
+    bias = flatten(r.bias)
+    error = flatten(r.bias_stderr)
     labels = names(r.bias)
-    g = flat(c.estimate.gradient)
-    ge = flat(c.estimate.stderr)
+    g = flatten(c.estimate.gradient)
+    ge = flatten(c.estimate.stderr)
     share = gradient_errors(c)
-    unseen = _ratio(error, ge)
+    unseen = _divide(error, ge)
     examined = np.flatnonzero(r.in_drift)
     z = np.zeros(len(bias))
     z[examined] = np.abs(bias[examined]) / np.where(error[examined] > 0, error[examined], np.inf)
@@ -327,7 +327,7 @@ def _bias(c: Calibration) -> list[str]:
         )
     if len(order) > MAX_ROWS:
         lines.append(f"  … the {MAX_ROWS} clearest of {len(order)}")
-    lines += _unexamined(r, labels)
+    lines += _list_unexamined(r, labels)
     if not len(examined):
         return lines
     clear = [i for i in order if z[i] > scipy.stats.t.isf(ALARM / (2 * len(order)), r.groups - 1)]
@@ -336,7 +336,7 @@ def _bias(c: Calibration) -> list[str]:
         many = f"{len(clear)} component{'s' if len(clear) > 1 else ''}"
         lines.append(
             f"  → {many} of the gradient cannot be trusted with these parameters: "
-            f"{_list([labels[i] for i in clear])}; the worst is {labels[worst]}, biased by "
+            f"{_join_names([labels[i] for i in clear])}; the worst is {labels[worst]}, biased by "
             f"{np.abs(share[worst]):.2g} times its own error."
         )
     else:
@@ -349,12 +349,12 @@ def _bias(c: Calibration) -> list[str]:
     return lines
 
 
-def _list(items: list[str]) -> str:
+def _join_names(items: list[str]) -> str:
     return ", ".join(items[:MAX_ROWS]) + (", …" if len(items) > MAX_ROWS else "")
 
 
-def _unexamined(r: ResidualReport, labels: list[str]) -> list[str]:
-    """Components that the residuals of the drift say nothing of, and those without a score."""
+def _list_unexamined(r: ResidualReport, labels: list[str]) -> list[str]:
+    """Name components that the residuals of the drift do not test, and those without a score."""
     lines = []
     reasons = {
         "not examined, parameters of the noise alone": r.in_noise & ~r.in_drift,
@@ -363,12 +363,12 @@ def _unexamined(r: ResidualReport, labels: list[str]) -> list[str]:
     for reason, which in reasons.items():
         named = [labels[i] for i in np.flatnonzero(which)]
         if named:
-            lines.append(f"  {reason}: {_list(named)}")
+            lines.append(f"  {reason}: {_join_names(named)}")
     return lines
 
 
 def describe_knobs(gains: Mapping[str, OwnGains]) -> str:
-    """Offset and gain of every knob, family by family, and whether one is not a line."""
+    """Table of offset and gain of every knob, by family, with a test that it is a line."""
     lines = []
     bent = []
     for name, g in gains.items():
@@ -388,20 +388,20 @@ def describe_knobs(gains: Mapping[str, OwnGains]) -> str:
     return "\n".join(lines[:-1] if not bent else lines)
 
 
-def describe_gains(g: Gains, most: int = 16) -> str:
-    """dθ/d(setting), the clearest first."""
+def describe_gains(g: Gains, max_rows: int = 16) -> str:
+    """Table of dθ/d(setting), the clearest first."""
     z = np.nan_to_num(np.abs(g.gain) / np.where(g.stderr > 0, g.stderr, np.inf))
     lines = [
         "ACTUATOR GAINS   dθ / d(setting)",
         f"  {'':<12} {'setting':<12} {'gain':>22} {'linear? p':>10}",
     ]
-    order = np.argsort(-z, axis=None, kind="stable")[:most]
+    order = np.argsort(-z, axis=None, kind="stable")[:max_rows]
     for p, s in zip(*np.unravel_index(order, z.shape), strict=True):
         p_value = "" if np.isnan(g.p_values[p]) else f"{g.p_values[p]:.2g}"
         lines.append(
             f"  {g.parameters[p]:<12} {g.settings[s]:<12} "
             f"{with_error(g.gain[p, s], g.stderr[p, s]):>22} {p_value:>10}"
         )
-    if z.size > most:
-        lines.append(f"  … the {most} clearest of {z.size}; --json has all")
+    if z.size > max_rows:
+        lines.append(f"  … the {max_rows} clearest of {z.size}; --json has all")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Reading a recording: states load when sliced, so a file may be larger than memory."""
+"""Read recordings: states load when sliced, so a file may be larger than memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluctua.core.trajectories import Trajectories
+from fluctua.core.trajectories import Trajectories, count_within
 from fluctua.insitu.recording import foreign, layout, ownership, texts
 from fluctua.insitu.recording.checked import CheckedStates
-from fluctua.insitu.recording.description import Description, counted
+from fluctua.insitu.recording.description import Description, format_count
 from fluctua.insitu.recording.event_rows import EventReader
 from fluctua.store.files import require_file
 
 
 class RecordedStates:
-    """x (E, T+1, M) real, loaded when sliced along trajectories and times; complex channels as
-    [Re, Im].
-    """
+    """States x (E, T+1, M), real, loaded when sliced; complex channels as [Re, Im]."""
 
     def __init__(self, data: Any, count: int):
         self._data = data
@@ -37,16 +35,14 @@ class RecordedStates:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        """x[trajectories], x[trajectories, times] with slices or numbers; anything after
-        works on the result.
-        """
+        """Load x[trajectories] or x[trajectories, times]; further keys apply to the result."""
         keys = key if isinstance(key, tuple) else (key,)
         if not all(isinstance(k, slice | int | np.integer) for k in keys[:2]):
             raise TypeError(
                 "the states of a recording are sliced by trajectory and time: x[a:b], "
                 "x[:, n:m], x[j]."
             )
-        first = [_bounded(k, size) for k, size in zip(keys[:2], self.shape, strict=False)]
+        first = [_bound_key(k, size) for k, size in zip(keys[:2], self.shape, strict=False)]
         raw = self._data[tuple(first)]
         x = np.concatenate([raw.real, raw.imag], axis=-1) if raw.dtype.kind == "c" else raw
         if len(keys) < 3:
@@ -55,9 +51,10 @@ class RecordedStates:
         return x[(slice(None),) * kept + keys[2:]]
 
 
-class _Cut:
-    """Data (E, T+1, C) as (E·S, length+1, C): S stretches of each trajectory, ends shared,
-    loaded when sliced.
+class _Stretches:
+    """Data (E, T+1, C) as (E·S, length+1, C): S stretches of each trajectory, ends shared.
+
+    Loaded when sliced.
     """
 
     def __init__(self, data: Any, count: int, length: int):
@@ -78,7 +75,7 @@ class _Cut:
         return np.stack([self[n, times] for n in numbers]) if numbers else empty
 
 
-def _bounded(key: Any, size: int) -> Any:
+def _bound_key(key: Any, size: int) -> Any:
     if isinstance(key, slice):
         return slice(*key.indices(size))
     if not -size <= key < size:
@@ -113,8 +110,7 @@ class RecordingFile:
     interrupted: whether its writer was killed, or is writing now.
     damage: what is not as it was written, in words.
     events: an `EventReader`, or None.
-    rails: (2, C), the ends of the range of samples that an instrument counted, in units; None where
-        they are not known.
+    rails: ends of the range of integer samples (2, C), in units; None if unknown.
     """
 
     def __init__(
@@ -155,13 +151,13 @@ class RecordingFile:
 
     @property
     def t(self) -> np.ndarray:
-        """(T+1,)"""
+        """Times of the samples. Shape (T+1,)."""
         return self.description.t
 
     @property
     def context(self) -> dict[str, np.ndarray] | None:
-        """{name: (E, ...)}, loaded."""
-        return self._rows(0, self.count)
+        """Context of all trajectories, {name: (E, ...)}, loaded."""
+        return self._read_context(0, self.count)
 
     def trajectories(
         self, first: int = 0, last: int | None = None, *, load: bool = False
@@ -171,9 +167,13 @@ class RecordingFile:
         whole = (first, stop) == (0, self.count) and not load
         events = None
         if self.events is not None:
-            events = self.events.lazy() if whole else self.events.dense(first, stop, slice(None))
+            events = (
+                self.events.load_lazily()
+                if whole
+                else self.events.load_dense(first, stop, slice(None))
+            )
         return Trajectories(
-            self.t, self.x if whole else self.x[first:stop], self._rows(first, stop), events
+            self.t, self.x if whole else self.x[first:stop], self._read_context(first, stop), events
         )
 
     def chunks(self, size: int) -> Iterator[Trajectories]:
@@ -182,19 +182,17 @@ class RecordingFile:
             yield self.trajectories(first, first + size, load=True)
 
     def chunk_size(self, chunk_bytes: int) -> int:
-        """How many trajectories fit, one at least."""
-        each = self.x.shape[1] * self.x.shape[2] * self.x.dtype.itemsize
-        return max(1, min(self.count, chunk_bytes // max(1, each)))
+        """Number of trajectories that fit into so many bytes, one at least."""
+        return max(1, min(self.count, count_within(self.x, chunk_bytes)))
 
-    def _rows(self, first: int, stop: int) -> dict[str, np.ndarray] | None:
+    def _read_context(self, first: int, stop: int) -> dict[str, np.ndarray] | None:
         if self._context is None:
             return None
         rows = {name: np.asarray(data[first:stop]) for name, data in self._context.items()}
-        for n, known in enumerate(
-            [] if self._checksums is None else self._checksums[first:stop], first
-        ):
-            one = {name: values[n - first] for name, values in rows.items()}
-            if layout.context_checksum(n, one) != int(known) >> 32:
+        checksums = [] if self._checksums is None else self._checksums[first:stop]
+        for n, known in enumerate(checksums, first):
+            context = {name: values[n - first] for name, values in rows.items()}
+            if layout.compute_context_checksum(n, context) != int(known) >> 32:
                 raise ValueError(
                     f"{self.path} is damaged: the context of trajectory {n} is not "
                     "what was written."
@@ -222,7 +220,7 @@ class RecordingFile:
             self.path,
             self.kind,
             head,
-            _Cut(self.x._data, self.count, length),
+            _Stretches(self.x._data, self.count, length),
             self.count * each,
             None
             if rows is None
@@ -249,7 +247,7 @@ class RecordingFile:
 
     def __repr__(self) -> str:
         e, t, m = self.x.shape
-        count = counted(e, "trajectory")
+        count = format_count(e, "trajectory")
         return (
             f"RecordingFile({str(self.path)!r}: {count} × {t} times × {m} components, {self.kind})"
         )
@@ -263,23 +261,20 @@ def open_recording(
     scale: Any = None,
     damaged: bool = False,
 ) -> RecordingFile:
-    """Open a recording, an .npz, .npy or MATLAB v7.3 file whatever its name ends in, or a .csv
-    (.tsv, .txt, .dat).
+    """Open a recording, or a file of another program (.npz, .npy, MATLAB v7.3, .csv, .txt).
 
     Args:
         path: the file.
         mapping: where a foreign file keeps things, {"x": "Data/psi", "t": "time",
             "parameters.omega": "w0"}; not needed if it follows the naming of docs/recordings.md.
         dt: interval of the samples of a file that has no times.
-        scale: units a count, for samples that are integers; a number, or one for each channel.
-        damaged: open a file that is not what was written too; `damage` then says what is wrong.
-            refused otherwise.
+        scale: units per count, for samples that are integers; a number, or one per channel.
+        damaged: open a damaged file too, which is refused otherwise; `damage` lists what is wrong.
     Returns: a `RecordingFile`, to be used in a `with`.
 
     >>> with open_recording("run.nc") as recording:
     ...     theta = recording.description.theta
     ...     fluctua.gradient(process, objective, theta, recording.trajectories())
-
     """
     path = Path(path)
     require_file(path, "a recording")
@@ -291,17 +286,17 @@ def open_recording(
         raise ValueError(f"`dt`, the interval of the samples, must be positive; got {dt}.")
     units = foreign.Units(dt, scale)
     if zipfile.is_zipfile(path):
-        return _foreign(path, foreign.read_npz(path, mapping or {}, units))
+        return _make_foreign(path, foreign.read_npz(path, mapping or {}, units))
     if not _is_hdf5(path):
-        return _foreign(path, _plain_file(path, mapping or {}, units))
+        return _make_foreign(path, _read_plain_file(path, mapping or {}, units))
     unreadable = texts.find_unreadable(path)
     if not mapping:
         texts.refuse_unreadable(unreadable, path)
     file, marked = open_hdf5(path)
     try:
-        layout.refuse_elsewhere(file, path)
+        layout.refuse_external_data(file, path)
         if mapping or texts.read_attribute(file, "format") != layout.FORMAT:
-            return _foreign(
+            return _make_foreign(
                 path, foreign.read_hdf5(path, file, mapping or {}, units, unreadable.texts), file
             )
         if units != foreign.Units():
@@ -309,9 +304,13 @@ def open_recording(
                 f"{path} is a recording, with its own times and units; leave out dt and scale."
             )
         description = layout.read_head(file, path)
-        (count, damage) = layout.complete(file)
+        (count, damage) = layout.count_complete(file)
         begun = file["x"].shape[0]
-        damage = (*damage, *layout.damaged_tables(file), *layout.damaged_dimensions(unreadable))
+        damage = (
+            *damage,
+            *layout.find_damaged_tables(file),
+            *layout.describe_lost_names(unreadable),
+        )
         if damage and not damaged:
             raise ValueError(
                 f"{path} is damaged: {'; '.join(damage)}. Nothing was changed. `fluctua inspect` "
@@ -343,22 +342,19 @@ def open_recording(
 
 
 def open_hdf5(path: Path) -> tuple[h5py.File, bool]:
-    """The file for reading, and whether it has the mark of a writer; also if that one was
-    killed in plain mode.
-    """
-    waited = time.monotonic() + 1.0
+    """Open a file for reading, also one whose writer was killed; with whether it is marked."""
+    deadline = time.monotonic() + 1.0
     while True:
-        mark = ownership.mark(path)
-        # beside a writer HDF5 asks for minutes for a page that is torn, and where the writer is
-        # gone it stays torn
-        alone = mark and not (mark & ownership.SINGLE_WRITER and ownership.being_written(path))
+        mark = ownership.read_mark(path)
+        # HDF5 retries a torn page for minutes, and without a writer it stays torn
+        alone = mark and not (mark & ownership.SINGLE_WRITER and ownership.is_being_written(path))
         try:
             if alone:
                 return h5py.File(ownership.Unmarked(path), "r"), True
             return h5py.File(path, "r", swmr=bool(mark)), bool(mark)
         except OSError as error:
-            if mark != ownership.mark(path) or (
-                time.monotonic() < waited and ownership.left_behind(path)
+            if mark != ownership.read_mark(path) or (
+                time.monotonic() < deadline and ownership.has_lock_file(path)
             ):
                 time.sleep(0.02)  # a writer is beginning or ending, which takes milliseconds
                 continue
@@ -367,14 +363,16 @@ def open_hdf5(path: Path) -> tuple[h5py.File, bool]:
             ) from None
 
 
-def _foreign(path: Path, contents: foreign.Contents, file: Any = None) -> RecordingFile:
+def _make_foreign(path: Path, contents: foreign.Contents, file: Any = None) -> RecordingFile:
     kind, description, x, context, rails = contents
     return RecordingFile(path, kind, description, x, x.shape[0], context, rails=rails, file=file)
 
 
-def _plain_file(path: Path, mapping: Mapping[str, str], units: foreign.Units) -> foreign.Contents:
-    """A file that is neither HDF5 nor a whole zip."""
-    beginning = _beginning(path)
+def _read_plain_file(
+    path: Path, mapping: Mapping[str, str], units: foreign.Units
+) -> foreign.Contents:
+    """Read a file that is neither HDF5 nor a complete zip."""
+    beginning = _read_beginning(path)
     if beginning.startswith(b"\x93NUMPY"):
         return foreign.read_npy(path, units)
     if beginning.startswith(b"PK\x03\x04"):
@@ -392,7 +390,7 @@ def _plain_file(path: Path, mapping: Mapping[str, str], units: foreign.Units) ->
 
 
 def _is_hdf5(path: Path) -> bool:
-    """The signature may follow a user block, of 512 bytes in MATLAB's files."""
+    """Whether a file has HDF5's signature, which may follow a user block (512 bytes in MATLAB)."""
     with open(path, "rb") as file:
         for offset in (0, 512, 1024, 2048):
             file.seek(offset)
@@ -401,7 +399,7 @@ def _is_hdf5(path: Path) -> bool:
     return False
 
 
-def _beginning(path: Path) -> bytes:
+def _read_beginning(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(16)
 

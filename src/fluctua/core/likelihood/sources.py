@@ -1,4 +1,4 @@
-"""Trajectories of a fit, from memory or from a file, a few at a time."""
+"""Where the trajectories of a fit come from, and their pieces."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import scipy
 
 from fluctua.core import check
 from fluctua.core.arrays import Params, working_dtype
 from fluctua.core.diffusion import find_noiseless
 from fluctua.core.process import Process
-from fluctua.core.trajectories import Trajectories
+from fluctua.core.trajectories import Piece, Trajectories, split_pieces
 
 
 class Recorded(Protocol):
@@ -32,18 +31,20 @@ def open_source(source: Source) -> Trajectories:
     return source if isinstance(source, Trajectories) else source.trajectories()
 
 
-def load_pieces(data: Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
-    """Consecutive pieces of `size` trajectories, loaded; refused if a state is not finite."""
+def load_pieces(data: Trajectories, size: int, stop: int | None = None) -> Iterator[Piece]:
+    """Pieces of `size` trajectories with their contexts; refused if a state is not finite.
+
+    stop: number of a trajectory at or beyond which no piece begins.
+    """
     count = len(data.x)
     if count == 0:
         raise ValueError("there is no complete trajectory to calibrate from.")
-    for first in range(0, count if stop is None else min(stop, count), size):
-        rows = slice(first, min(first + size, count))
-        x = np.asarray(data.x[rows])
-        check.finite_trajectories(check.find_not_finite(x, first), count)
-        yield Trajectories(
-            data.t, x, jax.tree.map(lambda leaf, rows=rows: leaf[rows], data.context)
-        )
+    for piece in split_pieces(Trajectories(data.t, data.x, data.context), size):
+        if stop is not None and piece.first >= stop:
+            return
+        x = piece.trajectories.x
+        check.finite_trajectories(check.find_not_finite(x, piece.first), count)
+        yield piece
 
 
 def mark_noiseless(data: Trajectories, process: Process, theta: Params) -> Process:
@@ -51,7 +52,7 @@ def mark_noiseless(data: Trajectories, process: Process, theta: Params) -> Proce
     process = check.process(process)
     if process.noiseless and process.integrator == "euler":
         return process
-    first = next(load_pieces(data, 1))
+    first = next(load_pieces(data, 1)).trajectories
     context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], first.context)
     x = jnp.asarray(first.x[0, 0], working_dtype(theta, first.x))
     marked = find_noiseless(process, theta, x, jnp.asarray(data.t)[0], context)
