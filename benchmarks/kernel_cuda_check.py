@@ -196,10 +196,10 @@ def time_binned(cp, quick):
 
 def profile_binned(cp, quick):
     """Where the second pass spends its time: each kernel alone, over the same runs of steps."""
-    second = cuda_binned.Second(
+    second = cuda_binned.SecondPass(
         cp, KernelJob(paper_lattice(steps=500), 0, 1000, binned=Binned(every=100))
     )
-    second.returns()
+    second.run_first_pass()
     whole = event_time(cp, second.settle, 3)
     print(
         f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for "
@@ -313,14 +313,14 @@ def time_one_pass(cp, quick):
     for count in (1000,) if quick else (1000, 20_000):
         for name, (spec, options) in variants.items():
             ensemble = ensemble_of(spec, count, **options)
-            device = cuda.Device(cp, ensemble, make_plan(ensemble))
+            device = cuda.LoadedNetwork(cp, ensemble, make_plan(ensemble))
             few = min(count, device.chunk)
             bare = event_time(cp, lambda d=device, n=few: d.launch(0, n, 0), repeat)
             full = bare
             if ensemble.scores:
                 full = event_time(
                     cp,
-                    lambda d=device, n=few: d.with_moments(d.launch(0, n, 0)),
+                    lambda d=device, n=few: d.add_moments(d.launch(0, n, 0)),
                     max(2, repeat // 2),
                 )
             begin = time.perf_counter()
@@ -382,7 +382,7 @@ HOW = "blocks × threads × sites, clusters at once, registers, bytes of stack"
 def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
     spec = paper_lattice(rows, columns, steps=2_000, sigma_kappa=sigma_kappa)
     ensemble = ensemble_of(spec, count, baseline=np.linspace(0.2, 0, 2_001), **options)
-    device = cuda.Device(cp, ensemble, make_plan(ensemble))
+    device = cuda.LoadedNetwork(cp, ensemble, make_plan(ensemble))
     launch = event_time(
         cp, lambda: device.launch(0, min(count, device.chunk), 0), 3 if rows < 64 else 1
     )
@@ -462,7 +462,9 @@ def time_calls(cp, in_parts):
                     lambda s=spec, n=count, b=table: kernel.run(s, 0, n, backend="cuda", baseline=b)
                 )[0]
                 ensemble = ensemble_of(spec, count, baseline=table)
-                alone = kernel_time(cp, cuda.Device(cp, ensemble, make_plan(ensemble)), count)
+                alone = kernel_time(
+                    cp, cuda.LoadedNetwork(cp, ensemble, make_plan(ensemble)), count
+                )
                 for name in baselines:
                     for place in sorted({"cpu", jax.default_backend()}):
                         with jax.default_device(jax.devices(place)[0]):
@@ -502,7 +504,7 @@ def kernel_time(cp, device, count):
     """Milliseconds of `one_pass` by itself."""
     few = min(count, device.chunk)
     _part = device.launch(0, few, 0)  # what the kernel writes to again
-    grid, arguments = min(device.grid, few) * device.layout.cluster, device.arguments(0, few)
+    grid, arguments = min(device.grid, few) * device.layout.cluster, device.make_arguments(0, few)
 
     def call():
         return device.kernel((grid,), (device.layout.threads,), arguments, shared_mem=device.shared)
@@ -539,23 +541,25 @@ def time_parts(cp, estimator, count):
     spec = estimator._spec(values)
     ensemble = ensemble_of(spec, count, baseline=estimator.baseline)
     plan = make_plan(ensemble)
-    device = cuda.Device(cp, ensemble, plan)
-    part = device.with_moments(device.launch(0, count, 0))
+    device = cuda.LoadedNetwork(cp, ensemble, plan)
+    part = device.add_moments(device.launch(0, count, 0))
     sums = cuda.run(ensemble)
     result = kernel.result(ensemble, sums)
     of_blocks, of_parts = cp.zeros((device.grid, spec.steps)), cp.zeros((62, 3, ensemble.width))
     parts = {
-        "θ is checked and read": lambda: check.host_parameters(check.parameters(theta, numbers=False)),
+        "θ is checked and read": lambda: check.host_parameters(
+            check.parameters(theta, numbers=False)
+        ),
         "its time step is watched": lambda: estimator.watch(estimator.task, values),
         "the network's arrays": lambda: estimator._spec(values),
         "seeds of a key": lambda: estimate_seeds(key),
         "an ensemble": lambda: ensemble_of(spec, count, baseline=estimator.baseline),
         "its plan": lambda: make_plan(ensemble),
-        "on the device": lambda: cuda.Device(cp, ensemble, plan),
+        "on the device": lambda: cuda.LoadedNetwork(cp, ensemble, plan),
         "of that, the copy": device._upload,
         "a launch": lambda: device.launch(0, count, 0),
         "of that, the sum of rewards": lambda: of_blocks.sum(axis=0, out=part.sums["reward_sum"]),
-        "moments": lambda: device.with_moments(part),
+        "moments": lambda: device.add_moments(part),
         "of that, the sum": lambda: of_parts.sum(axis=0, out=part.sums["moments"]),
         "the copy back": part.sums.get,
         "the kernels' part of all this": lambda: cuda.run(ensemble),

@@ -6,7 +6,7 @@ import platform
 
 import jax
 
-from fluctua.tcmt.kernel.options import cores
+from fluctua.tcmt.kernel.options import count_cores
 
 
 def describe_machine(backend: str) -> str:
@@ -19,7 +19,7 @@ def describe_machine(backend: str) -> str:
             )
     except (OSError, StopIteration):
         pass
-    text = f"{cores()} cores of {name}"
+    text = f"{count_cores()} cores of {name}"
     if backend == "cuda":
         import cupy
 

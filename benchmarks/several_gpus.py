@@ -39,7 +39,7 @@ def main():
     options.add_argument("--steps", type=int, default=1000)
     asked = options.parse_args()
     cp = cuda.require_cupy()
-    numbers = [0] * asked.pretend if asked.pretend else gpus.visible(cp)
+    numbers = [0] * asked.pretend if asked.pretend else gpus.list_gpus(cp)
     spec, table = paper_lattice(steps=asked.steps), np.linspace(0.2, 0, asked.steps + 1)
     cases = {
         "time-only, 100,000": lambda: kernel.run(spec, 1, 100_000, baseline=table, backend="cuda"),
@@ -50,15 +50,15 @@ def main():
     }
     pretended = " (one stands for all)" * bool(asked.pretend)
     print(f"11 × 13 resonators, {asked.steps:,} steps; {len(numbers)} GPUs{pretended}")
-    every, piece = gpus.visible, gpus.PIECE
+    every, piece = gpus.list_gpus, gpus.PIECE
     for name, run in cases.items():
-        gpus.visible = lambda cp: numbers[:1]
+        gpus.list_gpus = lambda cp: numbers[:1]
         one, alone = timed(run)
         gpus.PIECE = 2**40
         _, whole = timed(run)
-        gpus.PIECE, gpus.visible = piece, lambda cp: numbers
+        gpus.PIECE, gpus.list_gpus = piece, lambda cp: numbers
         several, shared = timed(run)
-        gpus.visible = every
+        gpus.list_gpus = every
         bits = "the same bits" if same(one, several) else "OTHER BITS"
         print(
             f"  {name:20} one launch {whole:6.3f} s, pieces {alone:6.3f} s, on all {shared:6.3f} "

@@ -158,7 +158,7 @@ def test_kernels_take_the_options_of_binned():
         ),
         (
             lambda: SMALL.estimator("cpu", baseline=fl.baselines.binned(lambda th, x: x[0])),
-            "leave out the condition",
+            "without a condition",
         ),
         (lambda: SMALL.estimator("cpu", baseline=np.full(101, np.nan)), "not finite"),
         (lambda: Plan(baseline="binned"), "in-situ training does not serve the baseline 'binned'"),

@@ -27,6 +27,6 @@ def device(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
     monkeypatch.setattr(cuda, "_free", {})
     # of its own, but one module for all that share its constants, as on a GPU
-    monkeypatch.setattr(cuda, "compiled", functools.cache(cuda.compiled.__wrapped__))
+    monkeypatch.setattr(cuda, "compile_module", functools.cache(cuda.compile_module.__wrapped__))
     monkeypatch.setattr(cuda, "resident_clusters", lambda *_: 2)
     return "emulated"

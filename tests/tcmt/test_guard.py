@@ -88,7 +88,7 @@ def test_coherent_power_ignores_noise_of_a_nonlinear_network(key):
 def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match='None, "dark" or "coherent"; got \'bright\''):
         tcmt.transmission(NETWORK, guard="bright")
-    with pytest.raises(ValueError, match='reward of its own.*backend="jax"'):
+    with pytest.raises(ValueError, match='this task has another.*backend="jax"'):
         tcmt.transmission(NETWORK, guard="coherent", **SHORT).estimator("cpu")
-    with pytest.raises(ValueError, match="build this one anew"):
+    with pytest.raises(ValueError, match="build this task anew"):
         tcmt.with_noise(tcmt.transmission(NETWORK, guard="coherent", **SHORT), sigma_w=0.1)

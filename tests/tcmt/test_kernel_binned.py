@@ -135,7 +135,7 @@ def test_the_mean_agrees_with_the_time_only_baseline_within_errors():
 def test_what_it_does_not_do_is_refused():
     for options, message in [
         ({"baseline": Binned(), "count": 1}, "at least 2"),
-        ({"baseline": Binned(), "antithetic": True}, "twin"),
+        ({"baseline": Binned(), "antithetic": True}, "opposite noise"),
         ({"baseline": Binned(), "rates": True}, "Rates"),
     ]:
         count = options.pop("count", 4)

@@ -120,7 +120,7 @@ def test_modulation_is_the_exact_sine_to_single_precision():
     double = kernel.run(spec, SEED, 16, record_every=50, dtype="float64").trajectories
     assert np.abs(single - double).max() / np.abs(double).max() < 1e-5
     spec = spec.replace(Omega=0.1, harmonics=10)
-    steps, table = layout.modulation_pieces(spec, layout.MODULATION_TOLERANCE)
+    steps, table = layout.fit_modulation(spec, layout.MAX_MODULATION_ERROR)
     assert steps > 10
     rng = np.random.default_rng(0)
     a = rng.standard_normal(10)
@@ -132,7 +132,7 @@ def test_modulation_is_the_exact_sine_to_single_precision():
     piece = table[n // steps] @ wave
     sine = piece[:, 0] + tau * (piece[:, 1] + tau * piece[:, 2])
     exact = (a * np.sin(0.1 * np.arange(1, 11) * n[:, None] * 1e-3 + phase)).sum(-1)
-    assert np.abs(sine - exact).max() < layout.MODULATION_TOLERANCE
+    assert np.abs(sine - exact).max() < layout.MAX_MODULATION_ERROR
 
 
 def test_overflow_names_the_first_trajectory_and_its_step():

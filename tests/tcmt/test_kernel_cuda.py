@@ -11,7 +11,7 @@ import fake_cupy
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_binned
 from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.layout import make_plan, source
+from fluctua.tcmt.kernel.layout import make_plan, read_sources
 from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
 from in_turn import in_turn
@@ -307,9 +307,10 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "REPLAY_BLOCKS": 2,
     }
     macros = [
-        f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *binned.items())
+        f"-D{k}={v}"
+        for k, v in (*cuda.make_definitions(ensemble, layout, 8, True), *binned.items())
     ]
-    text = source(*cuda.SOURCES, *cuda_binned.SOURCES)
+    text = read_sources(*cuda.SOURCES, *cuda_binned.SOURCES)
     assert "#include" not in text  # compiled at run time, where no header is found
     (tmp_path / "all.cu").write_text(text)
     command = [
@@ -329,8 +330,8 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
 def test_registers_hold_the_sites_of_a_block(tmp_path):
     ensemble = KernelJob(rectangle(64, 64), 0, 1000, KernelOptions(), table=np.zeros(65))
     layout = cuda.lay_out(make_plan(ensemble), *cuda.spread(4096, 4, 16))
-    macros = [f"-D{k}={v}" for k, v in cuda.definitions(ensemble, layout, 1, True)]
-    (tmp_path / "all.cu").write_text(source(*cuda.SOURCES))
+    macros = [f"-D{k}={v}" for k, v in cuda.make_definitions(ensemble, layout, 1, True)]
+    (tmp_path / "all.cu").write_text(read_sources(*cuda.SOURCES))
     command = [
         "nvcc",
         "-std=c++17",
@@ -402,7 +403,7 @@ def test_binned_baseline_of_large_ensembles(count):
 
 def test_binned_baseline_with_weights_in_global_memory(device, monkeypatch):
     monkeypatch.setattr(cuda_binned, "SHARED_WEIGHTS", 0)
-    monkeypatch.setattr(cuda_binned, "MOST_SLOTS", 3)
+    monkeypatch.setattr(cuda_binned, "MAX_SLOTS", 3)
     cpu, gpu = both(
         rectangle(2, 2, steps=11), 30, baseline=Binned(4, 5), dtype="float64", samples=True
     )
@@ -413,7 +414,7 @@ def test_binned_baseline_with_weights_in_global_memory(device, monkeypatch):
     ("steps", "every", "slots"), [(100, 50, 16), (7, 1, 1), (33, 10, 4), (20, 7, 2), (5, 5, 1)]
 )
 def test_the_schedule_covers_every_step_and_stops_at_every_sorting(steps, every, slots):
-    runs = cuda_binned.schedule(steps, Binned(20, every), slots)
+    runs = cuda_binned.schedule_runs(steps, Binned(20, every), slots)
     assert [n for begin, end in runs for n in range(begin, end)] == list(range(steps))
     assert all(0 < end - begin <= slots for begin, end in runs)
     assert {begin for begin, _ in runs} >= set(range(0, steps, every))

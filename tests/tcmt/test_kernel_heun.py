@@ -7,7 +7,7 @@ import pytest
 
 from fluctua.tcmt.kernel import layout
 from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.cpu import measured_scores
+from fluctua.tcmt.kernel.cpu import sum_measured_scores
 from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
 from fluctua.tcmt.native import _native
@@ -63,7 +63,7 @@ def test_every_step_and_every_score_is_the_references(case, dtype):
 
 def test_the_pieces_of_a_modulation_reach_the_end_of_the_last_step():
     spec = heun(**CASES["a piece of the modulation that ends with the run"])
-    steps, table = layout.modulation_pieces(spec, layout.MODULATION_TOLERANCE)
+    steps, table = layout.fit_modulation(spec, layout.MAX_MODULATION_ERROR)
     assert spec.steps % steps == 0
     assert len(table) == spec.steps // steps + 1
 
@@ -162,7 +162,7 @@ def test_what_has_no_heun_says_so():
         (lambda: run_twin(heun(), 0, 4, backend="cuda"), "twin.*heun"),
         (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`integrator` differs"),
         (
-            lambda: measured_scores(
+            lambda: sum_measured_scores(
                 KernelJob(heun(), 0, 1, KernelOptions()), np.zeros((1, 2, 24)), 1
             ),
             "measured.*heun",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fluctua import tcmt
-from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, memory
+from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, measure_memory
 from fluctua.tcmt.kernel.run import run
 from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle
@@ -50,7 +50,7 @@ def test_a_twin_is_refused_at_construction():
         tcmt.KernelTwin(rank=-1)
     with pytest.raises(ValueError, match="got 0"):
         tcmt.KernelTwin(segment=0)
-    with pytest.raises(ValueError, match="3 resonators.*got 4"):
+    with pytest.raises(ValueError, match="at most 3.*got 4"):
         task.estimator("cpu", baseline=tcmt.KernelTwin(rank=4))
 
 
@@ -61,7 +61,8 @@ def test_more_than_the_memory_is_refused_with_both_numbers():
         lambda spec: run_twin(spec, 0, 10**9, samples=True),
     ]:
         with pytest.raises(
-            ValueError, match=rf"1,000,000,000 trajectories.*has {memory() / 2**30:,.0f} GiB"
+            ValueError,
+            match=rf"1,000,000,000 trajectories.*has {measure_memory() / 2**30:,.0f} GiB",
         ):
             call(rectangle())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fluctua.tcmt.kernel.cpu import EnsembleSums, Pass, TwinSums, TwinTables
-from fluctua.tcmt.kernel.layout import KernelPlan, blocks, make_plan
+from fluctua.tcmt.kernel.layout import KernelPlan, make_plan, read_blocks
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.native import _native
 from kernel_reference import rectangle
@@ -187,11 +187,11 @@ def test_normals_of_absurd_sizes_are_refused():
 
 
 def test_blocks_of_the_device_are_filled_by_name():
-    block = blocks()["Outputs"]
+    block = read_blocks()["Outputs"]
     assert block.size == 8 * len(block.fields) == 48
     values = {name: i for i, name in enumerate(block.fields)}
-    np.testing.assert_array_equal(block.packed(**dict(reversed(values.items()))), range(6))
+    np.testing.assert_array_equal(block.pack(**dict(reversed(values.items()))), range(6))
     with pytest.raises(TypeError, match="waves"):
-        block.packed(**{name: 0 for name in block.fields if name != "waves"})
+        block.pack(**{name: 0 for name in block.fields if name != "waves"})
     with pytest.raises(TypeError, match="wave"):
-        block.packed(**{**values, "wave": 1})
+        block.pack(**{**values, "wave": 1})

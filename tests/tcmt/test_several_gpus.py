@@ -41,7 +41,7 @@ def on(device, monkeypatch):
         made = []
         begin = kind.__init__
         with monkeypatch.context() as patch:
-            patch.setattr(gpus, "visible", lambda cp: [0] * many)
+            patch.setattr(gpus, "list_gpus", lambda cp: [0] * many)
             patch.setattr(cuda, "_free", {})  # nothing is laid out before
             patch.setattr(
                 kind, "__init__", lambda self, *a, **k: made.append(self) or begin(self, *a, **k)
@@ -79,7 +79,7 @@ def test_groups_of_the_binned_baseline(on):
     make = lambda: kernel.run(
         spec, SEED, 50, backend="cuda", baseline=Binned(3, 4, 14), samples=True
     )
-    (one, groups), (several, again) = (on(n, make, cuda_binned.Second) for n in (1, 3))
+    (one, groups), (several, again) = (on(n, make, cuda_binned.SecondPass) for n in (1, 3))
     assert groups == again == 4
     assert_same_bits(one, several)
 
@@ -143,8 +143,8 @@ def test_every_gpu_is_used_the_current_one_first(device, monkeypatch):
     cp = cuda.require_cupy()
     monkeypatch.setattr(cp.cuda.runtime, "getDeviceCount", lambda: 3)
     with cp.cuda.Device(2):
-        assert gpus.visible(cp) == [2, 0, 1]
+        assert gpus.list_gpus(cp) == [2, 0, 1]
     seen = []
-    results = gpus.over_gpus(lambda item: seen.append(item) or item**2, range(7))
+    results = gpus.map_over_gpus(lambda item: seen.append(item) or item**2, range(7))
     assert results == [n**2 for n in range(7)]
     assert sorted(seen) == list(range(7))

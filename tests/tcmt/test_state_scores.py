@@ -14,11 +14,11 @@ from fluctua.core.scores import full_score
 from fluctua.runs.unknown import Device
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.exact import value_and_gradient
-from fluctua.tcmt.kernel.cpu import measured_scores
+from fluctua.tcmt.kernel.cpu import sum_measured_scores
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import expected_lambda
-from fluctua.tcmt.losses import OfLosses
-from fluctua.tcmt.state_scores import evidence as of_network
+from fluctua.tcmt.losses import DriftCalibratedTwin
+from fluctua.tcmt.state_scores import collect_evidence as of_network
 from fluctua.tcmt.state_scores import sum_states
 
 NETWORK = tcmt.rectangular(2, 3)
@@ -120,9 +120,9 @@ def test_scores_of_samples_some_steps_apart(stride):
     spec = kernel_spec(task, {**hidden(THETA), "gamma": np.linspace(0.01, 0.03, SITES)})
     x = np.asarray(Device(task, hidden)(KEY, THETA, 2).x)[:, : 24 * stride : stride]
     exact = reference(spec, x, stride)
-    sums = measured_scores(KernelJob(spec, 0, 1, KernelOptions(dtype="float64")), x, stride)
+    sums = sum_measured_scores(KernelJob(spec, 0, 1, KernelOptions(dtype="float64")), x, stride)
     np.testing.assert_allclose(sums, exact, rtol=1e-9, atol=1e-9 * np.abs(exact).max())
-    single = measured_scores(
+    single = sum_measured_scores(
         KernelJob(spec, 0, 1), x, stride
     )  # 46 terms with 7 digits of states of order 10
     np.testing.assert_allclose(single, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
@@ -163,7 +163,7 @@ def test_samples_ten_steps_apart_calibrate_losses():
     device = Device(network, hidden, sample_every=10)
     start = {**START, "gamma": jnp.full(SITES, 0.05)}
     spread = {"gain": 0.2, "kerr": 0.01, "offset": 0.2, "gamma": 0.05}
-    model = OfLosses(network.estimator("cpu", baseline="twin"))
+    model = DriftCalibratedTwin(network.estimator("cpu", baseline="twin"))
     estimator = fl.SelfCalibrating(model, device, lossy, start, spread, samples=0)
     for i in range(3):
         setting = {**THETA, "kappa": THETA["kappa"] + 0.3 * np.cos(np.arange(BONDS) * i)}

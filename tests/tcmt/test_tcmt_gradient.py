@@ -232,7 +232,7 @@ def test_exact_beside_a_float32_run_of_the_same_network(first):
     [
         (transmission(chain(3)), {"chi": np.ones(3)}, "need χ = 0"),
         (transmission(chain(3), sigma_kappa=0.1), {}, "need σ_κ = 0"),
-        (custom(chain(3), Drive(0), lambda theta, x: x[0]), {}, "another reward"),
+        (custom(chain(3), Drive(0), lambda theta, x: x[0]), {}, "this task has another"),
     ],
 )
 def test_exact_refuses_what_it_cannot_solve(task, theta, message):

@@ -19,7 +19,7 @@ from fluctua.tcmt import (
     ring,
     transmission,
 )
-from fluctua.tcmt.network import copies
+from fluctua.tcmt.network import repeat_network
 
 
 def bonds(network):
@@ -82,7 +82,7 @@ def test_networks_with_the_same_numbers_are_equal():
 
 def test_copies_repeat_every_family():
     one = rectangular(2, 2, kappa=[1.0, 2.0, 3.0, 4.0])
-    two = copies(one, 2)
+    two = repeat_network(one, 2)
     assert (two.sites, two.leads) == (8, 4)
     assert bonds(two) == bonds(one) + [(i + 4, j + 4) for i, j in bonds(one)]
     np.testing.assert_array_equal(two.kappa, np.tile(one.kappa, 2))
@@ -111,11 +111,14 @@ def test_parameters_that_are_not_trained_come_from_the_network():
         (lambda: chain(3, gamma=-1.0), "`gamma` must not be negative"),
         (lambda: chain(3, kappa=[1.0, 2.0, 3.0]), r"array of shape \(2,\)"),
         (lambda: chain(3, omega=np.nan), "not finite"),
-        (lambda: chain(3).replace(bonds=1), "no numbers called 'bonds'"),
+        (lambda: chain(3).replace(bonds=1), "no field 'bonds'"),
         (lambda: chain(3, leads=[{0: 1.0}]), "site index or a Lead"),
         (lambda: parameters(chain(3), {"kapa": jnp.ones(2)}), "got 'kapa'"),
         (lambda: parameters(chain(3), {"kappa": jnp.ones(3)}), r"must have shape \(2,\)"),
-        (lambda: initial_parameters(jax.random.key(0), chain(3), train=("psi",)), "`train` names"),
+        (
+            lambda: initial_parameters(jax.random.key(0), chain(3), train=("psi",)),
+            "`train` must name",
+        ),
         (lambda: process(chain(3), Drive(2)), "leads 0…1"),
         (lambda: process(chain(3), 0), "Drive"),
         (lambda: process(chain(3), Drive(0), frame="spinning"), "'rotating', 'lab'"),

@@ -10,7 +10,7 @@ import pytest
 
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_twin
-from fluctua.tcmt.kernel.layout import make_plan, source
+from fluctua.tcmt.kernel.layout import make_plan, read_sources
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
 from in_turn import in_turn
@@ -79,7 +79,7 @@ def test_any_degree(device):
 @pytest.mark.parametrize("network", [{}, {"sigma_kappa": 0.2}])
 def test_trajectories_in_several_launches_and_several_waves(device, network, monkeypatch):
     monkeypatch.setattr(cuda, "CHUNK_BYTES", 20_000)
-    monkeypatch.setattr(cuda_twin, "MOST_BYTES", 150_000)  # a few blocks at a time
+    monkeypatch.setattr(cuda_twin, "MAX_PATH_BYTES", 150_000)  # a few blocks at a time
     cpu, gpu = both(rectangle(steps=21, **network), 26, dtype="float64", rank=0 if network else 4)
     assert_same(gpu, cpu, 1e-9)
     np.testing.assert_allclose(gpu.mean_lambda[1:], cpu.mean_lambda[1:], atol=1e-12)
@@ -123,9 +123,9 @@ def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_p
         "TWIN_BLOCKS": 3,
     }
     macros = [
-        f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *twin.items())
+        f"-D{k}={v}" for k, v in (*cuda.make_definitions(ensemble, layout, 8, True), *twin.items())
     ]
-    text = source(*cuda.SOURCES, *cuda_twin.SOURCES)
+    text = read_sources(*cuda.SOURCES, *cuda_twin.SOURCES)
     assert "#include" not in text
     (tmp_path / "all.cu").write_text(text)
     command = [

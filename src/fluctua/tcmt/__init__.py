@@ -1,6 +1,4 @@
-"""Networks of coupled resonators: stochastic coupled-mode theory, its tasks and its exact
-answers.
-"""
+"""Networks of coupled resonators: stochastic coupled-mode theory, tasks and exact results."""
 
 from fluctua.tcmt import exact
 from fluctua.tcmt.coupled_modes import Drive, Modulation, condition, process

@@ -1,4 +1,4 @@
-"""An experiment put together from a network, its drives and a reward."""
+"""Assembly of an `Experiment` from a network, its drives and a reward."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ import numpy as np
 from fluctua.core.arrays import Array, PyTree
 from fluctua.core.check import drop_extra_arguments
 from fluctua.core.process import NoiseProduct, Process
-from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked, condition, process
+from fluctua.tcmt.coupled_modes import (
+    Drive,
+    Frame,
+    Modulation,
+    check_modulation,
+    condition,
+    process,
+)
 from fluctua.tcmt.experiment import (
     Experiment,
     Tied,
     TiedCondition,
     WeightedPower,
-    accumulated,
+    make_objective,
     outputs,
 )
-from fluctua.tcmt.network import Network, copies
+from fluctua.tcmt.network import Network, repeat_network
 
 
 class Dynamics(NamedTuple):
     """How a network is simulated.
 
-    t: the time grid (T+1,). modulation: of the couplings. frame: "rotating" or "lab". integrator:
-    "euler", "heun" or "rk4".
+    t: the time grid (T+1,).
+    modulation: of the couplings; None for none.
+    frame: "rotating" or "lab".
+    integrator: "euler", "heun" or "rk4".
     """
 
     t: np.ndarray
@@ -43,22 +52,22 @@ def assemble(
     dynamics: Dynamics,
     weights: tuple[float, ...] | None = None,
 ) -> Experiment:
-    """An experiment on `count` copies of a network that share θ.
+    """Make an experiment on `count` copies of a network that share θ.
 
-    reward: of all copies, (theta of all, x, t). weights: of the output powers, if the reward is
+    reward: (theta of all copies, x, t) -> rate. weights: of the output powers, if the reward is
     their weighted sum.
     """
-    simulated = network if count == 1 else copies(network, count)
-    modulation = checked(dynamics.modulation)
-    whole = process(
+    simulated = network if count == 1 else repeat_network(network, count)
+    modulation = check_modulation(dynamics.modulation)
+    full_process = process(
         simulated,
         drives,
         frame=dynamics.frame,
         modulation=modulation,
         integrator=dynamics.integrator,
     )
-    drift = whole.drift
-    noise = whole.noise
+    drift = full_process.drift
+    noise = full_process.noise
     intensity: Callable[..., PyTree] = condition(network)
     if count > 1:
         drift = Tied(drift, count)
@@ -72,7 +81,7 @@ def assemble(
     return Experiment(
         network=network,
         process=Process(drift, noise, integrator=dynamics.integrator),
-        objective=accumulated(reward, dynamics.integrator),
+        objective=make_objective(reward, dynamics.integrator),
         t=dynamics.t,
         condition=intensity,
         simulated=simulated,
@@ -91,8 +100,8 @@ def assemble_power(
     weights: np.ndarray,
     dynamics: Dynamics,
 ) -> Experiment:
-    """An experiment whose reward is a weighted sum of output powers."""
-    simulated = network if count == 1 else copies(network, count)
-    fixed = tuple(np.asarray(weights, float).tolist())
-    reward = WeightedPower(outputs(simulated, drives, frame=dynamics.frame), fixed)
-    return assemble(network, count, drives, reward, dynamics, fixed)
+    """Make an experiment whose reward is a weighted sum of output powers."""
+    simulated = network if count == 1 else repeat_network(network, count)
+    power_weights = tuple(np.asarray(weights, float).tolist())
+    reward = WeightedPower(outputs(simulated, drives, frame=dynamics.frame), power_weights)
+    return assemble(network, count, drives, reward, dynamics, power_weights)

@@ -1,6 +1,6 @@
-"""A task at θ as the arrays of the kernels, and their columns as gradients of θ.
+"""Conversion of a task at θ to arrays of the kernels, and of their columns to gradients of θ.
 
-The kernels know sites, bonds, drives and ports. Their columns become the gradient of θ by the chain
+The kernels have sites, bonds, drives and ports. Their columns become the gradient of θ by the chain
 rule for γ_e and γ, which enter damping, diffusion, drive and output, and by the sum over copies of
 a network that share one θ.
 """
@@ -17,25 +17,24 @@ from fluctua.core.arrays import Array, Params, jit, on_host
 from fluctua.core.estimate import Estimate, Samples
 from fluctua.tcmt import coupled_modes
 from fluctua.tcmt.experiment import Experiment
-from fluctua.tcmt.kernel.options import (
-    KernelSpec,
-)
+from fluctua.tcmt.kernel.options import KernelSpec
 from fluctua.tcmt.kernel.run import Families, KernelResult
 from fluctua.tcmt.kernel.twin import TwinResult
 from fluctua.tcmt.network import parameters
 
 
 def incoming_table(task: Experiment) -> np.ndarray:
-    """s⁺ on every lead at every time that a step asks for, (T, L) or (T+1, L), or (L,) where it
-    is constant.
+    """Return s⁺ on every lead: (L,) if constant, else a row per time.
+
+    (T, L) with Euler's step, (T+1, L) with others, which also need the end of the last step.
     """
     t = task.t[:-1] if task.integrator == "euler" else task.t
-    s_plus = coupled_modes.incoming_at(task.drives, task.simulated.leads, t, task.frame)
+    s_plus = coupled_modes.tabulate_incoming(task.drives, task.simulated.leads, t, task.frame)
     return s_plus[0] if np.all(s_plus == s_plus[0]) else s_plus
 
 
 def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = None) -> KernelSpec:
-    """The arrays of a task at θ. s_plus: `incoming_table(task)`, if it is at hand."""
+    """Return the arrays of a task at θ. s_plus: `incoming_table(task)`, if already computed."""
     network = task.simulated
     repeated = repeat_parameters(task, theta)
     c = coupled_modes.coefficients(network, repeated, offset=find_offset(task))
@@ -67,27 +66,23 @@ def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = Non
 
 
 def find_offset(task: Experiment) -> float:
-    """What is added to ω: in the lab frame the carrier."""
+    """Return what is added to ω: the carrier in the lab frame, else 0."""
     return coupled_modes.carrier(task.drives) if task.frame == "lab" else 0.0
 
 
-def chain_rule(task: Experiment, theta: Params) -> bool:
-    """Whether gradients of θ are put together from several columns of the kernels, trajectory
-    by trajectory.
-    """
+def needs_chain_rule(task: Experiment, theta: Params) -> bool:
+    """Whether a gradient of θ is a sum over several columns of the kernels."""
     return task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
 
 
-def per_trajectory(task: Experiment, theta: Params, columns: Families) -> Params:
-    """The kernels' columns as gradients of θ, trajectory by trajectory: chain rule, and sum
-    over copies.
-    """
-    of = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
+def convert_columns(task: Experiment, theta: Params, columns: Families) -> Params:
+    """Return gradients of θ per trajectory from columns of the kernels, summed over copies."""
+    by_family = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
     if columns.damping is not None:
-        of |= _rates(task, theta, columns)
+        by_family |= _convert_rates(task, theta, columns)
     return {
         name: jnp.asarray(
-            of[name].reshape(len(of[name]), task.copies, -1).sum(axis=1),
+            by_family[name].reshape(len(by_family[name]), task.copies, -1).sum(axis=1),
             jnp.asarray(theta[name]).dtype,
         )
         for name in theta
@@ -95,14 +90,15 @@ def per_trajectory(task: Experiment, theta: Params, columns: Families) -> Params
 
 
 def collect_samples(task: Experiment, theta: Params, result: KernelResult | TwinResult) -> Samples:
-    """The gradients of θ of the single trajectories, from a run with `samples`."""
+    """Return gradients of θ per trajectory, from a run with `samples`."""
     assert result.samples is not None
-    return Samples(per_trajectory(task, theta, result.samples), jnp.asarray(result.returns))
+    return Samples(convert_columns(task, theta, result.samples), jnp.asarray(result.returns))
 
 
-def _rates(task: Experiment, theta: Params, columns: Families) -> dict[str, np.ndarray]:
-    """∂/∂γ_e and ∂/∂γ from damping Γ, ln Q, the drive f = D s⁺ and the output gain D, with D =
-    w√(2γ_e).
+def _convert_rates(task: Experiment, theta: Params, columns: Families) -> dict[str, np.ndarray]:
+    """Return ∂/∂γ_e and ∂/∂γ from those by Γ, ln Q, the drive f = D s⁺ and the gain D.
+
+    D = w√(2γ_e).
     """
     network = task.simulated
     repeated = repeat_parameters(task, theta)
@@ -124,14 +120,12 @@ def _rates(task: Experiment, theta: Params, columns: Families) -> dict[str, np.n
 
 
 def repeat_parameters(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
-    """θ of all copies."""
+    """Return θ of all copies."""
     parameters(task.network, theta)  # names and shapes are checked against one device
     values = {name: np.asarray(on_host(value), np.float64) for name, value in theta.items()}
-    return (
-        values
-        if task.copies == 1
-        else {name: np.tile(value, task.copies) for name, value in values.items()}
-    )
+    if task.copies == 1:
+        return values
+    return {name: np.tile(value, task.copies) for name, value in values.items()}
 
 
 def _uniform_step(t: np.ndarray) -> float:
@@ -139,11 +133,10 @@ def _uniform_step(t: np.ndarray) -> float:
 
 
 def to_estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
-    """Means and errors as arrays of JAX, by few transfers: each by itself takes as long as a short
-    run.
+    """Return means and errors as arrays of JAX, in few transfers.
 
-    On the host they are three programs: XLA wakes its threads for one of more than eight arrays,
-    and waits for them.
+    A transfer takes as long as a short run. On the host they are three programs: for one of more
+    than eight arrays XLA starts its threads, and waits for them.
     """
     leaves = tuple((v.size, v.dtype) for v in theta.values())
     wide = functools.reduce(np.promote_types, (dtype for _, dtype in leaves))
@@ -154,22 +147,22 @@ def to_estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
     parts = [flat(part) for part in (result.gradient, result.stderr, result.second_moment)]
     numbers = (result.value, result.value_stderr)
     if next(iter(theta.values())).devices().pop().platform == "cpu":
-        *gradient, value, stderr = _apart(leaves, parts[0], *numbers)
-        error, second = (_apart(leaves, part) for part in parts[1:])
+        *gradient, value, stderr = _split_leaves(leaves, parts[0], *numbers)
+        error, second = (_split_leaves(leaves, part) for part in parts[1:])
     else:
-        *arrays, value, stderr = _apart(3 * leaves, np.concatenate(parts), *numbers)
+        *arrays, value, stderr = _split_leaves(3 * leaves, np.concatenate(parts), *numbers)
         gradient, error, second = (
             arrays[i : i + len(leaves)] for i in range(0, len(arrays), len(leaves))
         )
-    named = [dict(zip(theta, each, strict=True)) for each in (gradient, error, second)]
-    return Estimate(named[0], named[1], named[2], value, stderr, len(result.returns))
+    trees = [dict(zip(theta, part, strict=True)) for part in (gradient, error, second)]
+    return Estimate(trees[0], trees[1], trees[2], value, stderr, len(result.returns))
 
 
 @functools.partial(jit, static_argnums=0)
-def _apart(
+def _split_leaves(
     leaves: tuple[tuple[int, np.dtype], ...], flat: Array, *numbers: Array
 ) -> tuple[Any, ...]:
-    """Leaves that stand one after the other, and some numbers as they are."""
+    """Split a vector into leaves of given size and type; numbers are passed through."""
     ends = np.cumsum([size for size, _ in leaves])
-    each = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
-    return *(part.astype(dtype) for part, (_, dtype) in each), *numbers
+    parts = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
+    return *(part.astype(dtype) for part, (_, dtype) in parts), *numbers

@@ -1,28 +1,28 @@
-"""Stochastic temporal coupled-mode theory (End Matter) as a `Process`: the specification of the
-kernels.
+"""Stochastic temporal coupled-mode theory (End Matter) as a `Process`, the kernels' reference.
 
-    dψ/dt = −i(ω + χ|ψ|²)ψ − i(κ + δκ(t))ψ − Γψ + D(s⁺ + σ⁽ᵉ⁾ η̇⁽ᵉ⁾) + D⁽ʳ⁾σ⁽ʳ⁾ η̇⁽ʳ⁾,     s⁻ = −s⁺
-    + Dᵀψ Γ = (DDᵀ + D⁽ʳ⁾D⁽ʳ⁾ᵀ)/2,     D_nm = weight_nm √(2γ_e,m),     D⁽ʳ⁾ = diag √(2γ_n)
+    dψ/dt = −i(ω + χ|ψ|²)ψ − i(κ + δκ(t))ψ − Γψ + D(s⁺ + σ⁽ᵉ⁾ η̇⁽ᵉ⁾) + D⁽ʳ⁾σ⁽ʳ⁾ η̇⁽ʳ⁾
+    s⁻ = −s⁺ + Dᵀψ
+    Γ = (DDᵀ + D⁽ʳ⁾D⁽ʳ⁾ᵀ)/2,     D_nm = weight_nm √(2γ_e,m),     D⁽ʳ⁾ = diag √(2γ_n)
 
 The state is x = [Re ψ, Im ψ] (2N,). Each quadrature of each channel is its own standard Wiener
 process, so that on either quadrature Q = (D σ⁽ᵉ⁾² Dᵀ + D⁽ʳ⁾σ⁽ʳ⁾²D⁽ʳ⁾ᵀ)/2.
 
 Frames. `omega` are detunings from the first drive's frequency ω₀ in both. "rotating" (the default)
-writes ψ e^{iω₀t}; the noise law is circular and does not change. "lab" adds ω₀ to every resonator
-and is a trap: an Euler step multiplies a free mode by |1 − iωΔt|, a growth rate ω²Δt/2, which for
-the paper's ω = 10 and Δt = 10⁻³ is 0.05, more than the loss of 0.02. `fluctua.tcmt.stability` sees
-it.
+writes ψ e^{iω₀t}; the noise law is circular and does not change. "lab" adds ω₀ to every resonator,
+which makes Euler steps unstable: a step multiplies a free mode by |1 − iωΔt|, a growth rate ω²Δt/2,
+which for the paper's ω = 10 and Δt = 10⁻³ is 0.05, more than the loss of 0.02.
+`fluctua.tcmt.stability` checks this.
 
 The antagonistic modulation of the couplings is drawn once per bond and trajectory:
 
-    δκ_b(t) = σ_κ Σ_{k=1}^{K} ã_k sin(kΩt + φ_k),   ã = a/|a|,  a_k ~ N(0, 1),  φ_k ~ U(0, 2π),  Ω =
-    Ω_max/K
+    δκ_b(t) = σ_κ Σ_{k=1}^{K} ã_k sin(kΩt + φ_k),   Ω = Ω_max/K
+    ã = a/|a|,   a_k ~ N(0, 1),   φ_k ~ U(0, 2π)
 
 The draws are counters of the same generator as the noise, so that a kernel can make them in place.
-For bond b and harmonic k = 1…K the four words w of Philox at (seed, trajectory, site 2³¹ + bK + k −
-1, pair 2³² − 1) give a_k as the first Box–Muller normal of (w₀, w₁) and φ_k = 2π(w₂ + ½)2⁻³². The
-noise never reaches these
-counters: its sites and pairs of steps stay below 2³¹.
+For bond b and harmonic k = 1…K the four words w of Philox at
+(seed, trajectory, site 2³¹ + bK + k − 1, pair 2³² − 1) give a_k as the first Box–Muller normal of
+(w₀, w₁) and φ_k = 2π(w₂ + ½)2⁻³². The noise never reaches these counters: its sites and pairs of
+steps stay below 2³¹.
 """
 
 from __future__ import annotations
@@ -44,16 +44,20 @@ from fluctua.tcmt.network import Network, parameters
 
 Frame = Literal["rotating", "lab"]
 DENSE_LIMIT = 256
-"""Resonators up to which the diffusion of a lead on several of them is factorised; beyond, products
-only.
-"""
+"""Largest network whose diffusion is a matrix if a lead sits on several resonators; beyond, a
+product."""
 
 
 class Drive(NamedTuple):
-    """s⁺(t) = amplitude e^{i phase} envelope(t) e^{−i frequency t} on one lead.
+    """A drive s⁺(t) = amplitude e^{i phase} envelope(t) e^{−i frequency t} on one lead.
 
-    envelope: t -> a number, written in JAX; None for a drive that is on from the start. Several
-    drives add; the first one's frequency is the origin of `omega`.
+    Several drives add up; `omega` is measured from the frequency of the first.
+
+    lead: index of the lead.
+    amplitude: |s⁺|.
+    phase: in radians.
+    frequency: angular.
+    envelope: t -> a number, in JAX; None for a constant drive.
     """
 
     lead: int
@@ -63,8 +67,8 @@ class Drive(NamedTuple):
     envelope: Callable[[Array], Array] | None = None
 
 
-def checked_drives(network: Network, drives: Drive | Sequence[Drive]) -> tuple[Drive, ...]:
-    """One drive or several, on leads that exist."""
+def check_drives(network: Network, drives: Drive | Sequence[Drive]) -> tuple[Drive, ...]:
+    """Return one drive or several as a tuple; raise for a lead that does not exist."""
     many = isinstance(drives, list | tuple) and not isinstance(drives, Drive)
     several: tuple[Any, ...] = tuple(drives) if many else (drives,)
     for drive in several:
@@ -84,56 +88,55 @@ def checked_drives(network: Network, drives: Drive | Sequence[Drive]) -> tuple[D
 
 
 def carrier(drives: Sequence[Drive]) -> float:
-    """ω₀: the frequency that `omega` is measured from, and at which the rotating frame turns."""
+    """Return ω₀, the frequency that `omega` is measured from and that of the rotating frame."""
     return drives[0].frequency if drives else 0.0
 
 
 def incoming(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> Array:
-    """s⁺(t) on every lead, complex. (L,)"""
+    """Return s⁺(t) on every lead, complex. (L,)"""
     origin = carrier(drives) if frame == "rotating" else 0.0
     total = jnp.zeros(leads, jnp.result_type(jnp.asarray(t).dtype, jnp.complex64))
     for drive in drives:
         s = drive.amplitude * np.exp(1j * drive.phase) * (np.arange(leads) == drive.lead)
         shape = 1.0 if drive.envelope is None else drive.envelope(t)
-        turning = drive.frequency - origin
-        total += (
-            jnp.asarray(s, total.dtype) * shape * (jnp.exp(-1j * turning * t) if turning else 1.0)
-        )
+        detuning = drive.frequency - origin
+        phase = jnp.exp(-1j * detuning * t) if detuning else 1.0
+        total += jnp.asarray(s, total.dtype) * shape * phase
     return total
 
 
 def to_psi(x: Array) -> Array:
-    """ψ = Re + i Im. (2N,) -> (N,)"""
+    """Return ψ = Re + i Im. (2N,) -> (N,)"""
     n = x.shape[-1] // 2
     return jax.lax.complex(x[..., :n], x[..., n:])
 
 
 def to_x(psi: Array) -> Array:
-    """[Re ψ, Im ψ]. (N,) -> (2N,)"""
+    """Return [Re ψ, Im ψ]. (N,) -> (2N,)"""
     return jnp.concatenate([psi.real, psi.imag], axis=-1)
 
 
 def lead_matrix(network: Network, p: Mapping[str, Array]) -> Array:
-    """D (N, L)."""
+    """Return D. (N, L)"""
     return network.lead_weights * jnp.sqrt(2 * p["gamma_e"])
 
 
 def damp(network: Network, p: Mapping[str, Array], psi: Array) -> Array:
-    """Γψ = (DDᵀ/2 + γ)ψ. (N,)"""
+    """Return Γψ = (DDᵀ/2 + γ)ψ. (N,)"""
     d = lead_matrix(network, p)
     return d @ (d.T @ psi) / 2 + p["gamma"] * psi
 
 
 def outgoing(network: Network, p: Mapping[str, Array], psi: Array, s_plus: Array) -> Array:
-    """s⁻ = −s⁺ + Dᵀψ, without the white noise of the incoming channels. (L,)"""
+    """Return s⁻ = −s⁺ + Dᵀψ, without the white noise of the incoming channels. (L,)"""
     return -s_plus + lead_matrix(network, p).T @ psi
 
 
 @dataclass(frozen=True)
 class NetworkDrift:
-    """μ of the network: (theta, x, t, context) -> (2N,).
+    """Drift μ of the network: (theta, x, t, context) -> (2N,).
 
-    A record, so that equal ones share a compilation.
+    A record, so that equal drifts share a compilation.
     """
 
     network: Network
@@ -142,7 +145,7 @@ class NetworkDrift:
     modulation: Modulation | None = None
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-        """dψ/dt as quadratures. (2N,)"""
+        """Return dψ/dt as quadratures. (2N,)"""
         p = parameters(self.network, theta)
         psi = to_psi(x)
         offset = carrier(self.drives) if self.frame == "lab" else 0.0
@@ -164,23 +167,24 @@ class NetworkDrift:
 
 @dataclass(frozen=True)
 class DiagonalNoise:
-    """σ_n = √(2Q_n), Q_n = Σ_leads on n σ_e²γ_e + σ_r²γ_n, one amplitude per site and quadrature.
-    (2N,)
+    """Noise amplitudes per site and quadrature, for leads on one resonator each. (2N,)
 
-    The channels of a site are one Wiener process and not two: the same law with less noise to draw,
-    and the one that the kernels use.
+        σ_n = √(2Q_n),   Q_n = Σ_leads on n σ_e²γ_e + σ_r²γ_n
+
+    All channels of a site are one Wiener process: the same law with less noise to draw, as in the
+    kernels.
     """
 
     network: Network
 
     def __call__(self, theta: Params, *state: Any) -> Array:
-        """σ. (2N,)"""
+        """Return σ. (2N,)"""
         amplitude = site_amplitude(self.network, parameters(self.network, theta))
         return jnp.concatenate([amplitude, amplitude])
 
 
 def site_amplitude(network: Network, p: Mapping[str, Array]) -> Array:
-    """√(2Q_n), for leads that sit on one resonator each. (N,)"""
+    """Return √(2Q_n), for leads on one resonator each. (N,)"""
     return jnp.sqrt(
         2
         * (
@@ -191,45 +195,43 @@ def site_amplitude(network: Network, p: Mapping[str, Array]) -> Array:
 
 
 def channels(network: Network, p: Mapping[str, Array]) -> Array:
-    """[D σ⁽ᵉ⁾, D⁽ʳ⁾ σ⁽ʳ⁾]: from channels to resonators, for either quadrature. (N, L+N)"""
+    """Return [D σ⁽ᵉ⁾, D⁽ʳ⁾ σ⁽ʳ⁾], from channels to resonators for either quadrature. (N, L+N)"""
     radiative = jnp.diag(jnp.sqrt(2 * p["gamma"]) * network.sigma_r)
     return jnp.concatenate([lead_matrix(network, p) * network.sigma_e, radiative], axis=1)
 
 
 @dataclass(frozen=True)
 class DenseNoise:
-    """σ as a matrix (2N, 2(L+N)): real quadratures of external, then radiative channels, then
-    imaginary.
+    """σ as a matrix (2N, 2(L+N)), for leads on several resonators.
+
+    Columns: real quadratures of external, then radiative channels; then imaginary quadratures.
     """
 
     network: Network
 
     def __call__(self, theta: Params, *state: Any) -> Array:
-        """σ. (2N, 2(L+N))"""
+        """Return σ. (2N, 2(L+N))"""
         return jnp.kron(jnp.eye(2), channels(self.network, parameters(self.network, theta)))
 
 
 @dataclass(frozen=True)
 class ChannelProduct:
-    """σ dw (2N,) without the matrix; channels in the order of `DenseNoise`."""
+    """The product σ dw (2N,) without the matrix; channels in the order of `DenseNoise`."""
 
     network: Network
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
-        """σ dw. (2N,)"""
+        """Return σ dw. (2N,)"""
         p = parameters(self.network, theta)
         leads = self.network.leads
         dw = dw.reshape(2, -1)
         external = (dw[:, :leads] * self.network.sigma_e) @ lead_matrix(self.network, p).T
-        return (
-            (external + dw[:, leads:] * (jnp.sqrt(2 * p["gamma"]) * self.network.sigma_r))
-            .ravel()
-            .astype(x.dtype)
-        )
+        radiative = dw[:, leads:] * (jnp.sqrt(2 * p["gamma"]) * self.network.sigma_r)
+        return (external + radiative).ravel().astype(x.dtype)
 
 
 def channel_product(network: Network) -> NoiseProduct:
-    """The noise as products: for large networks with leads on several resonators."""
+    """Return the noise as a product, for large networks with leads on several resonators."""
     return NoiseProduct(ChannelProduct(network), 2 * (network.leads + network.sites))
 
 
@@ -241,17 +243,17 @@ def process(
     modulation: Modulation | None = None,
     integrator: str = "euler",
 ) -> Process:
-    """The network as an Itô process with state [Re ψ, Im ψ] (2N,) and θ a dict (see
-    `network.FAMILIES`).
+    """Return the network as an Itô process with state [Re ψ, Im ψ] (2N,).
 
-    Noise is diagonal where every lead sits on one resonator, and a matrix or a product otherwise.
+    θ is a dict with some of `network.FAMILIES`. Noise is diagonal if every lead sits on one
+    resonator, a matrix or a product otherwise.
 
     Args:
         network: graph, losses and leads.
         drive: one or several.
         frame: "rotating" with the drive, or "lab".
         modulation: of the couplings; the process then needs `context` (see `coupled_modes.Draw`),
-            which `tasks` add.
+            which tasks add.
         integrator: "euler", "heun" or "rk4" (see `fluctua.core.integrators`).
 
     Returns: the process.
@@ -272,7 +274,7 @@ def process(
     else:
         noise = DenseNoise(network) if network.sites <= DENSE_LIMIT else channel_product(network)
     return Process(
-        NetworkDrift(network, checked_drives(network, drive), frame, checked(modulation)),
+        NetworkDrift(network, check_drives(network, drive), frame, check_modulation(modulation)),
         noise,
         integrator=integrator,
     )
@@ -283,8 +285,7 @@ def process(
 
 @dataclass(frozen=True)
 class FieldIntensity:
-    """The field intensity that each parameter acts on (Baseline Variance Reduction), for
-    `fluctua.baselines.binned`.
+    """The field intensity at each parameter (Baseline Variance Reduction), for binned baselines.
 
     |ψ_n|² for ω_n, χ_n and γ_n; |ψ_n|² + |ψ_m|² for κ_nm; the sum over the sites of the lead for
     γ_e.
@@ -293,16 +294,16 @@ class FieldIntensity:
     network: Network
 
     def __call__(self, theta: Params, x: Array) -> PyTree:
-        """One quantity for each parameter, with the structure of θ."""
+        """Return one quantity per parameter, with the structure of θ."""
         power = abs2(to_psi(x))
         i, j = self.network.bonds.T
         touched = (self.network.lead_weights != 0).astype(power.dtype)
-        of = {"kappa": power[i] + power[j], "gamma_e": touched.T @ power}
-        return {name: of.get(name, power) for name in theta}
+        intensity = {"kappa": power[i] + power[j], "gamma_e": touched.T @ power}
+        return {name: intensity.get(name, power) for name in theta}
 
 
 def condition(network: Network) -> FieldIntensity:
-    """The paper's conditioning quantities.
+    """Return the paper's conditioning quantities, for `fluctua.baselines.binned`.
 
     >>> baselines.binned(condition(network), bins=20)
     """
@@ -310,10 +311,16 @@ def condition(network: Network) -> FieldIntensity:
 
 
 class Coefficients(NamedTuple):
-    """The numbers that a step of a network with diagonal noise needs, float64.
+    """Coefficients of a step of a network with diagonal noise, float64.
 
-    bonds (B, 2), omega (N,), kappa (B,), chi (N,), decay: Γ_n (N,), amplitude: √(2Q_n) (N,),
-    lead_site (L,), lead_coupling: D of each lead (L,).
+    bonds: pairs of sites (B, 2).
+    omega: ω (N,).
+    kappa: κ (B,).
+    chi: χ (N,).
+    decay: Γ_n (N,).
+    amplitude: √(2Q_n) (N,).
+    lead_site: resonator of each lead (L,).
+    lead_coupling: D of each lead (L,).
     """
 
     bonds: np.ndarray
@@ -327,14 +334,11 @@ class Coefficients(NamedTuple):
 
 
 def coefficients(network: Network, theta: Params, *, offset: float = 0.0) -> Coefficients:
-    """θ and the network as plain arrays for a kernel. offset: added to ω (the carrier, in the
-    lab frame).
-    """
+    """Return θ and the network as NumPy arrays. offset: added to ω (the carrier, in the lab)."""
     if not network.local:
         raise ValueError(
             "a lead of this network sits on several resonators, so its diffusion is not diagonal "
-            "and the "
-            'fused kernels do not run it. Use backend="jax".'
+            'and the fused kernels do not run it. Use backend="jax".'
         )
     p = {name: np.asarray(value, np.float64) for name, value in parameters(network, theta).items()}
     weight = network.lead_weights
@@ -353,18 +357,18 @@ def coefficients(network: Network, theta: Params, *, offset: float = 0.0) -> Coe
     )
 
 
-def incoming_at(
+def tabulate_incoming(
     drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating"
 ) -> np.ndarray:
-    """s⁺ at some times. t (T,) -> (T, L) complex"""
+    """Return s⁺ at each time. t (T,) -> (T, L) complex"""
     return np.asarray(jax.vmap(lambda when: incoming(drives, leads, when, frame))(jnp.asarray(t)))
 
 
 def incoming_on_grid(
     drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating"
 ) -> np.ndarray:
-    """s⁺ at the start of every step. t (T+1,) -> (T, L) complex"""
-    return incoming_at(drives, leads, jnp.asarray(t)[:-1], frame)
+    """Return s⁺ at the start of every step. t (T+1,) -> (T, L) complex"""
+    return tabulate_incoming(drives, leads, jnp.asarray(t)[:-1], frame)
 
 
 # --------------------------------------------------------------------------------------- modulation
@@ -375,8 +379,11 @@ PAIR = 0xFFFF_FFFF
 
 
 class Modulation(NamedTuple):
-    """How strong and how fast. sigma_kappa: σ_κ. harmonics: K, N_dyn in the paper. omega_max:
-    Ω_max.
+    """Strength and spectrum of the modulation of the couplings.
+
+    sigma_kappa: σ_κ.
+    harmonics: K, N_dyn in the paper.
+    omega_max: Ω_max.
     """
 
     sigma_kappa: float
@@ -384,12 +391,12 @@ class Modulation(NamedTuple):
     omega_max: float = 1.0
 
     def frequencies(self) -> np.ndarray:
-        """kΩ for k = 1…K. (K,)"""
+        """Return kΩ for k = 1…K. (K,)"""
         return np.arange(1, self.harmonics + 1) * self.omega_max / self.harmonics
 
 
-def checked(modulation: Modulation | None) -> Modulation | None:
-    """A modulation that does something, or None."""
+def check_modulation(modulation: Modulation | None) -> Modulation | None:
+    """Return a valid modulation, or None for σ_κ = 0."""
     if modulation is None:
         return None
     if not isinstance(modulation, Modulation):
@@ -408,36 +415,40 @@ def checked(modulation: Modulation | None) -> Modulation | None:
 
 @dataclass(frozen=True)
 class Draw:
-    """The law above: (key of the noise, trajectory) -> {"sine": ã cos φ (B, K), "cosine": ã sin φ
-    (B, K)}.
+    """The draw of a trajectory's modulation: (key of the noise, trajectory) -> quadratures.
 
-    Quadratures and not amplitudes and phases: δκ is then linear in sin kΩt and cos kΩt, which are
-    the same for every bond and trajectory, and a step takes 2K of them instead of BK each.
+    {"sine": ã cos φ (B, K), "cosine": ã sin φ (B, K)}. With quadratures δκ is linear in sin kΩt and
+    cos kΩt, which all bonds and trajectories share: 2K of them per step instead of BK.
+
+    bonds: B.
+    harmonics: K.
     """
 
     bonds: int
     harmonics: int
 
     def __call__(self, key: Array, trajectory: Array) -> PyTree:
-        """One trajectory's draw."""
+        """Return the quadratures of one trajectory."""
         a, phase = self.amplitude_and_phase(key, trajectory)
         return {"sine": a * jnp.cos(phase), "cosine": a * jnp.sin(phase)}
 
     def amplitude_and_phase(self, key: Array, trajectory: Array) -> tuple[Array, Array]:
-        """ã and φ, each (B, K)."""
+        """Return ã and φ, each (B, K)."""
         site = jnp.arange(self.bonds * self.harmonics, dtype=jnp.uint32) + jnp.uint32(FIRST_SITE)
 
-        def same(v):
+        def broadcast(v):
             return jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
 
-        words = draws.philox_words(draws.philox_key_words(key), same(trajectory), site, same(PAIR))
+        words = draws.philox_words(
+            draws.philox_key_words(key), broadcast(trajectory), site, broadcast(PAIR)
+        )
         a = draws.box_muller(words[0], words[1])[0].reshape(self.bonds, self.harmonics)
         phase = 2 * jnp.pi * (words[2].astype(a.dtype) + 0.5) * 2.0**-32
         return a / jnp.linalg.norm(a, axis=1, keepdims=True), phase.reshape(a.shape)
 
 
 def delta_kappa(modulation: Modulation, context: PyTree, t: Array) -> Array:
-    """δκ_b(t) of one trajectory. (B,)"""
+    """Return δκ_b(t) of one trajectory. (B,)"""
     angle = jnp.asarray(modulation.frequencies(), context["sine"].dtype) * t
     return modulation.sigma_kappa * (
         context["sine"] @ jnp.sin(angle) + context["cosine"] @ jnp.cos(angle)

@@ -1,4 +1,4 @@
-"""The drift of a lattice of resonators, for JAX and NumPy.
+"""Drift of a lattice of resonators, for JAX and NumPy.
 
     dψ/dt = −i(ω + χ|ψ|²)ψ − iκψ − Γψ + f
 
@@ -29,7 +29,7 @@ def lattice_drift(
     damp: Callable[[Any], Any],
     source: Any = 0.0,
 ) -> Any:
-    """dψ/dt at the state ψ, complex. (..., N)
+    """Return dψ/dt at the state ψ, complex. (..., N)
 
     Args:
         omega: detunings ω (N,).
@@ -37,7 +37,7 @@ def lattice_drift(
         psi: ψ (..., N).
         couple: ψ -> κψ (..., N), such as `couple_bonds`.
         damp: ψ -> Γψ (..., N).
-        source: f (..., N), what the drives put in.
+        source: f (..., N), of the drives.
 
     """
     frequency = omega + chi * abs2(psi)
@@ -45,18 +45,18 @@ def lattice_drift(
 
 
 def abs2(psi: Any) -> Any:
-    """|ψ|², with a derivative at zero."""
+    """Return |ψ|², differentiable at zero."""
     return psi.real**2 + psi.imag**2
 
 
 def couple_bonds(bonds: np.ndarray, kappa: Array, psi: Array) -> Array:
-    """κψ: Σ_m κ_nm ψ_m over the bonds of n. (N,)"""
+    """Return κψ: Σ_m κ_nm ψ_m over the bonds of n. (N,)"""
     i, j = bonds.T
     return jnp.zeros_like(psi).at[i].add(kappa * psi[j]).at[j].add(kappa * psi[i])
 
 
 def coupling_matrix(bonds: np.ndarray, kappa: np.ndarray, sites: int) -> np.ndarray:
-    """κ as a symmetric matrix. (N, N)"""
+    """Return κ as a symmetric matrix. (N, N)"""
     i, j = bonds.T
     matrix = np.zeros((sites, sites))
     matrix[i, j] = matrix[j, i] = kappa
@@ -64,7 +64,7 @@ def coupling_matrix(bonds: np.ndarray, kappa: np.ndarray, sites: int) -> np.ndar
 
 
 def linear_operator(omega: np.ndarray, coupling: np.ndarray, damping: np.ndarray) -> np.ndarray:
-    """A of the linear lattice, dψ/dt = Aψ: its drift at the N unit states. (N, N) complex
+    """Return A of the linear lattice, dψ/dt = Aψ: its drift at the N unit states. (N, N) complex
 
     coupling, damping: κ and Γ as matrices (N, N).
     """

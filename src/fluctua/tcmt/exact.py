@@ -39,19 +39,23 @@ from fluctua.tcmt.network import Network, parameters
 
 
 class StateMoments(NamedTuple):
-    """mean: m (T+1, N) complex. covariance: C (T+1, N, N) Hermitian."""
+    """Moments of ψ at every time.
+
+    mean: m (T+1, N) complex.
+    covariance: C (T+1, N, N) Hermitian.
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
 
 
 def value(task: Experiment, theta: Params) -> float:
-    """J."""
+    """Return J."""
     return float(rewards(task, theta).sum() * _scheme(task).dt)
 
 
 def value_and_gradient(task: Experiment, theta: Params) -> tuple[float, dict[str, np.ndarray]]:
-    """J and ∂J/∂θ. χ in θ must be zero; its gradient there is `kerr_gradient`."""
+    """Return J and ∂J/∂θ. χ in θ must be zero; its gradient there is `kerr_gradient`."""
     rest = {name: leaf for name, leaf in _numbers(task, theta).items() if name != "chi"}
     with jax.enable_x64(True):
         j, gradient = _value_and_gradient(_scheme(task), rest)
@@ -59,21 +63,21 @@ def value_and_gradient(task: Experiment, theta: Params) -> tuple[float, dict[str
 
 
 def rewards(task: Experiment, theta: Params) -> np.ndarray:
-    """The expected reward rate E[g(X_n)] at the start of every step. (T,)"""
+    """Return the expected reward rate E[g(X_n)] at the start of every step. (T,)"""
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
         return np.asarray(_rewards(_scheme(task), numbers))
 
 
 def moments(task: Experiment, theta: Params) -> StateMoments:
-    """Mean and covariance of ψ at every time. Memory T·N²: for small networks."""
+    """Return mean and covariance of ψ at every time. Memory T·N²: for small networks."""
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
         return StateMoments(*map(np.asarray, _moments(_scheme(task), numbers)))
 
 
 def kerr_gradient(task: Experiment, theta: Params) -> np.ndarray:
-    """∂J/∂χ at χ = 0 (N,). Memory T·N²: for small networks.
+    """Return ∂J/∂χ at χ = 0 (N,). Memory T·N²: for small networks.
 
     To first order χ_l kicks site l by −iΔt f(z), f = |z|²z, z = ψ_l at step k, and the output at
     step n > k by (F^{n−1−k}d)_l times that. With ε the output's departure from its mean M, Gaussian
@@ -82,14 +86,14 @@ def kerr_gradient(task: Experiment, theta: Params) -> np.ndarray:
     """
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
-        each = np.asarray(_kerr(_scheme(task), numbers))
-    return each.reshape(task.copies, -1).sum(axis=0)
+        gradient = np.asarray(_kerr(_scheme(task), numbers))
+    return gradient.reshape(task.copies, -1).sum(axis=0)
 
 
 def propagator(
     network: Network, p: dict[str, Array], dt: float, offset: float, psi: Array
 ) -> Array:
-    """Fψ. (N,)"""
+    """Return Fψ, one noise-free step of the linear network. (N,)"""
     drift = lattice_drift(
         p["omega"] + offset,
         0.0,
@@ -100,12 +104,11 @@ def propagator(
     return psi + dt * drift
 
 
-# Below, everything is in float64 and of the whole state, with θ repeated for every copy of the
-# device.
+# Below, all arrays are float64 and of the complete state; θ is repeated for every copy.
 
 
 class _Scheme(NamedTuple):
-    """What of a task is code and not θ; hashable, so that it is compiled once."""
+    """What of a task does not depend on θ; hashable, so that it is compiled once."""
 
     network: Network
     drives: tuple[Drive, ...]
@@ -136,7 +139,7 @@ def _scheme(task: Experiment) -> _Scheme:
 
 
 def _mean(scheme: _Scheme, p: dict[str, Array]) -> tuple[Array, Array]:
-    """m_n (T+1, N), and s⁺_n (T, L)."""
+    """Return m_n (T+1, N), and s⁺_n (T, L)."""
     network = scheme.network
     t = scheme.start + scheme.dt * jnp.arange(scheme.steps)
     s_plus = jax.vmap(lambda when: incoming(scheme.drives, network.leads, when, scheme.frame))(t)
@@ -152,7 +155,7 @@ def _mean(scheme: _Scheme, p: dict[str, Array]) -> tuple[Array, Array]:
 
 
 def _responses(scheme: _Scheme, p: dict[str, Array]) -> Array:
-    """v_k = F^k d of every lead, k = 0…T−1. (T, L, N)"""
+    """Return v_k = F^k d of every lead, k = 0…T−1. (T, L, N)"""
     step = jax.vmap(lambda v: scheme.propagate(p, v))
     d = lead_matrix(scheme.network, p).T.astype(complex)
     return jax.lax.scan(lambda v, _: (step(v), v), d, length=scheme.steps)[1]
@@ -166,9 +169,8 @@ def _rewards(scheme: _Scheme, theta: Params) -> Array:
     mean_power = abs2(-s_plus + m[:-1] @ lead_matrix(network, p))
     v = _responses(scheme, p)
     external = 2 * abs2(v @ lead_matrix(network, p)) @ network.sigma_e**2
-    arriving = scheme.dt * (
-        external + 4 * abs2(v) @ (network.sigma_r**2 * p["gamma"])
-    )  # vᵀ 4QΔt v*
+    radiative = 4 * abs2(v) @ (network.sigma_r**2 * p["gamma"])
+    arriving = scheme.dt * (external + radiative)  # vᵀ 4QΔt v*
     noise_power = jnp.cumsum(arriving, axis=0) - arriving  # Σ_{k<n}: X_0 has no noise yet
     return (mean_power + noise_power) @ jnp.asarray(scheme.weights)
 
@@ -189,15 +191,15 @@ def _moments(scheme: _Scheme, theta: Params) -> tuple[Array, Array]:
         after = columns(columns(c).conj().T).conj().T + injected
         return after, after
 
-    none = jnp.zeros((scheme.network.sites, scheme.network.sites), complex)
-    _, path = jax.lax.scan(body, none, length=scheme.steps)
-    return _mean(scheme, p)[0], jnp.concatenate([none[None], path])
+    zero = jnp.zeros((scheme.network.sites, scheme.network.sites), complex)
+    _, path = jax.lax.scan(body, zero, length=scheme.steps)
+    return _mean(scheme, p)[0], jnp.concatenate([zero[None], path])
 
 
 @partial(jit, static_argnums=0)
 def _kerr(scheme: _Scheme, theta: Params) -> Array:
     p = scheme.parameters(theta)
-    (m, c) = _moments(scheme, theta)
+    m, c = _moments(scheme, theta)
     s_plus = _mean(scheme, p)[1]
     m = m[:-1]
     c = c[:-1]
@@ -206,26 +208,28 @@ def _kerr(scheme: _Scheme, theta: Params) -> Array:
     total = jnp.zeros(scheme.network.sites)
     for lead, weight in enumerate(scheme.weights):
         if weight:
-            total += weight * _add_lead_kerr(scheme, p, m, c, output[:, lead], v[:, lead])
+            total += weight * _lead_kerr(scheme, p, m, c, output[:, lead], v[:, lead])
     return total
 
 
-def _add_lead_kerr(
+def _lead_kerr(
     scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, output: Array, v: Array
 ) -> Array:
-    """∂(Σ_n E|s⁻|²Δt)/∂χ of one lead. m (T, N), c (T, N, N), output (T,), v (T, N) -> (N,)"""
-    spread = jnp.real(jnp.diagonal(c, axis1=1, axis2=2))
+    """Return ∂(Σ_n E|s⁻|²Δt)/∂χ of one lead. (N,)
+
+    m: (T, N). c: (T, N, N). output: its mean M (T,). v: (T, N).
+    """
+    variance = jnp.real(jnp.diagonal(c, axis1=1, axis2=2))
 
     def backward(a: Any, mean_output: Any) -> Any:  # a_k = Σ_{n>k} M_n* F^{n−1−k} d
         return scheme.propagate(p, a) + mean_output.conj() * v[0], a
 
     _, arrival = jax.lax.scan(backward, jnp.zeros_like(v[0]), output, reverse=True)
-    # W_k[a, l] = Σ_{j=1}^{T−1−k} v_j[a]* v_{j−1}[l], so that (C_k W_k)_ll collects E[ε*δz] of all n
-    # > k
+    # W_k[a, l] = Σ_{j=1}^{T−1−k} v_j[a]* v_{j−1}[l]: (C_k W_k)_ll collects E[ε*δz] of all n > k
     products = jnp.einsum("ja,jl->jal", v[1:].conj(), v[:-1])
     upto = jnp.concatenate([jnp.zeros_like(products[:1]), jnp.cumsum(products, axis=0)])
     shared = jnp.einsum("kla,kal->kl", c, jnp.flip(upto, axis=0))  # T−1−k
-    kicks = arrival * (abs2(m) + 2 * spread) * m + 2 * (abs2(m) + spread) * shared
+    kicks = arrival * (abs2(m) + 2 * variance) * m + 2 * (abs2(m) + variance) * shared
     return scheme.dt * 2 * jnp.real(-1j * scheme.dt * kicks).sum(axis=0)
 
 
@@ -233,26 +237,24 @@ def _add_lead_kerr(
 
 
 def _numbers(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
-    """θ in float64, if the task is one that these formulas solve.
+    """Return θ in float64; raise for a task that these formulas do not solve.
 
-    θ and the network are copied before JAX sees them in float64. JAX (0.10) remembers in which
-    precision it first took in a NumPy array, for as long as something compiled holds it: of an
-    array that is also in a float32 run it would use the float32 version here, or the float64 one
-    there.
+    θ and the network are copied before JAX converts them to float64. JAX (0.10) caches a converted
+    NumPy array for as long as compiled code holds it: an array that a float32 run uses too would be
+    float32 here, or float64 there.
     """
     if task.weights is None:
         raise ValueError(
-            "exact moments know rewards that are weighted output powers; this task has another "
-            "reward."
+            "exact moments need a reward that is a weighted output power; this task has another."
         )
     if task.integrator != "euler":
         raise ValueError(
-            f"exact moments are of Euler's step; this task has integrator={task.integrator!r}."
+            f'exact moments need integrator="euler"; this task has {task.integrator!r}.'
         )
     if task.modulation is not None:
         raise ValueError(
-            "exact moments need σ_κ = 0: a modulated network has no closed moments. Use finite "
-            "differences."
+            "exact moments need σ_κ = 0: a modulated network has no closed moments. "
+            "Use finite differences."
         )
     if not np.allclose(np.diff(task.t), np.diff(task.t).mean(), rtol=1e-6):
         raise ValueError("exact moments need a uniform time grid.")
@@ -260,7 +262,7 @@ def _numbers(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
     chi = parameters(task.network, numbers)["chi"]
     if np.any(np.asarray(chi) != 0):
         raise ValueError(
-            f"exact moments need χ = 0; the largest |χ| is {np.max(np.abs(chi)):g}. Zero "
-            "theta['chi']."
+            f"exact moments need χ = 0; the largest |χ| is {np.max(np.abs(chi)):g}. "
+            "Set theta['chi'] to zero."
         )
     return numbers

@@ -1,6 +1,6 @@
-"""What is measured on a network, and for what: process, reward, start and time grid, put together.
+"""Experiments on a network: process, reward, start and time grid.
 
-Another reward is a few lines: `outputs` gives s⁻ at a state, and the rest is JAX.
+Another reward is a few lines of JAX on `outputs`, which gives s⁻ at a state.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from fluctua.tcmt.network import Network, parameters
 class Experiment(NamedTuple):
     """A network, how it is driven and what is rewarded. θ has the shapes of `network`.
 
-    process, objective: what any estimator needs. t (T+1,): the grid; the start is zero. condition:
-    for binned baselines. copies: C, independent experiments on the one device, side by side in the
-    state.
-
-    What a fused kernel needs besides, `network` and `drives` being those of one device:
-    simulated: the network with all its copies, CN resonators. drives: on the leads of `simulated`.
-    weights: (CL,), the reward rate being Σ_m weights_m |s⁻_m|²; None for a reward of another form.
+    network: one device, N resonators.
+    process: of all copies.
+    objective: the reward.
+    t: the time grid (T+1,); the start is zero.
+    condition: conditioning quantities of binned baselines.
+    simulated: the network with all its copies, CN resonators.
+    drives: on the leads of `simulated`.
+    frame: "rotating" or "lab".
+    modulation: of the couplings; None for none.
+    weights: (CL,) of the reward rate Σ_m weights_m |s⁻_m|²; None for a reward of another form.
+    copies: C, independent experiments on one device, side by side in the state.
     """
 
     network: Network
@@ -50,14 +54,12 @@ class Experiment(NamedTuple):
     @property
     def integrator(self) -> str:
         """The map of one step by its name: "euler", "heun" or "rk4"."""
-        assert isinstance(
-            self.process.integrator, str
-        )  # `process` was made by one of the doors of `tasks`
+        assert isinstance(self.process.integrator, str)  # as `assembly` makes it
         return self.process.integrator
 
     @property
     def start(self) -> Array:
-        """Empty resonators. (2CN,)"""
+        """The start state: empty resonators. (2CN,)"""
         return jnp.zeros(2 * self.simulated.sites)
 
     @property
@@ -68,23 +70,20 @@ class Experiment(NamedTuple):
         return Counted(coupled_modes.Draw(len(self.simulated.bonds), self.modulation.harmonics))
 
     def simulator(self, wiener: Wiener = philox) -> Simulator:
-        """The JAX substrate.
-
-        The default noise is that of the kernels; `draws.no_noise` runs without.
-        """
+        """Return the simulator in JAX. The default noise is that of the kernels."""
         return simulator(self.process, self.start, self.t, context=self.context, wiener=wiener)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """s⁻ = −s⁺ + Dᵀψ: (theta, x, t) -> (L,) complex."""
+    """Outgoing waves s⁻ = −s⁺ + Dᵀψ: (theta, x, t) -> (L,) complex."""
 
     network: Network
     drives: tuple[Drive, ...]
     frame: coupled_modes.Frame = "rotating"
 
     def __call__(self, theta: Params, x: Array, t: Array) -> Array:
-        """s⁻. (L,)"""
+        """Return s⁻ at a state. (L,)"""
         s_plus = coupled_modes.incoming(self.drives, self.network.leads, t, self.frame)
         return coupled_modes.outgoing(
             self.network, parameters(self.network, theta), coupled_modes.to_psi(x), s_plus
@@ -94,7 +93,7 @@ class Outputs:
 def outputs(
     network: Network, drive: Drive | Sequence[Drive], *, frame: coupled_modes.Frame = "rotating"
 ) -> Outputs:
-    """s⁻, the waves that leave, for rewards.
+    """Return a function that gives the outgoing waves s⁻ at a state, for rewards.
 
     Args:
         network: its leads.
@@ -103,58 +102,56 @@ def outputs(
 
     Returns: (theta, x, t) -> s⁻.
     """
-    return Outputs(network, coupled_modes.checked_drives(network, drive), frame)
+    return Outputs(network, coupled_modes.check_drives(network, drive), frame)
 
 
 @dataclass(frozen=True)
 class WeightedPower:
-    """g = Σ_m weights_m |s⁻_m|², over the leads with a weight."""
+    """Reward rate g = Σ_m weights_m |s⁻_m|², over the leads with a weight."""
 
     s_minus: Outputs
     weights: tuple[float, ...]
 
     def __call__(self, theta: Params, x: Array, t: Array) -> Array:
-        """A rate of reward."""
+        """Return the reward rate."""
         return jnp.asarray(self.weights, x.dtype) @ coupled_modes.abs2(self.s_minus(theta, x, t))
 
 
 @dataclass(frozen=True)
 class CrossPower:
-    """g = Σ_m weights_m Re(s⁻_m s⁻'_m*), s⁻ and s⁻' of two copies of a network with L leads each.
+    """Reward rate g = Σ_m weights_m Re(s⁻_m s⁻'_m*), of two copies of a network with L leads.
 
-    The copies have independent noise, so E[s⁻ s⁻'*] = E[s⁻] E[s⁻]*: only what repeats counts.
+    The copies have independent noise, so E[s⁻ s⁻'*] = E[s⁻] E[s⁻]*: noise does not contribute.
     """
 
     s_minus: Outputs
     weights: tuple[float, ...]
 
     def __call__(self, theta: Params, x: Array, t: Array) -> Array:
-        """A rate of reward."""
+        """Return the reward rate."""
         one, other = self.s_minus(theta, x, t).reshape(2, -1)
         return jnp.asarray(self.weights, x.dtype) @ jnp.real(one * other.conj())
 
 
-def accumulated(rate: Callable[..., Array], integrator: str) -> Objective:
-    """∫g dt: the left sum Σg(X_n)Δt of the paper with Euler's step, else of second order as the
-    step, by trapezoids.
+def make_objective(rate: Callable[..., Array], integrator: str) -> Objective:
+    """Return the objective ∫g dt, of the order of the integrator.
 
-    rate: g (theta, x, t, context).
+    Σg(X_n)Δt with Euler's step, as in the paper; the trapezoid rule with others. rate: g (theta, x,
+    t, context).
     """
-    left = Objective(running=rate)
-    return left if integrator == "euler" else integrate_by_trapezoids(left)
+    objective = Objective(running=rate)
+    return objective if integrator == "euler" else integrate_by_trapezoids(objective)
 
 
 @dataclass(frozen=True)
 class Tied:
-    """f of `copies` copies of a network that share one θ: each family is repeated before f sees
-    it.
-    """
+    """A function f of `copies` copies of a network that share one θ; f gets θ repeated."""
 
     f: Callable[..., Any]
     copies: int
 
     def __call__(self, theta: Params, *rest: Any) -> Any:
-        """F at the repeated θ."""
+        """Return f at the repeated θ."""
         return self.f(
             {name: jnp.tile(jnp.asarray(value), self.copies) for name, value in theta.items()},
             *rest,
@@ -165,19 +162,19 @@ class Tied:
 class TiedCondition:
     """The intensity on a parameter's sites, summed over the copies."""
 
-    of_copy: Callable[..., PyTree]
+    condition: Callable[..., PyTree]
     copies: int
 
     def __call__(self, theta: Params, x: Array) -> PyTree:
-        """One quantity for each parameter of the device."""
-        each = x.reshape(2, self.copies, -1).swapaxes(0, 1).reshape(self.copies, -1)
-        of = [self.of_copy(theta, one) for one in each]
-        return {name: sum(one[name] for one in of) for name in theta}
+        """Return one quantity per parameter of the device."""
+        states = x.reshape(2, self.copies, -1).swapaxes(0, 1).reshape(self.copies, -1)
+        intensities = [self.condition(theta, state) for state in states]
+        return {name: sum(intensity[name] for intensity in intensities) for name in theta}
 
 
-def grid(horizon: float, dt: float) -> np.ndarray:
-    """Whole steps `dt` from 0 to `horizon`. (T+1,)"""
-    steps = round(positive(horizon=horizon) / positive(dt=dt))
+def make_grid(horizon: float, dt: float) -> np.ndarray:
+    """Return the time grid of whole steps `dt` from 0 to `horizon`. (T+1,)"""
+    steps = round(check_positive(horizon=horizon) / check_positive(dt=dt))
     if steps < 1 or abs(steps * dt / horizon - 1) > 1e-6:
         raise ValueError(
             f"`horizon` must be a whole number of steps `dt`; got {horizon} / {dt} = "
@@ -186,8 +183,8 @@ def grid(horizon: float, dt: float) -> np.ndarray:
     return np.linspace(0.0, horizon, steps + 1)
 
 
-def positive(**value: float) -> float:
-    """The one number that is named, if it is finite and above zero."""
+def check_positive(**value: float) -> float:
+    """Return the one keyword's value; raise if it is not finite and positive."""
     ((name, number),) = value.items()
     if not (np.isfinite(number) and number > 0):
         raise ValueError(f"`{name}` must be a positive number; got {number!r}.")

@@ -1,4 +1,4 @@
-"""Estimators on the fused kernels: the same protocol, the same noise, a fraction of the time."""
+"""Estimators on the fused kernels, with the protocol and the noise of the JAX estimators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ from fluctua.tcmt.time_step import StabilityWatch
 
 @dataclass(frozen=True)
 class Fused(MeasuredNetwork):
-    """The estimator made by `make_fused`: (key, theta, count) -> Estimate."""
+    """Estimator on the fused kernels: (key, theta, count) -> Estimate. Made by `make_fused`.
+
+    task: the model, and what is simulated.
+    baseline: "none", "time", a table (T+1,), a `Binned` or a `KernelTwin`.
+    options: of the kernels.
+    pilot_count: trajectories of the pilot of baseline "time".
+    watch: warns before a run with an unstable time step.
+    """
 
     baseline: str | np.ndarray | kernel_options.Binned | kernel_twin.KernelTwin
     options: kernel_options.KernelOptions
@@ -37,14 +44,11 @@ class Fused(MeasuredNetwork):
 
     @cached_property
     def _base_spec(self) -> kernel_options.KernelSpec:
-        """The arrays at the network's own parameters."""
+        """The kernels' arrays at the network's own parameters."""
         return conversion.kernel_spec(self.task, {}, self.s_plus)
 
     def _make_spec(self, theta: dict[str, np.ndarray]) -> kernel_options.KernelSpec:
-        """The arrays at θ.
-
-        Frequencies, couplings and Kerr shifts enter nothing else: the rest is made once.
-        """
+        """Return the kernels' arrays at θ. For ω, κ and χ alone the other arrays are reused."""
         if not theta.keys() <= {"omega", "kappa", "chi"}:
             return conversion.kernel_spec(self.task, theta, self.s_plus)
         changed = conversion.repeat_parameters(self.task, theta)
@@ -53,21 +57,21 @@ class Fused(MeasuredNetwork):
         return self._base_spec.replace(**changed)
 
     def cost(self, theta: Params) -> int:
-        """Trajectories per sample; a pilot comes on top."""
+        """Return the trajectories per sample, without the pilot."""
         return 1
 
     @property
     def pilot(self) -> int:
-        """Trajectories that a call runs besides."""
+        """Trajectories of the pilot, which a call runs besides."""
         return self.pilot_count if isinstance(self.baseline, str) and self.baseline == "time" else 0
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """Nothing is remembered between calls."""
+        """Empty: nothing is kept between calls."""
         return {}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Nothing to put back."""
+        """Do nothing: there is no state."""
 
     def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Estimate ∇θJ from `count` trajectories."""
@@ -76,9 +80,7 @@ class Fused(MeasuredNetwork):
     def with_result(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None
     ) -> tuple[estimates.Estimate, kernel_run.KernelResult | kernel_twin.TwinResult]:
-        """The estimate, and the kernel's result behind it, which holds a `table` for the
-        next: see `next_table`.
-        """
+        """Return the estimate and the kernel's result, from which `next_table` is read."""
         theta = check.parameters(theta, numbers=False)
         combined = conversion.needs_chain_rule(self.task, theta)
         result = self.run(key, theta, count, table, samples=combined)
@@ -89,7 +91,7 @@ class Fused(MeasuredNetwork):
         return conversion.to_estimate(theta, result), result
 
     def samples(self, key: Array, theta: Params, count: int) -> estimates.Samples:
-        """The gradients of the single trajectories."""
+        """Return gradients per trajectory."""
         theta = check.parameters(theta, numbers=False)
         return conversion.collect_samples(
             self.task, theta, self.run(key, theta, count, samples=True)
@@ -104,8 +106,9 @@ class Fused(MeasuredNetwork):
         *,
         first: int = 0,
     ) -> TwinSamples:
-        """The two parts of the twin correction; `count` may be 1. first: number of the first
-        trajectory.
+        """Return the two parts of the twin correction; `count` may be 1.
+
+        first: number of the first trajectory.
 
         >>> parts = task.estimator("cpu", baseline="twin").split(key, theta, 64)
         >>> parts.correction["kappa"].mean(axis=0)  # how wrong the twin is
@@ -122,24 +125,25 @@ class Fused(MeasuredNetwork):
         return TwinSamples(direct, correction, jnp.asarray(result.returns), result.mean_lambda)
 
     def scores(self, key: Array, theta: Params, count: int, blocks: int | None = None) -> Array:
-        """ΣU over blocks of steps for every trajectory, (B·E, P), for `fluctua.natural`; one run
-        more than blocks.
+        """Return ΣU over blocks of steps for every trajectory, for `fluctua.natural`. (B·E, P)
 
-        λ̄ multiplies U and nothing else, so runs of the same noise with λ̄ = 0 and with λ̄ = 1 on a
-        block differ by it.
+        λ̄ multiplies U and nothing else: runs of the same noise with λ̄ = 0 and with λ̄ = 1 on a
+        block differ by ΣU of the block. Takes one run more than blocks.
         """
         theta = check.parameters(theta, numbers=False)
         steps = len(self.task.t) - 1
-        many = count_blocks(count, ravel_pytree(theta)[0].size, steps, blocks)
-        block = np.arange(steps) * many // steps
+        block_count = count_blocks(count, ravel_pytree(theta)[0].size, steps, blocks)
+        block = np.arange(steps) * block_count // steps
 
-        def gradients(there: np.ndarray) -> np.ndarray:
-            result = self.run(key, theta, count, np.append(0.0, there.astype(float)), samples=True)
+        def gradients(is_one: np.ndarray) -> np.ndarray:
+            table = np.append(0.0, is_one.astype(float))
+            result = self.run(key, theta, count, table, samples=True)
             leaves = jax.tree.leaves(conversion.collect_samples(self.task, theta, result).gradient)
             return np.concatenate([np.asarray(leaf).reshape(count, -1) for leaf in leaves], axis=1)
 
-        nothing = gradients(block < 0)
-        return jnp.asarray(np.concatenate([nothing - gradients(block == b) for b in range(many)]))
+        base = gradients(block < 0)
+        rows = [base - gradients(block == b) for b in range(block_count)]
+        return jnp.asarray(np.concatenate(rows))
 
     def run(
         self,
@@ -151,12 +155,10 @@ class Fused(MeasuredNetwork):
         first: int | None = None,
         **options: Any,
     ) -> kernel_run.KernelResult | kernel_twin.TwinResult:
-        """The kernel's own result: returns, and trajectories if `record_every` is given.
+        """Return the kernel's own result, with trajectories if `record_every` is given.
 
-        table: (T+1,), in place of the baseline that this estimator was made with; with a twin, in
-        place of its λ̄.
-        first: number of the first trajectory, where these are a part of an ensemble; a part may be
-        of one.
+        table: (T+1,), replaces the baseline of this estimator; with a twin, its λ̄. first: number of
+        the first trajectory of a part of an ensemble; a part may have one trajectory.
         """
         twin = self.baseline if isinstance(self.baseline, kernel_twin.KernelTwin) else None
         check.count(
@@ -175,7 +177,7 @@ class Fused(MeasuredNetwork):
         return kernel_run.run(spec, seed, count, baseline=baseline, **chosen)
 
     def pilot_table(self, key: Array, theta: Params) -> np.ndarray | None:
-        """λ̄ (T+1,) from the pilot of a time-only baseline; None where no pilot is run."""
+        """Return λ̄ (T+1,) from the pilot of a time-only baseline; None if it has no pilot."""
         if not self.pilot:
             return None
         values = check.host_parameters(check.parameters(theta, numbers=False))
@@ -196,8 +198,8 @@ class Fused(MeasuredNetwork):
     ) -> kernel_twin.TwinResult:
         model = None
         if twin.theta is not None:
-            of_twin = check.parameters(twin.theta(theta), numbers=False)
-            model = self._make_spec(check.host_parameters(of_twin))
+            twin_theta = check.parameters(twin.theta(theta), numbers=False)
+            model = self._make_spec(check.host_parameters(twin_theta))
         return kernel_twin.run_twin(
             spec,
             seed,
@@ -226,25 +228,19 @@ class Fused(MeasuredNetwork):
 
 
 def next_table(result: kernel_run.KernelResult | kernel_twin.TwinResult) -> np.ndarray:
-    """What a run has measured for the baseline of the next, (T+1,): the mean return-to-go, or
-    with a twin that of Λ.
-    """
-    return (
-        result.mean_lambda
-        if isinstance(result, kernel_twin.TwinResult)
-        else result.mean_return_to_go
-    )
+    """Return the mean return-to-go of a run, with a twin the mean of Λ: the next table. (T+1,)"""
+    if isinstance(result, kernel_twin.TwinResult):
+        return result.mean_lambda
+    return result.mean_return_to_go
 
 
 class Carried:
-    """An estimator whose time-only baseline is free: the mean return-to-go of the call before (with
-    a twin, of Λ).
+    """Estimator whose time-only baseline is the mean return-to-go of the previous call.
 
-    Its noise is independent of this call's, so the estimate stays unbiased however far θ has moved;
-    a table that is out of date costs variance only. `table` (T+1,) is None before the first call,
-    which runs a pilot instead.
-
-    It has a state: put it back to go on where another left off.
+    With a twin it is the mean of Λ. The noise of the previous call is independent, so the estimate
+    stays unbiased however far θ has moved; an outdated table only costs variance. `table` (T+1,) is
+    None before the first call, which runs a pilot instead. `state` and `restore` continue an
+    earlier run.
 
     >>> Carried(task.estimator("cpu", baseline="time"))
     """
@@ -262,18 +258,18 @@ class Carried:
         return estimate
 
     def scores(self, key: Array, theta: Params, count: int, blocks: int | None = None) -> Array:
-        """ΣU over blocks of steps for every trajectory. (B·E, P)"""
+        """Return ΣU over blocks of steps for every trajectory. (B·E, P)"""
         return self.fused.scores(key, theta, count, blocks)
 
     def cost(self, theta: Params) -> int:
-        """Trajectories per sample."""
+        """Return the trajectories per sample."""
         return self.fused.cost(theta)
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """All that is remembered; empty before the first call."""
+        """The table of the previous call; empty before the first."""
         return {} if self.table is None else {"table": self.table}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
-        """Put a `state` back. theta: not needed here."""
+        """Restore a `state`. theta: not needed here."""
         self.table = state.get("table")

@@ -1,4 +1,4 @@
-"""A network's twin whose losses are calibrated by what they do to the drift."""
+"""Twin of a network whose losses are calibrated by the drift alone."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ from fluctua.tcmt.kernel import options as kernel_options
 
 
 @dataclass(frozen=True)
-class OfLosses:
-    """A network's twin for `fluctua.SelfCalibrating`, in p with losses γ: these are found by what
-    they do to the drift.
+class DriftCalibratedTwin:
+    """Twin of a network for `fluctua.SelfCalibrating` that finds losses γ by the drift alone.
 
-    Their noise is taken as the model has it. A `Fused` also asks the noise, which tells more about
-    γ where it is all that moves a sample, and is wrong where samples are far apart or the readout
-    has noise of its own.
+    The noise of the losses is that of the model. A `Fused` also uses the noise, which tells more
+    about γ where samples are close, and is wrong where they are far apart or the readout has noise.
     """
 
     fused: Fused
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
-        """The two parts of simulated trajectories."""
+        """Return direct part and correction of simulated trajectories."""
         return self.fused.split(key, theta, count)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """The two parts of measured trajectories."""
+        """Return direct part and correction of measured trajectories."""
         return self.fused.recorded(theta, trajectories)
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
-        """Their returns. (E,)"""
+        """Return the return of each measured trajectory. (E,)"""
         return self.fused.returns(theta, trajectories)
 
     def evidence(
@@ -50,11 +48,11 @@ class OfLosses:
         every: int = 1,
         readout: float = 0.0,
     ) -> likelihood_evidence.Evidence:
-        """What they say about the unknowns."""
+        """Return the evidence of measured trajectories about the unknowns."""
         kernel_options.require_euler(self.fused.task.integrator, "the calibration of losses")
-        p, slope = state_scores.at_point(at, theta, u)
+        p, slope = state_scores.linearise(at, theta, u)
         spec = conversion.kernel_spec(self.fused.task, p, self.fused.s_plus)
-        return state_scores.evidence(
+        return state_scores.collect_evidence(
             self.fused.task, spec, at, theta, u, trajectories, every, readout, slope
         )
 
@@ -65,7 +63,5 @@ class OfLosses:
         readout: float,
         earlier: alternatives.Table | None,
     ) -> guard.Examination:
-        """Whether they are those of the network at θ, whose noise is not what calibrated
-        its losses.
-        """
+        """Test whether trajectories are those of the network at θ, with an unknown noise."""
         return self.fused.examine(theta, trajectories, readout, earlier, known_noise=False)

@@ -1,4 +1,4 @@
-"""Measured trajectories of a task's device: their returns, evidence, twin parts and residuals."""
+"""Measured trajectories of a network: returns, evidence, twin correction and residual tests."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel import twin as kernel_twin
 
 KICKS = 300_000
-"""Components of residuals that are examined in a call: a few per cent of its time."""
+"""Components of residuals examined per call: a few per cent of its time."""
 
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """What trajectories that were measured say about the network of a task."""
+    """Estimates from measured trajectories of the network of a task.
+
+    task: the model.
+    """
 
     task: Experiment
 
     @cached_property
     def s_plus(self) -> np.ndarray:
-        """s⁺ on every lead, (L,) or (T, L): it does not depend on θ, and takes milliseconds
-        to tabulate.
-        """
+        """s⁺ on every lead, (L,) or (T, L); kept, since it does not depend on θ."""
         return conversion.incoming_table(self.task)
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
-        """The return of each measured trajectory. (E,)"""
+        """Return the return of each measured trajectory. (E,)"""
         return state_scores.compute_returns(
             conversion.kernel_spec(self.task, theta, self.s_plus), trajectories.t, trajectories.x
         )
@@ -53,7 +54,7 @@ class MeasuredNetwork:
         every: int = 1,
         readout: float = 0.0,
     ) -> likelihood_evidence.Evidence:
-        """Evidence of measured states about unknowns of the network (`core.likelihood`)."""
+        """Return the evidence of measured states about unknowns of the network."""
         p, slope = state_scores.linearise(at, theta, u)
         if (
             self.task.integrator != "euler"
@@ -76,8 +77,9 @@ class MeasuredNetwork:
         )
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """The two parts of the twin correction on measured states; score and twin are of
-        the network at θ.
+        """Return the two parts of the twin correction on measured states.
+
+        Score and twin are those of the network at θ.
         """
         is_served = self.task.integrator == "euler" and len(trajectories.t) == len(self.task.t)
         if (
@@ -93,10 +95,9 @@ class MeasuredNetwork:
             self.task, spec, kernel_twin.expected_lambda(spec), trajectories
         )
 
-        def mine(each):
-            return {name: each[name] for name in theta}
-
-        return parts._replace(direct=mine(parts.direct), correction=mine(parts.correction))
+        direct = {name: parts.direct[name] for name in theta}
+        correction = {name: parts.correction[name] for name in theta}
+        return parts._replace(direct=direct, correction=correction)
 
     def examine(
         self,
@@ -106,8 +107,9 @@ class MeasuredNetwork:
         earlier: alternatives.Table | None,
         known_noise: bool = True,
     ) -> guard.Examination:
-        """Whether they are those of the network at θ, by the model's own steps from each
-        sample to the next.
+        """Test whether trajectories are those of the network at θ.
+
+        The residual of a sample is its distance from the model's own steps from the sample before.
         """
         process = self.task.process
         stride = state_scores.count_steps(self.task.t[1] - self.task.t[0], trajectories.t)

@@ -1,4 +1,4 @@
-"""Networks of coupled resonators: the graph, its leads, its losses and its parameters.
+"""Networks of coupled resonators: graph, leads, losses and parameters.
 
 Letters: N resonators (sites), B bonds, L leads. Sites of a lattice are numbered row by row. Bonds
 are pairs (i, j) with i < j in lexicographic order, (0, 1), (0, 13), (1, 2), …: the order of `kappa`
@@ -25,10 +25,11 @@ FAMILIES = ("omega", "kappa", "chi", "gamma_e", "gamma")
 
 @dataclass(frozen=True)
 class Lead:
-    """A scattering channel on one resonator, or on several: D_nm = weight_n √(2γ_e).
+    """A scattering channel on one resonator or several: D_nm = weight_n √(2γ_e).
 
-    site: an index, or {index: weight}. sigma_e: noise amplitude of the channel; None takes the
-    network's.
+    site: an index, or {index: weight}.
+    gamma_e: γ_e.
+    sigma_e: noise amplitude of the channel; None for the network's.
 
     >>> Lead(0)
     >>> Lead({0: 0.8, 1: 0.6}, gamma_e=0.5)
@@ -52,10 +53,16 @@ class Network:
     read-only; two networks are equal when all their numbers are, so that equal processes share one
     compilation.
 
-    bonds: (B, 2), i < j, lexicographic. lead_weights: (N, L), zero where a lead does not touch.
-    gamma_e, sigma_e: (L,). gamma, sigma_r: (N,). omega (N,): detunings from the drive. kappa (B,),
-    chi (N,).
-    positions: (N, 2), for drawing.
+    bonds: (B, 2), i < j, lexicographic.
+    lead_weights: (N, L), zero where a lead does not touch.
+    gamma_e: lead couplings γ_e (L,).
+    sigma_e: noise amplitudes of the leads (L,).
+    gamma: losses γ (N,).
+    sigma_r: noise amplitudes of the losses (N,).
+    omega: detunings ω from the drive (N,).
+    kappa: couplings κ (B,).
+    chi: Kerr coefficients χ (N,).
+    positions: (N, 2), for figures.
     """
 
     bonds: np.ndarray
@@ -108,7 +115,7 @@ class Network:
 
     @cached_property
     def lead_sites(self) -> np.ndarray:
-        """The resonator of each lead (L,), where each has one."""
+        """The resonator of each lead (L,); raises if a lead has several."""
         if not self.local:
             raise ValueError(
                 "a lead of this network sits on several resonators; see `lead_weights` (N, L)."
@@ -117,30 +124,30 @@ class Network:
 
     @cached_property
     def degree(self) -> int:
-        """Most bonds of a resonator."""
+        """Largest number of bonds of a resonator."""
         return int(np.bincount(self.bonds.ravel(), minlength=1).max())
 
     def shape(self, family: str) -> tuple[int]:
-        """Shape of one family of parameters."""
+        """Return the shape of one family of parameters."""
         return getattr(self, family).shape
 
     def replace(self, **values: Array | float) -> Network:
-        """A copy with other numbers; a single number stands for all entries.
+        """Return a copy with other numbers; a single number is used for all entries.
 
         >>> network.replace(sigma_e=0.1, sigma_r=0.1, kappa=1.2)
         """
         for name, value in values.items():
             if name not in (*FAMILIES, "sigma_e", "sigma_r", "positions"):
                 raise ValueError(
-                    f"a network has no numbers called {name!r}; build another one to change its "
-                    "graph."
+                    f"a network has no field {name!r} to replace; build another network to change "
+                    "its graph."
                 )
-            values[name] = _filled(name, value, getattr(self, name).shape)
+            values[name] = _fill(name, value, getattr(self, name).shape)
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]
 
 
 def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]:
-    """All five families: those in θ from θ, the others from the network.
+    """Return all five families of parameters, from θ if it has them, else from the network.
 
     Args:
         network: for the families that are not trained.
@@ -158,9 +165,8 @@ def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]
         if np.shape(value) != network.shape(name):
             raise ValueError(
                 f"`theta[{name!r}]` must have shape {network.shape(name)} for this network "
-                f"({network.sites} "
-                f"resonators, {len(network.bonds)} bonds, {network.leads} leads); got "
-                f"{np.shape(value)}."
+                f"({network.sites} resonators, {len(network.bonds)} bonds, {network.leads} leads); "
+                f"got {np.shape(value)}."
             )
     return {name: theta[name] if name in theta else getattr(network, name) for name in FAMILIES}
 
@@ -172,19 +178,21 @@ def initial_parameters(
     chi_std: float = 1e-4,
     train: Sequence[str] = ("omega", "kappa", "chi"),
 ) -> dict[str, jax.Array]:
-    """θ to start from: the network's own values, and χ_n ~ N(χ_n, chi_std²) (Optimization Details).
+    """Return θ to start from: the network's own values, χ_n ~ N(χ_n, chi_std²).
+
+    As in the paper's Optimization Details.
 
     Args:
         key: for the draw of χ.
-        network: whose values they are.
-        chi_std: spread of χ.
-        train: families that θ has.
+        network: its values.
+        chi_std: standard deviation of χ.
+        train: families of θ.
 
     Returns: {family: values}.
     """
     unknown = sorted(set(train) - set(FAMILIES))
     if unknown or not train:
-        raise ValueError(f"`train` names some of {', '.join(FAMILIES)}; got {tuple(train)}.")
+        raise ValueError(f"`train` must name some of {', '.join(FAMILIES)}; got {tuple(train)}.")
     theta = {name: jnp.asarray(getattr(network, name), jnp.result_type(float)) for name in train}
     if "chi" in theta:
         theta["chi"] += chi_std * jax.random.normal(key, theta["chi"].shape)
@@ -207,7 +215,7 @@ def from_edges(
     chi: Array | float = 0.0,
     positions: Array | None = None,
 ) -> Network:
-    """Any undirected graph.
+    """Return a network on any undirected graph.
 
     Args:
         edges: pairs of sites, each bond once.
@@ -231,25 +239,25 @@ def from_edges(
     if count < 1:
         raise ValueError("a network needs at least one resonator; give `edges` or `sites`.")
     bonds, order = _sorted_bonds(pairs, count)
-    of_leads = [Lead(0), Lead(count - 1)] if leads is None else [_as_lead(lead) for lead in leads]
+    channels = [Lead(0), Lead(count - 1)] if leads is None else [_as_lead(lead) for lead in leads]
     return Network(
         bonds=bonds,
-        lead_weights=_lead_weights(of_leads, count),
-        gamma_e=np.array([lead.gamma_e for lead in of_leads]),
-        sigma_e=np.array([sigma_w if lead.sigma_e is None else lead.sigma_e for lead in of_leads]),
-        gamma=_filled("gamma", gamma, (count,)),
-        sigma_r=_filled("sigma_r", sigma_w if sigma_r is None else sigma_r, (count,)),
-        omega=_filled("omega", omega, (count,)),
-        kappa=_filled("kappa", kappa, (len(bonds),))[order],
-        chi=_filled("chi", chi, (count,)),
-        positions=_circle(count)
+        lead_weights=_lead_weights(channels, count),
+        gamma_e=np.array([lead.gamma_e for lead in channels]),
+        sigma_e=np.array([sigma_w if lead.sigma_e is None else lead.sigma_e for lead in channels]),
+        gamma=_fill("gamma", gamma, (count,)),
+        sigma_r=_fill("sigma_r", sigma_w if sigma_r is None else sigma_r, (count,)),
+        omega=_fill("omega", omega, (count,)),
+        kappa=_fill("kappa", kappa, (len(bonds),))[order],
+        chi=_fill("chi", chi, (count,)),
+        positions=_place_on_circle(count)
         if positions is None
-        else _filled("positions", positions, (count, 2)),
+        else _fill("positions", positions, (count, 2)),
     )
 
 
 def rectangular(rows: int, columns: int, **options: object) -> Network:
-    """A lattice with nearest-neighbour bonds; site = row·columns + column.
+    """Return a lattice with nearest-neighbour bonds; site = row·columns + column.
 
     Args:
         rows: number of rows.
@@ -258,15 +266,15 @@ def rectangular(rows: int, columns: int, **options: object) -> Network:
 
     Returns: the network.
     """
-    _at_least(rows=(rows, 1), columns=(columns, 1))
+    _check_minimum(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
-    edges = _pairs(site[:, :-1], site[:, 1:]) + _pairs(site[:-1], site[1:])
+    edges = _pair_sites(site[:, :-1], site[:, 1:]) + _pair_sites(site[:-1], site[1:])
     row, column = np.divmod(site.ravel(), columns)
     return _build(edges, site.size, np.stack([column, -row], axis=1), options)
 
 
 def honeycomb(rows: int, columns: int, **options: object) -> Network:
-    """Zigzag chains, one a row; every second site has a bond to the next row.
+    """Return zigzag chains, one per row; every second site has a bond to the next row.
 
     Args:
         rows: number of chains.
@@ -275,12 +283,12 @@ def honeycomb(rows: int, columns: int, **options: object) -> Network:
 
     Returns: the network.
     """
-    _at_least(rows=(rows, 1), columns=(columns, 1))
+    _check_minimum(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
     row, column = np.divmod(site, columns)
     even = (row + column) % 2 == 0
     down = even[:-1]
-    edges = _pairs(site[:, :-1], site[:, 1:]) + _pairs(site[:-1][down], site[1:][down])
+    edges = _pair_sites(site[:, :-1], site[:, 1:]) + _pair_sites(site[:-1][down], site[1:][down])
     height = -1.5 * row - np.where(even, 0.25, -0.25)
     return _build(
         edges,
@@ -291,7 +299,7 @@ def honeycomb(rows: int, columns: int, **options: object) -> Network:
 
 
 def ring(sites: int, **options: object) -> Network:
-    """A closed chain, with leads on sites 0 and ⌊N/2⌋ if not given.
+    """Return a closed chain, with leads on sites 0 and ⌊N/2⌋ if not given.
 
     Args:
         sites: N.
@@ -299,18 +307,18 @@ def ring(sites: int, **options: object) -> Network:
 
     Returns: the network.
     """
-    _at_least(sites=(sites, 3))
+    _check_minimum(sites=(sites, 3))
     site = np.arange(sites)
     return _build(
-        _pairs(site, np.roll(site, -1)),
+        _pair_sites(site, np.roll(site, -1)),
         sites,
-        _circle(sites),
+        _place_on_circle(sites),
         {"leads": (0, sites // 2), **options},
     )
 
 
 def chain(sites: int, **options: object) -> Network:
-    """An open chain, with leads on its ends if not given.
+    """Return an open chain, with leads on its ends if not given.
 
     Args:
         sites: N.
@@ -318,22 +326,25 @@ def chain(sites: int, **options: object) -> Network:
 
     Returns: the network.
     """
-    _at_least(sites=(sites, 1))
+    _check_minimum(sites=(sites, 1))
     site = np.arange(sites)
-    return _build(_pairs(site[:-1], site[1:]), sites, np.stack([site, 0 * site], axis=1), options)
+    return _build(
+        _pair_sites(site[:-1], site[1:]), sites, np.stack([site, 0 * site], axis=1), options
+    )
 
 
 def paper() -> Network:
-    """The paper's: 11 × 13, leads on opposite corners, γ_e = 1, γ = 0.02, σ_W = 0.5; 143 sites,
-    262 bonds.
+    """Return the paper's lattice: 11 × 13, 143 sites, 262 bonds, leads on opposite corners.
+
+    γ_e = 1, γ = 0.02, σ_W = 0.5.
     """
     return rectangular(11, 13)
 
 
-def copies(network: Network, count: int) -> Network:
-    """`count` unconnected copies side by side: every family of numbers repeated `count` times.
+def repeat_network(network: Network, count: int) -> Network:
+    """Return `count` unconnected copies of a network as one network.
 
-    Copy c has sites cN…(c+1)N−1 and leads cL…(c+1)L−1. Two experiments on one device, in one state.
+    Copy c has sites cN…(c+1)N−1 and leads cL…(c+1)L−1. For several experiments on one device.
     """
     n = network.sites
     width = np.ptp(network.positions[:, 0]) + 2
@@ -359,22 +370,22 @@ def _build(
     return from_edges(edges, sites=sites, **placed)
 
 
-def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
+def _pair_sites(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(first.ravel().tolist(), second.ravel().tolist(), strict=True))
 
 
-def _circle(sites: int) -> np.ndarray:
+def _place_on_circle(sites: int) -> np.ndarray:
     angle = 2 * np.pi * np.arange(sites) / sites
     return np.stack([np.cos(angle), np.sin(angle)], axis=1) * sites / (2 * np.pi)
 
 
-def _at_least(**sizes: tuple[int, int]) -> None:
-    for name, (value, least) in sizes.items():
-        if int(value) != value or value < least:
-            raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
+def _check_minimum(**sizes: tuple[int, int]) -> None:
+    for name, (value, minimum) in sizes.items():
+        if int(value) != value or value < minimum:
+            raise ValueError(f"`{name}` must be a whole number, at least {minimum}; got {value!r}.")
 
 
-def _filled(name: str, value: Array | float, shape: tuple[int, ...]) -> np.ndarray:
+def _fill(name: str, value: Array | float, shape: tuple[int, ...]) -> np.ndarray:
     array = np.asarray(value, np.float64)
     if array.ndim and array.shape != shape:
         raise ValueError(
@@ -386,27 +397,27 @@ def _filled(name: str, value: Array | float, shape: tuple[int, ...]) -> np.ndarr
 
 
 def _sorted_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bonds (B, 2) with i < j in lexicographic order, and where each was among the given ones."""
+    """Return bonds (B, 2) with i < j in lexicographic order, and their places in `pairs`."""
     outside = pairs[((pairs < 0) | (pairs >= sites)).any(axis=1)]
     if len(outside):
         raise ValueError(
-            f"bond {tuple(outside[0].tolist())} names a site outside 0…{sites - 1}; `sites` is "
+            f"bond {tuple(outside[0].tolist())} has a site outside 0…{sites - 1}; `sites` is "
             f"{sites}."
         )
     bonds = np.sort(pairs, axis=1)
     loops = np.flatnonzero(bonds[:, 0] == bonds[:, 1])
     if loops.size:
         raise ValueError(
-            f"bond {tuple(pairs[loops[0]].tolist())} joins a site to itself; use `omega` for a "
-            "detuning."
+            f"bond {tuple(pairs[loops[0]].tolist())} joins a site to itself; use `omega` for "
+            "detunings."
         )
     order = np.lexsort((bonds[:, 1], bonds[:, 0]))
     bonds = bonds[order]
     twice = np.flatnonzero((np.diff(bonds, axis=0) == 0).all(axis=1))
     if twice.size:
         raise ValueError(
-            f"bond {tuple(bonds[twice[0]].tolist())} is given twice; an undirected bond is one "
-            "pair."
+            f"bond {tuple(bonds[twice[0]].tolist())} is given twice; give each undirected bond "
+            "once."
         )
     return bonds, order
 
@@ -431,8 +442,8 @@ def _lead_weights(leads: Sequence[Lead], sites: int) -> np.ndarray:
                 raise ValueError(f"lead {m} sits on site {site}, outside 0…{sites - 1}.")
             if weight == 0 or not np.isfinite(weight):
                 raise ValueError(
-                    f"lead {m} has weight {weight} on site {site}; give a number, or leave the "
-                    "site out."
+                    f"lead {m} has weight {weight} on site {site}; give a nonzero number, or omit "
+                    "the site."
                 )
             weights[site, m] = weight
     return weights

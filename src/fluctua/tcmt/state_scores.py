@@ -1,19 +1,17 @@
-"""Measured states of a resonator network: returns, what they say about its parameters, and the twin
-correction.
+"""Measured states of a resonator network: returns, evidence about parameters, twin correction.
 
-The fused kernels score the noise that they drew. Here are states ψ of a device whose numbers are
-not the model's, so that residuals are taken against the model,
+The fused kernels score the noise that they drew. Measured states ψ come from a device whose
+parameters are not the model's, so residuals are taken against the model:
 
-    r_n = ψ_{n+1} − ψ_n − μ(ψ_n)Δt,   ζ = r/2Q,   U_ω = Im ζ*ψ,   U_χ = |ψ|²U_ω,   U_κ = Im(ζ_n*ψ_m
-    + ζ_m*ψ_n), U_Γ = −Re ζ*ψ,
+    r_n = ψ_{n+1} − ψ_n − μ(ψ_n)Δt,   ζ = r/2Q
+    U_ω = Im ζ*ψ,   U_χ = |ψ|²U_ω,   U_κ = Im(ζ_n*ψ_m + ζ_m*ψ_n),   U_Γ = −Re ζ*ψ
 
-by the CPU's kernel, or with modulation all steps of a trajectory at once, a block of them at a time
-in the cache. The drift is linear in ω, κ, χ and Γ, with features −iψ_n, −i|ψ_n|²ψ_n, −iψ_m and
-−ψ_n, so that the information about all of them follows from one Gram matrix of (ψ, |ψ|²ψ).
+The CPU's kernel sums them; with modulation JAX does, a block of steps at a time to stay in the
+cache. The drift is linear in ω, κ, χ and Γ, with features −iψ_n, −iψ_m, −i|ψ_n|²ψ_n and −ψ_n, so
+the information about all of them follows from one Gram matrix of (ψ, |ψ|²ψ).
 
-Samples some steps of the model apart are met by the model's own path from one to the next, ψ̄ being
-its mean: the residual is then that of the model whatever the interval, and the features are right
-up to what the network does within it.
+If samples are several steps of the model apart, the model runs from one to the next. The residual
+is then exact whatever the interval; the features are means over that path.
 """
 
 from __future__ import annotations
@@ -38,39 +36,44 @@ from fluctua.tcmt import coupled_modes
 from fluctua.tcmt import drift as lattice
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel import options
-from fluctua.tcmt.kernel.cpu import measured_scores
+from fluctua.tcmt.kernel.cpu import sum_measured_scores
 from fluctua.tcmt.kernel.run import run
 
 KNOWN = ("omega", "kappa", "chi")
-"""Families of the twin correction.
-
-Losses also enter the noise, and are left to the general path.
-"""
+"""Families of the twin correction; losses also enter the noise, and take the general path."""
 
 SCORED = (*KNOWN, "gamma")
-"""Families of the evidence.
-
-Losses by what they do to the drift: their noise is taken as the model has it.
-"""
+"""Families of the evidence; of losses only the drift is used, their noise is the model's."""
 
 BLOCK = 500
-"""Steps at a time."""
+"""Steps per block."""
 
 
 class NeighbourSlots(NamedTuple):
-    """Neighbours of every site in as many slots as the most of them has. site, bond (N, D);
-    there (N, D): 1 or 0.
+    """Neighbours of every site, in D slots, the largest number of neighbours.
+
+    site: neighbour of each slot (N, D).
+    bond: bond of each slot (N, D).
+    used: 1 where the slot has a neighbour, else 0 (N, D).
+    ends: sites of each bond (B, 2).
     """
 
     site: Array
     bond: Array
-    there: Array
-    ends: Array  # (B, 2)
+    used: Array
+    ends: Array
 
 
 class NetworkNumbers(NamedTuple):
-    """A model at its parameters: ω, χ, Γ, 2Q (N,), κ (B,) and as a matrix (N, N), the drive
-    (N,) or (T, N), complex.
+    """A network at its parameters, as arrays of JAX.
+
+    omega: ω (N,).
+    chi: χ (N,).
+    damping: Γ (N,).
+    double_q: 2Q (N,).
+    kappa: κ (B,).
+    coupling: κ as a matrix (N, N).
+    force: drive (N,) or (T, N), complex.
     """
 
     omega: Array
@@ -83,22 +86,22 @@ class NetworkNumbers(NamedTuple):
 
 
 def list_slots(spec: options.KernelSpec) -> NeighbourSlots:
-    """The neighbours of every site of a network."""
+    """Return the neighbours of every site of a network."""
     around: list[list[tuple[int, int]]] = [[] for _ in range(spec.sites)]
     for b, (i, j) in enumerate(spec.bonds.tolist()):
         around[i].append((j, b))
         around[j].append((i, b))
-    slots = max((len(each) for each in around), default=0)
+    slots = max((len(neighbours) for neighbours in around), default=0)
     table = np.zeros((3, spec.sites, slots), np.int32)
-    for n, each in enumerate(around):
-        for d, (m, b) in enumerate(each):
+    for n, neighbours in enumerate(around):
+        for d, (m, b) in enumerate(neighbours):
             table[:, n, d] = m, b, 1
-    site, bond, there = (jnp.asarray(v) for v in table)
-    return NeighbourSlots(site, bond, there, jnp.asarray(spec.bonds))
+    site, bond, used = (jnp.asarray(v) for v in table)
+    return NeighbourSlots(site, bond, used, jnp.asarray(spec.bonds))
 
 
 def tabulate_network(spec: options.KernelSpec) -> NetworkNumbers:
-    """The numbers of a kernel's network, in JAX's precision."""
+    """Return the numbers of a kernel's network, in JAX's precision."""
     force = np.zeros((len(spec.drive), spec.sites), complex)
     force[:, spec.drive_sites] = spec.drive
 
@@ -106,7 +109,7 @@ def tabulate_network(spec: options.KernelSpec) -> NetworkNumbers:
         return jnp.asarray(v, jnp.result_type(float))
 
     coupling = lattice.coupling_matrix(spec.bonds, spec.kappa, spec.sites)
-    whole = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
+    drive = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
     return NetworkNumbers(
         real(spec.omega),
         real(spec.chi),
@@ -114,33 +117,32 @@ def tabulate_network(spec: options.KernelSpec) -> NetworkNumbers:
         real(spec.noise**2),
         real(spec.kappa),
         real(coupling),
-        whole,
+        drive,
     )
 
 
 def to_complex(x: Array) -> Array:
-    """ψ (..., N) of states [Re ψ, Im ψ] (..., 2N)."""
+    """Return ψ of states [Re ψ, Im ψ]. (..., 2N) -> (..., N)"""
     n = np.shape(x)[-1] // 2
     return np.asarray(x)[..., :n] + 1j * np.asarray(x)[..., n:]
 
 
-def returns(spec: options.KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
-    """R of every trajectory, by the rule that goes with the step. x: (E, T+1, 2N) -> (E,)"""
+def compute_returns(spec: options.KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
+    """Return R of every trajectory, by the quadrature of the integrator. x (E, T+1, 2N) -> (E,)"""
     interval = np.diff(np.asarray(t, np.float64))
     weight = interval
-    seen = np.asarray(x)[:, :-1]
+    states = np.asarray(x)[:, :-1]
     if spec.integrator != "euler":
         weight = (np.append(interval, 0.0) + np.append(0.0, interval)) / 2
-        seen = np.asarray(x)
-    psi = to_complex(seen)[..., spec.port_sites]
+        states = np.asarray(x)
+    psi = to_complex(states)[..., spec.port_sites]
     stride = (spec.steps // len(interval)) or 1
-    out = spec.port_gain * psi - (
-        spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming
-    )
+    incoming = spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming
+    out = spec.port_gain * psi - incoming
     return np.einsum("etp,p,t->e", np.abs(out) ** 2, spec.port_weight, weight)
 
 
-def evidence(
+def collect_evidence(
     task: Experiment,
     spec: options.KernelSpec,
     at: At,
@@ -151,8 +153,9 @@ def evidence(
     readout: float = 0.0,
     slope: dict[str, np.ndarray] | None = None,
 ) -> likelihood_evidence.Evidence:
-    """What measured states say about unknowns of ω, κ, χ and γ: the network's own
-    `fluctua.core.likelihood.evidence.collect_evidence`.
+    """Return the evidence of measured states about unknowns of ω, κ, χ and γ.
+
+    For networks, in place of `fluctua.core.likelihood.evidence.collect_evidence`.
 
     Args:
         task: the model.
@@ -161,46 +164,44 @@ def evidence(
         theta: the settings at which they were measured.
         u: where the derivatives are taken.
         trajectories: x (E, T+1, 2N); with modulation, its `context` too.
-        every: steps of which one counts for the information.
+        every: one of so many steps counts for the information.
         readout: standard deviation of the measurement on each quadrature; see `StateSums`.
-        slope: ∂p/∂u of `at_point`, if it is at hand.
+        slope: ∂p/∂u of `linearise`, if already computed.
 
     """
-    slope = at_point(at, theta, u)[1] if slope is None else slope
+    slope = linearise(at, theta, u)[1] if slope is None else slope
     shapes = tuple((name, np.shape(v), jnp.result_type(v)) for name, v in theta.items())
     linear = _is_linear(at, shapes, u.shape, jnp.result_type(float))
     sizes = {"omega": spec.sites, "kappa": len(spec.bonds), "chi": spec.sites, "gamma": spec.sites}
     slope = {name: slope.get(name, np.zeros((sizes[name], u.size))) for name in SCORED}
     kerr = bool(slope["chi"].any())
     sums = sum_states(task, spec, trajectories, every, kerr, readout)
-    information = _information(spec, sums.gram, kerr)
-    jacobian = scipy.sparse.csr_array(
-        np.concatenate([slope[name] for name in SCORED])
-    )  # of a knob or two each
+    information = _compute_information(spec, sums.gram, kerr)
+    # sparse: a parameter depends on one unknown or two
+    jacobian = scipy.sparse.csr_array(np.concatenate([slope[name] for name in SCORED]))
     score = sums.scores
     if readout:
-        score, information = _weakened(score, information, sums.scatter)
+        score, information = _weaken(score, information, sums.scatter)
     information = jacobian.T @ (information @ jacobian)
     dense = information.toarray() if scipy.sparse.issparse(information) else information
     return likelihood_evidence.Evidence(
-        jacobian.T @ score, dense, linear and _stride(spec, trajectories.t) <= 1
+        jacobian.T @ score, dense, linear and count_steps(spec.dt, trajectories.t) <= 1
     )
 
 
 class StateSums(NamedTuple):
-    """Sums over measured states, of all families.
+    """Sums over measured states, of all families, without the mean effect of the readout's noise.
 
-    scores: ΣU (N + B + 2N,). gram: Σ z*zᵀΔt of z = (ψ, |ψ|²ψ), complex.
+    The noise ε of a readout, E|ε|² = ν², adds −Bε to a residual and Cε to its features, with
+    B = (1 + AΔt)ᵏ and C the mean of (1 + AΔt)ʲ over the k steps of an interval. The mean of what it
+    adds to the scores of a sample is subtracted:
 
-    What the noise ε of a readout adds to them on average is taken off, with E|ε|² = ν² and what it
-    adds to a residual and its features, −Bε and Cε, B = (1 + AΔt)ᵏ and C the mean of (1 + AΔt)ʲ
-    over the k steps of an interval:
+        ΔU_ω = −Im D_nn/2Q_n,   ΔU_Γ = Re D_nn/2Q_n
+        ΔU_κ = −Im(D_mn/2Q_n + D_nm/2Q_m),   D = ν² C B†
 
-        ΔU_ω = −Im D_nn/2Q_n,   ΔU_Γ = Re D_nn/2Q_n,   ΔU_κ = −Im(D_mn/2Q_n + D_nm/2Q_m),   D = ν² C
-        B†   a sample.
-
-    scatter: the variance that ε of one sample with that of the next, and with itself, leaves in
-    them, (N + B + 2N,).
+    scores: ΣU (N + B + 2N,).
+    gram: Σ z*zᵀΔt of z = (ψ, |ψ|²ψ), complex.
+    scatter: variance that the noise of the readout leaves in the scores (N + B + 2N,).
     """
 
     scores: np.ndarray
@@ -216,34 +217,37 @@ def sum_states(
     kerr: bool,
     readout: float = 0.0,
 ) -> StateSums:
-    """The sums that evidence is made of. kerr: whether χ is among the unknowns."""
+    """Return the sums that evidence is computed from. kerr: whether χ is among the unknowns."""
     t = np.asarray(trajectories.t, np.float64)
-    stride = _stride(spec, t)
+    stride = count_steps(spec.dt, t)
     power = 2 * readout**2
     # |ψ + ε|²(ψ + ε) is larger than |ψ|²ψ by 2ν²ψ on average
-    lowered = spec.replace(omega=spec.omega - 2 * power * spec.chi) if readout else spec
+    corrected = spec.replace(omega=spec.omega - 2 * power * spec.chi) if readout else spec
     native = stride and trajectories.context is None and len(spec.drive) == 1
     if native:
-        scores = measured_scores(
-            options.KernelJob(lowered, 0, 1, options.KernelOptions(dtype=_precision())),
+        scores = sum_measured_scores(
+            options.KernelJob(corrected, 0, 1, options.KernelOptions(dtype=_precision())),
             trajectories.x,
             stride,
         )
     else:
-        scores = _blockwise(task, lowered, t, trajectories)
+        scores = _sum_scores(task, corrected, t, trajectories)
     thinned = max(1, every // max(stride, 1))
     gram = np.sum(
-        [_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr, power) for x in trajectories.x],
+        [
+            _compute_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr, power)
+            for x in trajectories.x
+        ],
         axis=0,
     )
     if not readout:
         return StateSums(scores, gram, np.zeros_like(scores))
-    some = np.abs(to_complex(np.asarray(trajectories.x)[:, :-1:thinned])) ** 2
+    intensity = np.abs(to_complex(np.asarray(trajectories.x)[:, :-1:thinned])) ** 2
     noisy = StateSums(scores, gram, np.zeros_like(scores))
-    return _without_readout(spec, noisy, some, t, power, stride if native else 1)
+    return _subtract_readout(spec, noisy, intensity, t, power, stride if native else 1)
 
 
-def _without_readout(
+def _subtract_readout(
     spec: options.KernelSpec,
     noisy: StateSums,
     intensity: np.ndarray,
@@ -251,10 +255,10 @@ def _without_readout(
     power: float,
     steps: int,
 ) -> StateSums:
-    """The sums less what the noise of a readout adds to them on average.
+    """Return the sums without what the noise of a readout adds to them on average.
 
-    noisy: sums as they were measured. intensity: |ψ|² of some samples (E, ·, N). power: E|ε|².
-    steps: of the model in an interval.
+    noisy: sums as measured. intensity: |ψ|² of a subset of samples (E, ·, N). power: E|ε|². steps:
+    of the model per interval.
     """
     scores = noisy.scores
     count = len(intensity)
@@ -262,36 +266,36 @@ def _without_readout(
     samples = count * (len(t) - 1)
     time = float(t[-1] - t[0]) * count
     i, j = spec.bonds.T
-    bright = np.maximum(intensity.mean(axis=(0, 1), dtype=np.float64) - power, 0.0)
+    mean_intensity = np.maximum(intensity.mean(axis=(0, 1), dtype=np.float64) - power, 0.0)
     square = np.maximum(
-        (intensity**2).mean(axis=(0, 1), dtype=np.float64) - 4 * power * bright, 0.0
+        (intensity**2).mean(axis=(0, 1), dtype=np.float64) - 4 * power * mean_intensity, 0.0
     )
     coupling = lattice.coupling_matrix(spec.bonds, spec.kappa, n)
-    shifted = spec.omega + 2 * spec.chi * bright
+    shifted = spec.omega + 2 * spec.chi * mean_intensity
     generator = lattice.linear_operator(shifted, coupling, np.diag(spec.damping))
-    one = np.eye(n) + generator * (t[1] - t[0]) / steps
-    onward = np.eye(n, dtype=complex)
+    one_step = np.eye(n) + generator * (t[1] - t[0]) / steps
+    propagator = np.eye(n, dtype=complex)
     mean = np.zeros((n, n), complex)
     for _ in range(steps):
-        mean = mean + onward / steps
-        onward = one @ onward
-    shared = samples * power * mean @ onward.conj().T  # D, of all samples
+        mean = mean + propagator / steps
+        propagator = one_step @ propagator
+    shared = samples * power * mean @ propagator.conj().T  # D, of all samples
     inverse = 1 / spec.noise**2
     own = np.diag(shared)
     omega = -own.imag * inverse
     loss = own.real * inverse
     kappa = -(shared[j, i].imag * inverse[i] + shared[i, j].imag * inverse[j])
     # −iχ(2|ψ|²ε + ψ²ε*) in the residual meets 2|ψ|²ε + ψ²ε* in the feature
-    turned = 2 * bright * spec.omega + 5 * spec.chi * square
-    slower = (steps + 1) / (2 * steps)  # C takes half of the turn back, of a long interval
+    turned = 2 * mean_intensity * spec.omega + 5 * spec.chi * square
+    slower = (steps + 1) / (2 * steps)  # C is the mean over the interval
     chi = 2 * power * scores[:n] - samples * power * (t[1] - t[0]) * slower * turned * inverse
     corrected = scores - np.concatenate([omega, kappa, chi, loss])
 
-    lot = samples * power**2 / 2
-    next_one = inverse[i] ** 2 + inverse[j] ** 2
+    variance = samples * power**2 / 2
+    next_sample = inverse[i] ** 2 + inverse[j] ** 2
     scatter = [
         inverse**2,
-        next_one + (inverse[i] - inverse[j]) ** 2,
+        next_sample + (inverse[i] - inverse[j]) ** 2,
         4 * square * inverse**2,
         3 * inverse**2,
     ]
@@ -299,32 +303,27 @@ def _without_readout(
     site = np.arange(n)
     gram[site, site] -= power * time
     if len(gram) > n:
-        gram[site, n + site] -= 2 * power * time * bright
-        gram[n + site, site] -= 2 * power * time * bright
+        gram[site, n + site] -= 2 * power * time * mean_intensity
+        gram[n + site, site] -= 2 * power * time * mean_intensity
         gram[n + site, n + site] -= 5 * power * time * square
+    # a dark site may have less power than the noise of its readout
     size, directions = np.linalg.eigh(gram)
-    gram = (
-        directions * np.maximum(size, 0)
-    ) @ directions.conj().T  # a dark site may have less than its noise
-    return StateSums(corrected, gram, lot * np.concatenate(scatter))
+    gram = (directions * np.maximum(size, 0)) @ directions.conj().T
+    return StateSums(corrected, gram, variance * np.concatenate(scatter))
 
 
-def _weakened(
+def _weaken(
     score: np.ndarray, information: Any, scatter: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """s and F of scores with more variance than F, by R: F(F + R)⁻¹s and F(F + R)⁻¹F."""
+    """Return score and information if the variance of s is F + R: F(F + R)⁻¹s and F(F + R)⁻¹F."""
     inner = information.toarray()
     factor = scipy.linalg.cho_factor(inner + np.diag(scatter), lower=True)
     weight = scipy.linalg.cho_solve(factor, inner)
     return weight.T @ score, inner @ weight
 
 
-def _stride(spec: options.KernelSpec, t: np.ndarray) -> int:
-    return count_steps(spec.dt, t)
-
-
 def count_steps(dt: float, t: np.ndarray) -> int:
-    """Steps of the model between two samples; 0 where that is no whole number, the same for all."""
+    """Return the steps of the model per sample; 0 if that is not the same integer for all."""
     steps = np.diff(np.asarray(t, np.float64)) / dt
     stride = round(float(steps[0]))
     return stride if stride >= 1 and np.allclose(steps, stride, rtol=0, atol=1e-3) else 0
@@ -334,10 +333,10 @@ def _precision() -> str:
     return str(jnp.result_type(float))
 
 
-def _blockwise(
+def _sum_scores(
     task: Experiment, spec: options.KernelSpec, t: np.ndarray, trajectories: Trajectories
 ) -> np.ndarray:
-    """ΣU of Euler steps from sample to sample, with modulation and drives that vary.
+    """Return ΣU of Euler steps from sample to sample, with modulation and varying drives.
 
     (N + B + 2N,)
     """
@@ -345,21 +344,20 @@ def _blockwise(
     numbers = tabulate_network(spec)
     total = np.zeros(3 * spec.sites + len(spec.bonds))
     for j in range(len(trajectories.x)):
-        for block in blocks(
-            task, numbers, t, np.asarray(trajectories.x[j]), _context(trajectories, j)
+        for block in iterate_blocks(
+            task, numbers, t, np.asarray(trajectories.x[j]), _select_context(trajectories, j)
         ):
             total += np.asarray(_scores(numbers, graph, *block), np.float64)
     return total
 
 
-def recorded(
+def collect_twin_parts(
     task: Experiment, spec: options.KernelSpec, table: np.ndarray, trajectories: Trajectories
 ) -> TwinSamples:
-    """The two parts of the twin correction on measured states, model and score being one: see
-    `kernel.twin`.
+    """Return the two parts of the twin correction on measured states: see `kernel.twin`.
 
-    table: λ̄ (T+1,). For a network without modulation, on the time grid of the task.
-    -> leaves (E, ·) of ω, κ and χ.
+    The twin is the model of the score. For a network without modulation, on the time grid of the
+    task. table: λ̄ (T+1,). Leaves are (E, ·) of ω, κ and χ.
     """
     graph = list_slots(spec)
     numbers = tabulate_network(spec)
@@ -368,19 +366,21 @@ def recorded(
     path = run(spec, 0, 1, noise=False, scores=False, record_every=1).trajectories
     assert path is not None
     xbar = path[0]
-    q = np.asarray(_adjoint(numbers, graph, _ports(spec), jnp.asarray(path[0]), jnp.asarray(dt)))
+    q = np.asarray(
+        _compute_adjoint(numbers, graph, _list_ports(spec), jnp.asarray(path[0]), jnp.asarray(dt))
+    )
 
-    def g(psi):
+    def rewards(psi):
         return (
             np.abs(spec.port_gain * psi[:-1, spec.port_sites] - spec.incoming) ** 2
             @ spec.port_weight
             * dt
         )
 
-    def left(v):
+    def sum_to_go(v):
         return np.append(np.cumsum(v[::-1])[::-1], 0.0)  # Σ_{k ≥ n}
 
-    ahead = left(g(xbar))  # ν
+    twin_to_go = sum_to_go(rewards(xbar))  # ν
     direct = []
     correction = []
     values = []
@@ -393,34 +393,40 @@ def recorded(
         x = np.asarray(trajectories.x[j])
         psi = to_complex(x)
         r = np.concatenate(
-            [np.asarray(_residuals(numbers, graph, *b)) for b in blocks(task, numbers, t, x, None)]
+            [
+                np.asarray(_residuals(numbers, graph, *b))
+                for b in iterate_blocks(task, numbers, t, x, None)
+            ]
         )
-        to_go = left(g(psi))
-        guess = ahead + inner(q, psi - xbar)
-        lam = to_go - guess - left(inner(q[1:], r))  # Λ
+        to_go = sum_to_go(rewards(psi))
+        guess = twin_to_go + inner(q, psi - xbar)
+        lam = to_go - guess - sum_to_go(inner(q[1:], r))  # Λ
         weight = lam[1:] - table[1:]
         zeta = r / np.asarray(numbers.double_q)
-        direct.append(products(graph, q[1:] * dt[:, None], psi[:-1]))
-        correction.append(products(graph, zeta * weight[:, None].astype(zeta.real.dtype), psi[:-1]))
+        direct.append(sum_products(graph, q[1:] * dt[:, None], psi[:-1]))
+        correction.append(
+            sum_products(graph, zeta * weight[:, None].astype(zeta.real.dtype), psi[:-1])
+        )
         values.append(to_go[0])
         means.append(lam)
 
-    def shaped(each):
-        return {name: jnp.stack([jnp.asarray(row[name]) for row in each]) for name in KNOWN}
+    def stack(rows):
+        return {name: jnp.stack([jnp.asarray(row[name]) for row in rows]) for name in KNOWN}
 
     return TwinSamples(
-        shaped(direct), shaped(correction), jnp.asarray(values), np.mean(means, axis=0)
+        stack(direct), stack(correction), jnp.asarray(values), np.mean(means, axis=0)
     )
 
 
 # ----------------------------------------------------------------------------------- one trajectory
 
 
-def blocks(
+def iterate_blocks(
     task: Experiment, numbers: NetworkNumbers, t: np.ndarray, x: np.ndarray, context: PyTree
 ) -> Iterator[tuple[Array, Array, Array, Array | None]]:
-    """A trajectory x (T+1, 2N) some steps at a time: states, intervals, drive (N,) or (b, N),
-    and δκ (b, B) or None.
+    """Iterate over blocks of b ≤ `BLOCK` steps of a trajectory x (T+1, 2N).
+
+    Yields states (b+1, 2N), intervals (b,), drive (N,) or (b, N), and δκ (b, B) or None.
     """
     steps = len(t) - 1
     varying = numbers.force.ndim == 2
@@ -428,7 +434,9 @@ def blocks(
     for n in range(0, steps, BLOCK):
         stop = min(n + BLOCK, steps)
         shift = (
-            None if context is None else _delta(task.modulation, context, jnp.asarray(t[n:stop]))
+            None
+            if context is None
+            else _tabulate_modulation(task.modulation, context, jnp.asarray(t[n:stop]))
         )
         dt = jnp.asarray(np.diff(t[n : stop + 1]), numbers.omega.dtype)
         yield (
@@ -440,30 +448,30 @@ def blocks(
 
 
 @functools.partial(jit, static_argnums=0)
-def _delta(modulation: Any, context: PyTree, t: Array) -> Array:
+def _tabulate_modulation(modulation: Any, context: PyTree, t: Array) -> Array:
     return jax.vmap(lambda when: coupled_modes.delta_kappa(modulation, context, when))(
         t.astype(jnp.result_type(float))
     )
 
 
-def drift(
+def compute_drift(
     numbers: NetworkNumbers,
     graph: NeighbourSlots,
     psi: Array,
     force: Array,
     shift: Array | None = None,
 ) -> Array:
-    """μ at states ψ (..., N). shift: δκ (..., B) of the modulation. (..., N) complex"""
+    """Return μ at states ψ. (..., N) complex. shift: δκ (..., B) of the modulation."""
 
     def couple(psi: Array) -> Array:
         if shift is None:
-            # one matrix for all states: its product is several times faster than gathering
-            # neighbours, and one of complex numbers would take twice as long
+            # a product with one real matrix is several times faster than gathering neighbours;
+            # with a complex one it would take twice as long
             return jax.lax.complex(psi.real @ numbers.coupling, psi.imag @ numbers.coupling)
         kappa = numbers.kappa + shift
         total = jnp.zeros_like(psi)
         for d in range(graph.site.shape[1]):
-            k = kappa[..., graph.bond[:, d]] * graph.there[:, d]
+            k = kappa[..., graph.bond[:, d]] * graph.used[:, d]
             total = total + k * psi[..., graph.site[:, d]]
         return total
 
@@ -478,7 +486,11 @@ def drift(
 
 
 class Residual(NamedTuple):
-    """r = ψ' − ψ − μΔt and ψ at the steps of a block, (b, N) complex."""
+    """Residuals of the steps of a block.
+
+    r: ψ' − ψ − μΔt (b, N) complex.
+    psi: ψ (b, N) complex.
+    """
 
     r: Array
     psi: Array
@@ -492,9 +504,9 @@ def _residual(
     force: Array,
     shift: Array | None,
 ) -> Residual:
-    """The residuals of the steps from x (b+1, 2N)."""
+    """Return the residuals of the steps of x (b+1, 2N)."""
     psi = coupled_modes.to_psi(x)
-    moved = drift(numbers, graph, psi[:-1], force, shift) * dt[:, None]
+    moved = compute_drift(numbers, graph, psi[:-1], force, shift) * dt[:, None]
     return Residual(psi[1:] - psi[:-1] - moved, psi[:-1])
 
 
@@ -505,45 +517,47 @@ def _residuals(numbers: NetworkNumbers, graph: NeighbourSlots, *block: Any) -> A
 
 @jit
 def _scores(numbers: NetworkNumbers, graph: NeighbourSlots, *block: Any) -> Array:
-    """ΣU of ω, κ, χ and Γ over a block. (N + B + 2N,)"""
+    """Return ΣU of ω, κ, χ and Γ over a block. (N + B + 2N,)"""
     r, psi = _residual(numbers, graph, *block)
     z_re = r.real / numbers.double_q
     z_im = r.imag / numbers.double_q
     losses = -jnp.sum(z_re * psi.real + z_im * psi.imag, axis=0)
-    return jnp.concatenate([_products(graph.ends, z_re, z_im, psi.real, psi.imag), losses])
+    return jnp.concatenate([_sum_products(graph.ends, z_re, z_im, psi.real, psi.imag), losses])
 
 
-def _products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Array:
-    """Σ of Im ζ*ψ for ω, of both ends for κ, and of |ψ|² Im ζ*ψ for χ. (N + B + N,)"""
+def _sum_products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Array:
+    """Return Σ of Im ζ*ψ for ω, of both ends for κ, and of |ψ|² Im ζ*ψ for χ. (N + B + N,)"""
     own = z_re * im - z_im * re
-    cross = (
-        z_re.T @ im - z_im.T @ re
-    )  # all pairs: a product of matrices is faster than B of columns
+    # of all pairs: one product of matrices is faster than B of columns
+    cross = z_re.T @ im - z_im.T @ re
     i, j = ends.T
     return jnp.concatenate(
         [own.sum(axis=0), cross[i, j] + cross[j, i], jnp.sum(own * (re**2 + im**2), axis=0)]
     )
 
 
-_products_of = jit(_products)
+_sum_products_jit = jit(_sum_products)
 
 
-def products(graph: NeighbourSlots, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.ndarray]:
-    """The same of any ζ (T, N) and ψ (T, N), complex, family by family."""
+def sum_products(graph: NeighbourSlots, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `_sum_products` of ζ (T, N) and ψ (T, N), complex, by family."""
     sites = psi.shape[1]
     total = np.zeros(2 * sites + len(graph.ends))
     for n in range(0, len(psi), BLOCK):
         z = zeta[n : n + BLOCK]
         y = psi[n : n + BLOCK]
-        total += np.asarray(_products_of(graph.ends, z.real, z.imag, y.real, y.imag), np.float64)
+        total += np.asarray(
+            _sum_products_jit(graph.ends, z.real, z.imag, y.real, y.imag), np.float64
+        )
     return dict(zip(KNOWN, np.split(total, [sites, len(total) - sites]), strict=True))
 
 
-def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool, power: float = 0.0) -> np.ndarray:
-    """Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ), the latter if asked for. (2N, 2N) or (N,
-    N), complex
+def _compute_gram(
+    x: np.ndarray, dt: np.ndarray, every: int, kerr: bool, power: float = 0.0
+) -> np.ndarray:
+    """Return Σ z* zᵀ Δt of z = (ψ, |ψ|²ψ) (2N, 2N), or of z = ψ (N, N) without `kerr`. Complex
 
-    power: E|ε|² of noise on ψ, to which |ψ|²ψ owes 2E|ε|²ψ.
+    every: one of so many steps is used. power: E|ε|² of noise on ψ, which adds 2E|ε|²ψ to |ψ|²ψ.
     """
     begins = np.arange(0, len(dt), every)
     share = np.add.reduceat(dt, begins)
@@ -553,9 +567,15 @@ def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool, power: float = 
     return (z.conj().T @ z).astype(np.complex128)
 
 
-class Products(NamedTuple):
-    """Pairs of parameters of one site: their places, their features' places, the phase of the
-    product, the site.
+class ParameterPairs(NamedTuple):
+    """Pairs of parameters of one site, whose features' products are the information.
+
+    row: index of the first parameter.
+    column: index of the second parameter.
+    left: index of the first feature.
+    right: index of the second feature.
+    phase: phase of the product.
+    site: their site.
     """
 
     row: np.ndarray
@@ -567,54 +587,52 @@ class Products(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def _pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> Products:
-    """Which products of features are the information: those of every site's own parameters."""
+def _list_pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> ParameterPairs:
+    """Return all pairs of parameters that act on the same site."""
     n = sites
     b = len(bonds)
-    # parameter, feature, and the feature's phase: −i, or −1 of a loss
+    # parameter, feature, and phase of the feature: −i, for a loss −1
     around: list[list[tuple[int, int, complex]]] = [
         [(i, i, -1j), (2 * n + b + i, i, -1)] for i in range(n)
     ]
-    for i, each in enumerate(around):
+    for i, features in enumerate(around):
         if kerr:
-            each.append((n + b + i, n + i, -1j))
+            features.append((n + b + i, n + i, -1j))
     for bond, (i, j) in enumerate(bonds):
         around[i].append((n + bond, j, -1j))
         around[j].append((n + bond, i, -1j))
     rows = [
         (p, q, f, g, np.conj(a) * c, site)
-        for site, each in enumerate(around)
-        for p, f, a in each
-        for q, g, c in each
+        for site, features in enumerate(around)
+        for p, f, a in features
+        for q, g, c in features
     ]
-    return Products(*(np.array(column) for column in zip(*rows, strict=True)))
+    return ParameterPairs(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _information(spec: options.KernelSpec, gram: np.ndarray, kerr: bool) -> scipy.sparse.csr_array:
-    """F of ω, κ, χ and Γ, (N + B + 2N)²: every site's own block, whose features are those of
-    its parameters.
-    """
-    p = _pairs(spec.sites, tuple(map(tuple, spec.bonds.tolist())), kerr)
+def _compute_information(
+    spec: options.KernelSpec, gram: np.ndarray, kerr: bool
+) -> scipy.sparse.csr_array:
+    """Return the information F of ω, κ, χ and Γ, sparse. (N + B + 2N)²"""
+    p = _list_pairs(spec.sites, tuple(map(tuple, spec.bonds.tolist())), kerr)
     values = (p.phase * gram[p.left, p.right]).real / spec.noise[p.site] ** 2
     size = 3 * spec.sites + len(spec.bonds)
     return scipy.sparse.csr_array((values, (p.row, p.column)), shape=(size, size))
 
 
-def _host() -> Any:
-    """JAX's arrays on the host, where it has one: JAX_PLATFORMS=cuda leaves it out."""
+def _on_host() -> Any:
+    """Return a context with JAX's arrays on the host; JAX_PLATFORMS=cuda has no host device."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:
         return nullcontext()
 
 
-def at_point(
+def linearise(
     at: At, theta: Params, u: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """p at (θ, u), and ∂p/∂u of every family (·, K), on the host: a GPU is for the kernels,
-    these are small.
-    """
-    with _host():
+    """Return p at (θ, u), and ∂p/∂u of every family (·, K), on the host: these are small."""
+    with _on_host():
         settings = {name: np.asarray(v) for name, v in theta.items()}
         p, slope = _with_jacobian(at, settings, np.asarray(u, jnp.result_type(float)))
         return {k: np.asarray(v) for k, v in p.items()}, {
@@ -624,9 +642,7 @@ def at_point(
 
 @functools.lru_cache(maxsize=32)
 def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool:
-    """Whether ∂p/∂u does not depend on u: a property of `at`, which takes longer to trace than
-    to use.
-    """
+    """Whether ∂p/∂u does not depend on u. Cached: tracing `at` takes longer than calling it."""
     settings = {name: jnp.ones(size, kind) for name, size, kind in theta}
     return not varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
 
@@ -637,7 +653,13 @@ def _with_jacobian(at: At, theta: Params, u: Array) -> tuple[Params, Params]:
 
 
 class Ports(NamedTuple):
-    """What is rewarded, for the adjoint."""
+    """Ports that are rewarded, for the adjoint.
+
+    site: (M,).
+    gain: √(2γ_e) (M,).
+    weight: w (M,).
+    incoming: s⁺ (T, M).
+    """
 
     site: Array
     gain: Array
@@ -645,7 +667,7 @@ class Ports(NamedTuple):
     incoming: Array
 
 
-def _ports(spec: options.KernelSpec) -> Ports:
+def _list_ports(spec: options.KernelSpec) -> Ports:
     real = jnp.result_type(float)
     return Ports(
         jnp.asarray(spec.port_sites),
@@ -658,33 +680,31 @@ def _ports(spec: options.KernelSpec) -> Ports:
 
 
 @jit
-def _adjoint(
+def _compute_adjoint(
     numbers: NetworkNumbers, graph: NeighbourSlots, ports: Ports, xbar: Array, dt: Array
 ) -> Array:
-    """q_n (T+1, N) as complex numbers, so that Re q*d is the gradient's product with a push d:
-    q_T = 0.
-    """
+    """Return the adjoint q_n (T+1, N), complex, with q_T = 0: Re q*d is the effect of a kick d."""
 
     def back(q: Array, step: Any) -> tuple[Array, Array]:
         psi, s_plus, force, dt = step
 
-        def onward(v: Array) -> Array:  # g Δt + q·(ψ + μΔt), of the quadratures v (2, N)
+        def reward_to_go(v: Array) -> Array:  # g Δt + q·(ψ + μΔt), of the quadratures v (2, N)
             out_re = ports.gain * v[0, ports.site] - s_plus.real
             out_im = ports.gain * v[1, ports.site] - s_plus.imag
-            after = drift(numbers, graph, jax.lax.complex(v[0], v[1]), force) * dt
+            after = compute_drift(numbers, graph, jax.lax.complex(v[0], v[1]), force) * dt
             moved = q[0] @ (v[0] + after.real) + q[1] @ (v[1] + after.imag)
             return ports.weight @ (out_re**2 + out_im**2) * dt + moved
 
-        q = jax.grad(onward)(jnp.stack([psi.real, psi.imag]))
+        q = jax.grad(reward_to_go)(jnp.stack([psi.real, psi.imag]))
         return q, q
 
     last = jnp.zeros((2, xbar.shape[1]), xbar.real.dtype)
     force = jnp.broadcast_to(numbers.force, xbar[:-1].shape)
     steps = (xbar[:-1], ports.incoming, force, dt.astype(xbar.real.dtype))
     _, path = jax.lax.scan(back, last, steps, reverse=True)
-    whole = jnp.concatenate([path, last[None]])
-    return jax.lax.complex(whole[:, 0], whole[:, 1])
+    adjoint = jnp.concatenate([path, last[None]])
+    return jax.lax.complex(adjoint[:, 0], adjoint[:, 1])
 
 
-def _context(trajectories: Trajectories, j: int) -> PyTree:
+def _select_context(trajectories: Trajectories, j: int) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[j], trajectories.context)

@@ -1,6 +1,6 @@
-"""What a network is trained for: process, reward, start and time grid, put together.
+"""Tasks that a network is trained for: transmission, isolation, or any reward.
 
-Another task is a few lines: `outputs` gives s⁻ at a state, and the rest is JAX.
+Another task is a few lines of JAX on `outputs`, which gives s⁻ at a state.
 
 >>> network = rectangular(4, 5)
 >>> drive = Drive(lead=0, amplitude=10.0)
@@ -24,16 +24,16 @@ from fluctua.core.estimator import ppgt
 from fluctua.core.protocols import Estimator
 from fluctua.tcmt import experiment
 from fluctua.tcmt.assembly import Dynamics, assemble, assemble_power
-from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked_drives
+from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, check_drives
 from fluctua.tcmt.kernel.twin import KernelTwin
-from fluctua.tcmt.kernel_choice import fused
-from fluctua.tcmt.network import Network, copies
+from fluctua.tcmt.kernel_choice import make_fused
+from fluctua.tcmt.network import Network, repeat_network
 
 DRIVE = Drive(lead=0, amplitude=10.0, frequency=10.0)
 """The drive of the paper."""
 
 Guard = Literal["dark", "coherent"]
-"""What keeps amplified noise from passing for transmitted power."""
+"""How amplified noise is kept from counting as transmitted power."""
 
 
 class Task(experiment.Experiment):
@@ -52,19 +52,19 @@ class Task(experiment.Experiment):
         wiener: Wiener = philox,
         **options: Any,
     ) -> Estimator:
-        """(key, theta, count) -> Estimate.
+        """Return an estimator (key, theta, count) -> Estimate.
 
         backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options.
-        baseline: a name of `fluctua.core.baselines.TABLE` ("time" if not given) or its record; what
-        a backend does not serve ("mean" and one's own on kernels, "carried" on JAX) it refuses by
-        name. A `KernelTwin` is for the kernels only.
+        baseline: a name of `fluctua.core.baselines.TABLE` ("time" if not given) or its record.
+        Refused are "mean" and a baseline of your own on kernels, "carried" and a `KernelTwin` on
+        JAX.
         """
         if backend == "jax":
             if options:
                 raise TypeError(f'backend="jax" has no option {", ".join(map(repr, options))}.')
             if isinstance(baseline, KernelTwin):
                 raise ValueError(
-                    'a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".'
+                    'a `KernelTwin` needs the fused kernels: use backend="cpu" or "cuda".'
                 )
             plan = baselines.resolve_baseline(
                 baseline, caller='backend="jax"', condition=self.condition
@@ -72,7 +72,7 @@ class Task(experiment.Experiment):
             return ppgt(self.simulator(wiener), self.objective, baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
-        return fused(self, device=backend, baseline=baseline, **options)
+        return make_fused(self, device=backend, baseline=baseline, **options)
 
 
 def transmission(
@@ -87,28 +87,29 @@ def transmission(
     guard: Guard | None = None,
     integrator: str = "euler",
 ) -> Task:
-    """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_drive|² dt]``, the time-averaged fraction of power
-    transmitted.
+    """Return the paper's task: the mean fraction of power that is transmitted.
+
+    ``J = E[(1/T) ∫ |s⁻_to / s⁺_drive|² dt]``
 
     Args:
-        network: what is driven.
-        drive: what drives it; power is counted relative to the square of its amplitude, whatever
-            the envelope.
-        to: lead that is read; that of the drive makes it a reflection.
+        network: the device.
+        drive: power is relative to the square of its amplitude, whatever the envelope.
+        to: lead that is read; the lead of the drive makes it a reflection.
         horizon: T, the time of a trajectory.
         dt: Δt, the time step.
         sigma_kappa: σ_κ of the antagonistic modulation.
-        frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
-        guard: how noise is kept from counting as transmitted power, which matters where θ can
-            amplify it (γ_e, γ; the paper's "wireheading"). A trajectory is then two runs of the
-            device, and its score the sum of theirs. "dark": minus the power of a run without the
-            drive; exact without Kerr effect, and fast (any backend). "coherent": ``Re(s⁻ s⁻'*)`` of
+        frame: "rotating" with the drive, or "lab", whose Euler steps are unstable
+            (docs/network.md).
+        guard: keeps noise from counting as transmitted power, which matters if θ can amplify it
+            (γ_e, γ; the paper's "wireheading"). A trajectory is then two runs of the device, and
+            its score the sum of theirs. "dark" subtracts the power of a run without the drive;
+            exact without Kerr effect, and fast (any backend). "coherent" rewards ``Re(s⁻ s⁻'*)`` of
             two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
-            lock-in sees; exact for any network, and what modulation scrambles does not count either
-            (JAX only).
-        integrator: "euler", the paper's; "heun", of second order in Δt, as is the reward then,
-            which is summed by the trapezoid rule: steps ten times as long and more for the same
-            bias (docs/network.md); or "rk4" (JAX only).
+            lock-in measures; exact for any network, and power that modulation makes incoherent does
+            not count either (JAX only).
+        integrator: "euler", the paper's; "heun", of second order in Δt, with rewards summed by the
+            trapezoid rule: steps at least ten times as long for the same bias (docs/network.md);
+            or "rk4" (JAX only).
 
     Returns: the task.
 
@@ -120,7 +121,9 @@ def transmission(
     leads = network.leads
     weights = np.zeros(leads)
     weights[to] = _relative_power(drive, horizon)
-    dynamics = Dynamics(experiment.grid(horizon, dt), Modulation(sigma_kappa), frame, integrator)
+    dynamics = Dynamics(
+        experiment.make_grid(horizon, dt), Modulation(sigma_kappa), frame, integrator
+    )
     if guard is None:
         return Task(*assemble_power(network, 1, (drive,), weights, dynamics))
     if guard == "dark":
@@ -128,7 +131,7 @@ def transmission(
         return Task(*assemble_power(network, 2, (drive,), both, dynamics))
     if guard == "coherent":
         drives = (drive, drive._replace(lead=leads + drive.lead))
-        s_minus = experiment.outputs(copies(network, 2), drives, frame=frame)
+        s_minus = experiment.outputs(repeat_network(network, 2), drives, frame=frame)
         reward = experiment.CrossPower(s_minus, tuple(weights.tolist()))
         return Task(*assemble(network, 2, drives, reward, dynamics))
     raise ValueError(f'`guard` must be None, "dark" or "coherent"; got {guard!r}.')
@@ -145,10 +148,11 @@ def isolation(
     frame: Frame = "rotating",
     integrator: str = "euler",
 ) -> Task:
-    """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_drive|² − |s⁻_drive / s⁺_to|²) dt]``.
+    """Return the task of isolation: forward minus backward transmission.
 
-    Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric), so there must be a Kerr effect to
-    train.
+    ``J = E[(1/T) ∫ (|s⁻_to / s⁺_drive|² − |s⁻_drive / s⁺_to|²) dt]``
+
+    Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric): training needs a Kerr effect.
 
     The two directions are two experiments on one device, not two waves at once, which a Kerr
     network would mix. They run side by side as two unconnected copies of the network, one driven
@@ -156,14 +160,15 @@ def isolation(
     trajectory is such a pair, and its score the sum of the two copies' scores.
 
     Args:
-        network: one copy.
-        drive: what drives it forward; backward, the same drives lead `to`. Power is counted
-            relative to the square of its amplitude, whatever the envelope.
+        network: the device.
+        drive: the forward drive; backward, the same drive is on lead `to`. Power is relative to the
+            square of its amplitude, whatever the envelope.
         to: lead that is read.
         horizon: T, the time of a trajectory.
         dt: Δt, the time step.
         sigma_kappa: σ_κ of the antagonistic modulation.
-        frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
+        frame: "rotating" with the drive, or "lab", whose Euler steps are unstable
+            (docs/network.md).
         integrator: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
@@ -171,25 +176,27 @@ def isolation(
     source = drive.lead
     _check_leads(network, drive=source, to=to)
     if source == to:
-        raise ValueError(f"isolation is between two different leads; got {source} twice.")
+        raise ValueError(f"isolation needs two different leads; got {source} twice.")
     leads = network.leads
     weights = np.zeros(2 * leads)
     weights[to] = _relative_power(drive, horizon)
     weights[leads + source] = -weights[to]
     drives = (drive, drive._replace(lead=leads + to))
-    dynamics = Dynamics(experiment.grid(horizon, dt), Modulation(sigma_kappa), frame, integrator)
+    dynamics = Dynamics(
+        experiment.make_grid(horizon, dt), Modulation(sigma_kappa), frame, integrator
+    )
     return Task(*assemble_power(network, 2, drives, weights, dynamics))
 
 
 def with_noise(
     task: Task, *, sigma_w: float | None = None, sigma_kappa: float | None = None
 ) -> Task:
-    """The same experiment under another noise.
+    """Return the same task with another noise.
 
     Args:
-        task: what stays.
-        sigma_w: σ_W of every channel; None leaves it.
-        sigma_kappa: σ_κ of every bond; None leaves it.
+        task: whose reward is a weighted output power.
+        sigma_w: σ_W of every channel; None keeps it.
+        sigma_kappa: σ_κ of every bond; None keeps it.
 
     Returns: the task.
 
@@ -197,8 +204,7 @@ def with_noise(
     """
     if task.weights is None:
         raise ValueError(
-            "only a task whose reward is a weighted output power can be put together again; build "
-            "this one anew."
+            "`with_noise` needs a reward that is a weighted output power; build this task anew."
         )
     network = (
         task.network if sigma_w is None else task.network.replace(sigma_e=sigma_w, sigma_r=sigma_w)
@@ -206,7 +212,7 @@ def with_noise(
     if sigma_kappa is None:
         sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
     horizon = float(task.t[-1])
-    t = experiment.grid(horizon, horizon / (len(task.t) - 1))
+    t = experiment.make_grid(horizon, horizon / (len(task.t) - 1))
     dynamics = Dynamics(t, Modulation(sigma_kappa), task.frame, task.integrator)
     weights = np.asarray(task.weights)
     return Task(*assemble_power(network, task.copies, task.drives, weights, dynamics))
@@ -223,10 +229,10 @@ def custom(
     frame: Frame = "rotating",
     integrator: str = "euler",
 ) -> Task:
-    """A task with any reward rate.
+    """Return a task with any reward rate.
 
     Args:
-        network: what is driven.
+        network: the device.
         drive: one or several.
         running: (theta, x, t) -> the rate, in JAX. Divide by `horizon` for an average.
         horizon: T, the time of a trajectory.
@@ -237,15 +243,17 @@ def custom(
 
     Returns: the task.
     """
-    drives = checked_drives(network, drive)
-    dynamics = Dynamics(experiment.grid(horizon, dt), Modulation(sigma_kappa), frame, integrator)
+    drives = check_drives(network, drive)
+    dynamics = Dynamics(
+        experiment.make_grid(horizon, dt), Modulation(sigma_kappa), frame, integrator
+    )
     return Task(*assemble(network, 1, drives, running, dynamics))
 
 
 def _relative_power(drive: Drive, horizon: float) -> float:
-    """1/(s²T): the weight of an output power in the mean fraction that is transmitted."""
-    amplitude = experiment.positive(amplitude=drive.amplitude)
-    return 1 / (amplitude**2 * experiment.positive(horizon=horizon))
+    """Return 1/(s²T), the weight of an output power in the mean transmitted fraction."""
+    amplitude = experiment.check_positive(amplitude=drive.amplitude)
+    return 1 / (amplitude**2 * experiment.check_positive(horizon=horizon))
 
 
 def _check_leads(network: Network, **leads: int) -> None:

@@ -1,4 +1,4 @@
-"""The kernels on the CPU: memory for what they fill, and the calls of the compiled core."""
+"""Kernels on the CPU: output arrays, and calls of the compiled core."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from fluctua.tcmt.native import _native
 
 @dataclass(eq=False)
 class EnsembleSums:
-    """What a backend hands back of an ensemble.
+    """Outputs of a backend over an ensemble.
 
-    returns: R (E,). reward_sum: Σ over trajectories of gΔt (T,), with Heun's step (T+1,). moments:
-    Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)² of the gradients (3, P). samples: the gradients themselves (E, P),
-    and record: states (E, R, N, 2), on request. overflow: the first trajectory that is not finite
-    and the step after which; −1: none, or not known.
+    returns: R (E,).
+    reward_sum: Σ over trajectories of gΔt (T,), with Heun's step (T+1,).
+    moments: Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)² of the gradients (3, P).
+    samples: gradients (E, P), on request.
+    record: states (E, R, N, 2), on request.
+    overflow: the first trajectory that is not finite, and the step after which; −1 for none, or
+        unknown.
     """
 
     returns: np.ndarray
@@ -36,7 +39,7 @@ class EnsembleSums:
 
     @classmethod
     def empty(cls, e: KernelJob) -> EnsembleSums:
-        """To be filled; sums begin at zero."""
+        """Allocate the outputs of a job; sums start at zero."""
         real = e.options.real
         return cls(
             returns=np.empty(e.count),
@@ -50,11 +53,16 @@ class EnsembleSums:
 
 @dataclass(eq=False)
 class TwinSums:
-    """The same with the twin correction. moments (3, 3, P): of direct, correction, and both.
+    """Outputs of a backend over an ensemble with the twin correction.
 
-    gained: Λ_0 (E,). prefix_sum: Σ over trajectories of Λ_0 − Λ_n (T+1,). direct, correction: (E,
-    P), on request.
-    overflow: the first trajectory that is not finite, and the first whose twin is not; −1: none.
+    returns: R (E,).
+    gained: Λ_0 (E,).
+    reward_sum: as of `EnsembleSums`.
+    prefix_sum: Σ over trajectories of Λ_0 − Λ_n (T+1,).
+    moments: of direct part, correction and their sum (3, 3, P).
+    direct: samples of the direct part (E, P), on request.
+    correction: samples of the correction (E, P), on request.
+    overflow: the first trajectory that is not finite, and the first whose twin is not; −1 for none.
     """
 
     returns: np.ndarray
@@ -68,9 +76,9 @@ class TwinSums:
 
     @classmethod
     def empty(cls, e: KernelJob) -> TwinSums:
-        """To be filled; sums begin at zero."""
+        """Allocate the outputs of a job; sums start at zero."""
 
-        def each():
+        def allocate():
             return np.empty((e.count, e.width), e.options.real) if e.samples else None
 
         return cls(
@@ -79,17 +87,25 @@ class TwinSums:
             reward_sum=np.zeros(e.spec.times),
             prefix_sum=np.zeros(e.spec.steps + 1),
             moments=np.zeros((3, 3, e.width)),
-            direct=each(),
-            correction=each(),
+            direct=allocate(),
+            correction=allocate(),
             overflow=np.full(2, -1, np.int64),
         )
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One call of the core: which trajectories, and how.
+    """One call of the core.
 
-    A second pass of the binned baseline has the fields below.
+    count: number of trajectories.
+    first: number of the first trajectory.
+    threads: of the CPU.
+    scores: whether scores are computed.
+    record_every: steps between recorded states; 0 for none.
+    bins: of a second pass of the binned baseline, as the fields below.
+    rebin_every: steps between sortings into bins.
+    first_returns: returns of the first pass (E,), padded to whole blocks.
+    centre: mean return-to-go (T+1,).
     """
 
     count: int
@@ -99,13 +115,13 @@ class Pass:
     record_every: int = 0
     bins: int = 0
     rebin_every: int = 0
-    first_returns: np.ndarray | None = None  # (E, filled up to whole blocks)
-    centre: np.ndarray | None = None  # mean return-to-go (T+1,)
+    first_returns: np.ndarray | None = None
+    centre: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class TwinTables:
-    """What `KernelTwinModel` is to the core: complex arrays as pairs."""
+    """`KernelTwinModel` for the core: complex arrays as pairs."""
 
     segment: int
     full: bool
@@ -115,7 +131,7 @@ class TwinTables:
 
 
 def run(e: KernelJob) -> EnsembleSums:
-    """One pass, or two with the binned baseline."""
+    """Run a job on the CPU: one pass, or two with the binned baseline."""
     out = EnsembleSums.empty(e)
     plan = make_plan(e)
     o = e.options
@@ -125,7 +141,7 @@ def run(e: KernelJob) -> EnsembleSums:
         once = Pass(e.count, e.first, threads, scores=e.scores, record_every=o.record_every)
         _native.sweep(plan, once, out, double, o.engine)
         return out
-    # The returns first; then the same noise again, with every trajectory's λ̂ known at every step.
+    # the returns first; then the same noise again, with λ̂ of every trajectory known at every step
     first = EnsembleSums(
         out.returns, out.reward_sum, np.empty((3, 0)), None, out.record, out.overflow
     )
@@ -147,7 +163,7 @@ def run(e: KernelJob) -> EnsembleSums:
 
 
 def run_twin(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
-    """One pass with the twin correction."""
+    """Run a job with the twin correction on the CPU."""
     out = TwinSums.empty(e)
     o = e.options
 
@@ -165,8 +181,14 @@ def run_twin(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
 
 @dataclass(frozen=True)
 class MeasuredStates:
-    """Measured states for the core. x: (count, samples + 1, 2N). sums: of scores, to be filled
-    (3N + B,).
+    """Measured states for the core.
+
+    count: number of trajectories.
+    samples: intervals per trajectory.
+    stride: steps of the model per interval.
+    threads: of the CPU.
+    x: states (count, samples + 1, 2N).
+    sums: of scores, an output (3N + B,).
     """
 
     count: int
@@ -178,11 +200,10 @@ class MeasuredStates:
 
 
 def sum_measured_scores(e: KernelJob, x: np.ndarray, stride: int) -> np.ndarray:
-    """ΣU of measured states x (E, S+1, 2N), a sample every so many steps of the ensemble's network:
-    ω, κ, χ, Γ.
+    """Return ΣU of ω, κ, χ and Γ over measured states x (E, S+1, 2N). (N + B + 2N,)
 
-    Between two samples the noise-free network goes on in its own steps; its features are their
-    means meanwhile. For a constant drive and no modulation. -> (N + B + 2N,)
+    Between two samples, `stride` steps apart, the noise-free network runs in its own steps, and
+    features are means over them. For a constant drive and no modulation.
     """
     o = e.options
     spec = e.spec
@@ -198,8 +219,5 @@ def sum_measured_scores(e: KernelJob, x: np.ndarray, stride: int) -> np.ndarray:
 
 
 def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:
-    """Mean reward still to come at each time at which there is one, and nothing after the last.
-
-    (T,) -> (T+1,)
-    """
+    """Return the mean reward to come at each time, 0 after the last. (T,) -> (T+1,)"""
     return np.append(np.cumsum(reward_sum[::-1])[::-1], 0.0) / count

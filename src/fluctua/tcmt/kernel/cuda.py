@@ -1,7 +1,7 @@
-"""The one-pass kernel on NVIDIA GPUs: lays out the network, compiles for it at run time, launches.
+"""The one-pass kernel on NVIDIA GPUs: layout of the network, compilation at run time, launches.
 
-A trajectory is a block and a site a thread, and a cluster of blocks for more than 1,024 sites; see
-`native/cuda/lattice.cu`. Compilation takes a second and is kept for every shape of network: new
+A trajectory is a block with one site per thread, or a cluster of blocks for more than 1,024 sites:
+see `native/cuda/lattice.cu`. Compilation takes a second and is cached per shape of network: other
 parameter values, seeds and drives of the same network do not compile again.
 """
 
@@ -17,22 +17,22 @@ from fluctua.tcmt.kernel import gpus
 from fluctua.tcmt.kernel.cpu import EnsembleSums
 from fluctua.tcmt.kernel.cuda_layout import (
     SiteLayout,
+    check_shared_memory,
     cluster_limits,
     lay_out,
     measure_shared_memory,
-    refuse_beyond,
     resident_clusters,
     spread,
 )
-from fluctua.tcmt.kernel.cuda_memory import Bundle, Spread, constant, index_arrays
-from fluctua.tcmt.kernel.layout import KernelPlan, blocks, make_plan, source
+from fluctua.tcmt.kernel.cuda_memory import Bundle, Spread, find_constant, load_indices
+from fluctua.tcmt.kernel.layout import KernelPlan, make_plan, read_blocks, read_sources
 from fluctua.tcmt.kernel.options import KernelJob
 
 LN2 = 0.6931471805599453
 SITES = ("omega", "chi", "damping", "kick", "variance", "start")
-"""Fields of `Inputs` with a row of sites each; two, of pairs, in the last."""
+"""Fields of `Inputs` with one row of sites each; the last, of pairs, has two."""
 NUMBERS = ("kappa", "drive", "incoming", "bar", "modulation")
-"""The others that are numbers."""
+"""Other real fields of `Inputs`."""
 SOURCES = (
     "device.cuh",
     "inline.hpp",
@@ -45,20 +45,22 @@ SOURCES = (
     "lattice.cu",
 )
 CHUNK_BYTES = 2**30
-"""EnsembleSums of single trajectories held at a time; more trajectories go in several launches."""
+"""Largest memory for outputs of trajectories per launch; more trajectories take more launches."""
 
 
 def run(e: KernelJob) -> EnsembleSums:
-    """One pass, on all GPUs that are visible."""
+    """Run a job in one pass on all visible GPUs."""
     cp = require_cupy()
-    refuse(e)
+    check_distinct_sites(e)
     plan = make_plan(e)
     out = EnsembleSums.empty(e)
 
     def launch(device, begin, end):
-        return device.with_moments(device.launch(e.first + begin, end - begin, e.records))
+        return device.add_moments(device.launch(e.first + begin, end - begin, e.records))
 
-    for begin, end, _, part in gpus.in_turn(cp, e.count, lambda: borrowed(cp, e, plan), launch):
+    for begin, end, _, part in gpus.iterate_pieces(
+        cp, e.count, lambda: borrow_network(cp, e, plan), launch
+    ):
         sums = part.sums.get()
         out.returns[begin:end] = sums["returns"]
         out.reward_sum += sums["reward_sum"]
@@ -75,22 +77,28 @@ def run(e: KernelJob) -> EnsembleSums:
 
 
 class LaunchOutput(NamedTuple):
-    """What one launch leaves on the device."""
+    """Outputs of one launch on the device.
+
+    trajectories: count.
+    raw: raw columns (count, kinds·N).
+    sums: returns (count,), overflow (count, cluster), reward_sum (T,), moments (3, P).
+    record: states, on request.
+    samples: gradients (count, P), on request.
+    """
 
     trajectories: int
-    raw: Any  # (count, kinds·N)
-    sums: Bundle  # returns (count), overflow (count, blocks of one), reward_sum (T), moments (3, P)
+    raw: Any
+    sums: Bundle
     record: Any = None
-    samples: Any = None  # (count, P)
+    samples: Any = None
 
 
 _free: dict[Any, list[LoadedNetwork]] = {}
 KEPT_BYTES = 2**24
-"""Devices that no run has at present, by what they are made for, and how much memory one may keep.
-"""
+"""Networks that no run uses at present, by shape, and the largest memory that one may keep."""
 
 
-def borrowed(
+def borrow_network(
     cp: Any,
     e: KernelJob,
     plan: KernelPlan,
@@ -99,7 +107,7 @@ def borrowed(
     layout: SiteLayout | None = None,
     parts: int = 1,
 ) -> LoadedNetwork:
-    """A `LoadedNetwork` for one run: new, or of an earlier run with the same shape."""
+    """Return a `LoadedNetwork` for one run: new, or one of an earlier run with the same shape."""
     arrays = (plan.upper_start, plan.upper_site, plan.bond_given, plan.drive_site, plan.port_site)
     shape = (
         plan.sites,
@@ -125,20 +133,20 @@ def borrowed(
         device = _free[key].pop()
     except (KeyError, IndexError):
         return LoadedNetwork(cp, e, plan, sources, macros, layout, parts, key)
-    device.again(e, plan)
+    device.reload(e, plan)
     return device
 
 
 class LoadedNetwork:
-    """A network on the device, ready to be launched.
+    """A network on the device, ready to launch.
 
     Args:
         cp: CuPy.
         ensemble, plan: what is run.
         sources, macros: of further kernels in the same module.
-        layout: how sites are spread; kernels that know of no clusters give one of a single block.
+        layout: of the sites; kernels without clusters give one of a single block.
         parts: of a gradient, each with raw columns of its own.
-        key: what it is made for, if it is `borrowed`.
+        key: its shape, for `borrow_network`.
 
     """
 
@@ -160,10 +168,12 @@ class LoadedNetwork:
         self.key = key
         self.real = ensemble.options.real
         self._sent: dict[str, Bundle] = {}
-        for most in (
-            [1] if layout or plan.heun else cluster_limits(cp)
-        ):  # Heun's step knows of one block
-            self.layout = layout or lay_out(plan, *spread(plan.sites, self.real.itemsize, most))
+        # Heun's step has no clusters
+        limits = [1] if layout or plan.heun else cluster_limits(cp)
+        for max_blocks in limits:
+            self.layout = layout or lay_out(
+                plan, *spread(plan.sites, self.real.itemsize, max_blocks)
+            )
             self.kinds = (
                 (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
             )
@@ -172,19 +182,17 @@ class LoadedNetwork:
             if self._compile(SOURCES + sources, macros or {}):
                 break
         where = Spread(self.layout.threads, self.layout.per, self.layout.cluster, self.layout)
-        self.indices = index_arrays(plan, cp, cp.cuda.Device().id, where, ensemble.rates, parts)
+        self.indices = load_indices(plan, cp, cp.cuda.Device().id, where, ensemble.rates, parts)
         self._upload()
 
-    def again(self, ensemble: KernelJob, plan: KernelPlan) -> None:
-        """Other numbers in a network of the same shape."""
+    def reload(self, ensemble: KernelJob, plan: KernelPlan) -> None:
+        """Load other numbers into a network of the same shape."""
         self.ensemble = ensemble
         self.plan = plan
         self._upload()
 
-    def give_back(self) -> None:
-        """End of a run: another of the same shape may have this, unless it holds too much
-        memory.
-        """
+    def release(self) -> None:
+        """Keep the network for another run of the same shape, unless it has too much memory."""
         held = sum(bundle.memory.nbytes for bundle in self._sent.values())
         if self.waves is not None:
             held += self.waves.nbytes
@@ -194,11 +202,11 @@ class LoadedNetwork:
             _free.setdefault(self.key, []).append(self)
 
     def _compile(self, sources: tuple[str, ...], macros: dict[str, Any]) -> bool:
-        """False if the GPU has no room for a cluster of this size."""
+        """Compile the kernel. Returns False if the GPU cannot run a cluster of this size."""
         attributes = self.cp.cuda.Device().attributes
         item = self.real.itemsize
         self.shared, waves_shared = measure_shared_memory(self.plan, self.layout, item, attributes)
-        refuse_beyond(self.shared, f"{self.plan.sites} resonators", attributes)
+        check_shared_memory(self.shared, f"{self.plan.sites} resonators", attributes)
         count = self.chunk * self.layout.cluster
         width = item * self.layout.per
         if self.plan.heun:  # between its stages a thread keeps more
@@ -206,9 +214,9 @@ class LoadedNetwork:
         self.blocks = blocks_per_multiprocessor(
             attributes, self.layout.threads, width, self.shared, count
         )
-        defines = definitions(self.ensemble, self.layout, self.blocks, waves_shared)
+        defines = make_definitions(self.ensemble, self.layout, self.blocks, waves_shared)
         defines += tuple((k, str(v)) for k, v in macros.items())
-        self.module = compiled(self.cp.cuda.Device().id, defines, *sources)
+        self.module = compile_module(self.cp.cuda.Device().id, defines, *sources)
         self.kernel = self.module.get_function("one_pass")
         if self.shared > 48 * 1024:
             self.kernel.max_dynamic_shared_size_bytes = self.shared
@@ -222,20 +230,18 @@ class LoadedNetwork:
 
     def _upload(self) -> None:
         plan = self.plan
-        self.place(
+        self.upload(
             plan,
             plan.bar,
             "c_in",
             c_keys=key_schedule(plan.seed),
             c_port=(plan.port_site * 2 * self.real.itemsize).astype(np.uint32),
             c_drive=plan.drive_site,
-            **self.numbers("c_", plan),
+            **self.select_constants("c_", plan),
         )
 
-    def numbers(self, prefix: str, plan: KernelPlan) -> dict[str, np.ndarray]:
-        """Gains, weights, and drives and incoming waves that do not change in time:
-        constants by name.
-        """
+    def select_constants(self, prefix: str, plan: KernelPlan) -> dict[str, np.ndarray]:
+        """Return gains, weights, and constant drives and incoming waves: constants by name."""
         constants = {"gain": plan.gain, "weight": plan.weight}
         if plan.incoming_rows == 1:
             constants["incoming"] = plan.incoming
@@ -243,31 +249,29 @@ class LoadedNetwork:
             constants["force"] = plan.drive
         return {prefix + name: value for name, value in constants.items()}
 
-    def place(
+    def upload(
         self, plan: KernelPlan, bar: np.ndarray | None, inputs: str, **constants: np.ndarray
     ) -> None:
-        """A network's numbers to the device, and constants, in one copy.
+        """Copy a network's numbers and constants to the device at once.
 
-        inputs: the constant of type `Inputs` that has the addresses of the arrays.
+        inputs: name of the constant of type `Inputs`, which has the addresses of the arrays.
         """
         sent = self._sent.get(inputs)
         if sent is None:
-            sent = self._sent[inputs] = self._room(plan, bar is not None, inputs, constants)
+            sent = self._sent[inputs] = self._allocate(plan, bar is not None, inputs, constants)
         self._fill(sent.host, plan, bar)
         for name, value in constants.items():
             sent.host[name][...] = value
         sent.send()
         self._write(sent, {**constants, inputs: sent.host[inputs]})
 
-    def _room(
+    def _allocate(
         self, plan: KernelPlan, bars: bool, inputs: str, constants: dict[str, np.ndarray]
     ) -> Bundle:
-        """What `place` needs of the device's memory. sites: a row each for `SITES`, two for
-        the last, pairs.
-        """
+        """Allocate the device's memory for `upload`."""
         rows = self.layout.rows
         real = self.real
-        block = blocks()["Inputs"]
+        block = read_blocks()["Inputs"]
         shapes: dict[str, Any] = {"sites": (len(SITES) + 1, rows), "kappa": self.layout.bond.shape}
         if plan.drive_rows > 1:
             shapes["drive"] = (plan.drive_rows, rows, 2)
@@ -278,30 +282,29 @@ class LoadedNetwork:
         if plan.harmonics:
             shapes["modulation"] = (len(plan.modulation), 2 * plan.harmonics, 4)
         arrays = {name: (shape, real) for name, shape in shapes.items()}
-        room = Bundle(
+        bundle = Bundle(
             self.cp,
             **arrays,
             **{name: (value.shape, value.dtype) for name, value in constants.items()},
             **{inputs: ((len(block.fields),), np.uint64)},
         )
         of_sites = {
-            name: room.address("sites") + i * rows * real.itemsize for i, name in enumerate(SITES)
+            name: bundle.address("sites") + i * rows * real.itemsize for i, name in enumerate(SITES)
         }
-        others = {name: room.address(name) if name in arrays else 0 for name in NUMBERS}
-        room.host[inputs][...] = block.packed(**of_sites, **others, **self.indices.of_inputs)
-        return room
+        others = {name: bundle.address(name) if name in arrays else 0 for name in NUMBERS}
+        bundle.host[inputs][...] = block.pack(**of_sites, **others, **self.indices.of_inputs)
+        return bundle
 
     def _fill(self, host: dict[str, np.ndarray], plan: KernelPlan, bar: np.ndarray | None) -> None:
-        """The numbers of a network, where the device will have them."""
+        """Fill the host copies of the arrays with the numbers of a network."""
         n = plan.sites
         sites = host["sites"]
         variance = 2 * LN2 * plan.scale.astype(float) ** 2
         for row, values in enumerate((plan.omega, plan.chi, plan.damping, plan.kick, variance)):
             sites[row, :n] = values
         sites[-2:].reshape(-1, 2)[:n] = plan.start
-        host["kappa"][...] = np.append(plan.kappa, self.real.type(0))[
-            self.layout.bond
-        ]  # no bond: the last one, 0
+        with_zero = np.append(plan.kappa, self.real.type(0))  # at −1, for slots without a bond
+        host["kappa"][...] = with_zero[self.layout.bond]
         if plan.drive_rows > 1:
             host["drive"][...] = 0
             for d, site in enumerate(plan.drive_site):
@@ -318,18 +321,18 @@ class LoadedNetwork:
         changed = {
             name: value
             for name, value in values.items()
-            if constant(self.module, name).differs(value)
+            if find_constant(self.module, name).differs(value)
         }
         if changed:
             self._write(Bundle.from_host(self.cp, changed), changed)
 
     def _write(self, sent: Bundle, values: dict[str, np.ndarray]) -> None:
-        """Constants that are in a bundle already, and not yet in the module."""
+        """Copy constants from a bundle to the module, those that have changed."""
         for name, value in values.items():
-            there = constant(self.module, name)
-            if there.differs(value):
-                sent.copy(name, there.pointer)
-                there.value = value.tobytes()
+            target = find_constant(self.module, name)
+            if target.differs(value):
+                sent.copy(name, target.pointer)
+                target.value = value.tobytes()
 
     def launch(self, first: int, count: int, records: int) -> LaunchOutput:
         """Run `count` trajectories from `first`; asynchronous."""
@@ -349,17 +352,20 @@ class LoadedNetwork:
         part = LaunchOutput(
             count, raw, sums, cp.empty((count, records, n, 2), self.real) if records else None
         )
-        self.set_constants(c_out=self.outputs(part, of_blocks, address(part.record)))
+        self.set_constants(c_out=self.pack_outputs(part, of_blocks, address(part.record)))
         blocks_ = (grid * self.layout.cluster,)
         self.kernel(
-            blocks_, (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared
+            blocks_,
+            (self.layout.threads,),
+            self.make_arguments(first, count),
+            shared_mem=self.shared,
         )
         of_blocks.sum(axis=0, out=sums["reward_sum"])
         return part
 
-    def outputs(self, part: LaunchOutput, reward_sum: Any, record: int) -> np.ndarray:
-        """Where a launch writes: `Outputs`."""
-        return blocks()["Outputs"].packed(
+    def pack_outputs(self, part: LaunchOutput, reward_sum: Any, record: int) -> np.ndarray:
+        """Return the block `Outputs`: addresses to which a launch writes."""
+        return read_blocks()["Outputs"].pack(
             raw=address(part.raw),
             returns=part.sums.address("returns"),
             reward_sum=address(reward_sum),
@@ -373,8 +379,8 @@ class LoadedNetwork:
         """Steps in one piece of the modulation, or of the sum of rewards."""
         return np.int32(self.plan.modulation_steps if self.plan.harmonics else 32)
 
-    def arguments(self, first: int, count: int) -> tuple[Any, ...]:
-        """Of `one_pass`, in their C types."""
+    def make_arguments(self, first: int, count: int) -> tuple[Any, ...]:
+        """Return the arguments of `one_pass`, in their C types."""
         return (
             np.uint32(first),
             np.int32(count),
@@ -385,10 +391,8 @@ class LoadedNetwork:
             np.int32(self.ensemble.options.record_every),
         )
 
-    def with_moments(self, part: LaunchOutput) -> LaunchOutput:
-        """Σv, Σv², Σ(pair)² (3, P) of the gradients, and the samples (count, P) on request;
-        asynchronous.
-        """
+    def add_moments(self, part: LaunchOutput) -> LaunchOutput:
+        """Add Σv, Σv², Σ(pair)² (3, P) of the gradients, and samples on request; asynchronous."""
         if not self.ensemble.scores:
             return part
         cp = self.cp
@@ -417,21 +421,18 @@ class LoadedNetwork:
 
 
 def address(array: Any) -> int:
-    """Of an array on the device; 0 for None."""
+    """Return the address of an array on the device; 0 for None."""
     return 0 if array is None else int(array.data.ptr)
 
 
 def blocks_per_multiprocessor(
     attributes: dict[str, int], threads: int, width: int, shared: int, count: int
 ) -> int:
-    """Blocks to keep resident: enough for all trajectories at once if registers and shared memory
-    allow.
+    """Return the blocks to keep resident: all trajectories, if registers and memory allow.
 
-    width: bytes of a number, times sites a thread.
+    width: bytes of a number, times sites per thread.
     """
-    registers = (
-        12 * width
-    )  # what the inner loop needs with next to no spilling, for four neighbours
+    registers = 12 * width  # of the inner loop for four neighbours, with almost no spilling
     limits = [
         -(-count // attributes["MultiProcessorCount"]),
         attributes["MaxThreadsPerMultiProcessor"] // threads,
@@ -442,10 +443,10 @@ def blocks_per_multiprocessor(
     return max(1, min(limits))
 
 
-def definitions(
+def make_definitions(
     e: KernelJob, layout: SiteLayout, blocks_: int, waves_shared: bool
 ) -> tuple[tuple[str, str], ...]:
-    """The macros that specialise the source for this network."""
+    """Return the macros that specialise the source for a network."""
     spec = e.spec
     o = e.options
     flags = {
@@ -474,7 +475,7 @@ def definitions(
         "BLOCKS": blocks_,
         "INVERSE_DT": 1 / spec.dt,
         **{k: int(v) for k, v in flags.items()},
-        **{f"{block.name.upper()}_BYTES": block.size for block in blocks().values()},
+        **{f"{block.name.upper()}_BYTES": block.size for block in read_blocks().values()},
     }
     types = (
         {"Real": "float", "Pair": "float2"}
@@ -485,16 +486,16 @@ def definitions(
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(gpu: int, defines: tuple[tuple[str, str], ...], *names: str) -> Any:
-    """The module for these macros on a GPU, which has constants of its own; compiled once."""
+def compile_module(gpu: int, defines: tuple[tuple[str, str], ...], *names: str) -> Any:
+    """Compile the sources with some macros. Cached per GPU, whose module has its own constants."""
     import cupy as cp
 
     options = ("-std=c++17", *(f"-D{k}={v}" for k, v in defines))
-    return cp.RawModule(code=source(*names), options=options)
+    return cp.RawModule(code=read_sources(*names), options=options)
 
 
 def key_schedule(seed: int) -> np.ndarray:
-    """k0 and k1 of Philox's ten rounds, (20,)."""
+    """Return k0 and k1 of Philox's ten rounds. (20,)"""
     low = seed & 0xFFFFFFFF
     high = seed >> 32
     rounds = [
@@ -503,8 +504,8 @@ def key_schedule(seed: int) -> np.ndarray:
     return np.array(rounds, np.uint32).ravel()
 
 
-def refuse(e: KernelJob) -> None:
-    """What the kernels on the GPU cannot do and those on the CPU can."""
+def check_distinct_sites(e: KernelJob) -> None:
+    """Raise for rates with several drives or ports on a site, which only the CPU has."""
     for name, sites in (("drives", e.spec.drive_sites), ("ports", e.spec.port_sites)):
         if e.rates and len(np.unique(sites)) != len(sites):
             raise ValueError(

@@ -1,9 +1,8 @@
-"""The paper's binned baseline on the GPU: the returns first, then the same noise again, in
-lockstep.
+"""The paper's binned baseline on GPUs, in two passes: returns first, then the same noise again.
 
-Some steps at a time, every trajectory is replayed into a buffer [step][site][trajectory]
-(`native/cuda/replay.cu`), and every site with its upper bonds settles those steps against the
-baseline (`native/cuda/columns.cu`). Bins are sorted afresh every `Binned.every` steps.
+In the second pass every trajectory is replayed, a few steps at a time, into a buffer
+[step][site][trajectory] (`native/cuda/replay.cu`), and each site with its upper bonds subtracts the
+baseline of those steps (`native/cuda/columns.cu`). Bins are sorted every `Binned.every` steps.
 """
 
 from __future__ import annotations
@@ -14,31 +13,32 @@ from typing import Any
 import numpy as np
 
 from fluctua.tcmt.kernel.cpu import EnsembleSums, mean_to_go
-from fluctua.tcmt.kernel.cuda import address, borrowed, lay_out, refuse, require_cupy
+from fluctua.tcmt.kernel.cuda import (
+    address,
+    borrow_network,
+    check_distinct_sites,
+    lay_out,
+    require_cupy,
+)
 from fluctua.tcmt.kernel.cuda_memory import Bundle
-from fluctua.tcmt.kernel.layout import KernelPlan, blocks, make_plan, once_for_a_graph
+from fluctua.tcmt.kernel.layout import KernelPlan, cache_per_graph, make_plan, read_blocks
 from fluctua.tcmt.kernel.options import Binned, KernelJob
 
 BUFFER_BYTES = 128 * 2**20
-MOST_SLOTS = 50
-"""Steps between replay and settling, and the buffer for them.
-
-Longer runs cost less than a buffer within L2 saves.
-"""
+MAX_SLOTS = 50
+"""Largest number of steps per replay, and the buffer for them: it should fit the L2 cache."""
 SHARED_WEIGHTS = 96 * 1024
 SOURCES = ("replay.cu", "columns.cu", "bins.cu")
-MOST_MEMBERS = 8
-"""Of a bin, in the registers of one lane."""
+MAX_MEMBERS = 8
+"""Largest number of members of a bin in the registers of one lane."""
 SHARED_SCORES = 40 * 1024
 BIN_BLOCKS = 2
 SORT_RESERVE = 4096
-"""Shared memory of a block that sorts, besides the keys of its trajectories."""
+"""Shared memory of a block that sorts, without the keys of its trajectories."""
 
 
 def largest_group(e: KernelJob) -> int:
-    """Most trajectories that share bins on the current GPU: their keys are sorted in the memory
-    of one block.
-    """
+    """Return the largest group with common bins: one block sorts its keys in shared memory."""
     limit = require_cupy().cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     keys = (limit - SORT_RESERVE) // e.options.real.itemsize
     power_of_two = 1 << (keys.bit_length() - 1)
@@ -46,23 +46,21 @@ def largest_group(e: KernelJob) -> int:
 
 
 def run(e: KernelJob) -> EnsembleSums:
-    """Both passes on the current GPU; groups of trajectories that have bins of their own go to
-    all of them.
-    """
+    """Run both passes of a job on the current GPU."""
     cp = require_cupy()
-    refuse(e)
-    second = Second(cp, e)
-    out = second.returns()
+    check_distinct_sites(e)
+    second = SecondPass(cp, e)
+    out = second.run_first_pass()
     if out.overflow[0] < 0:
         if second.general or not second.settle():
             second.settle(general=True)
-        out.moments, out.samples = second.moments()
-    second.device.give_back()
+        out.moments, out.samples = second.compute_moments()
+    second.device.release()
     return out
 
 
-class Second:
-    """The second pass of one run; owns its buffers on the device."""
+class SecondPass:
+    """The second pass of one run, with its buffers on the device."""
 
     def __init__(self, cp: Any, ensemble: KernelJob) -> None:
         assert ensemble.binned is not None
@@ -80,42 +78,43 @@ class Second:
         attributes = cp.cuda.Device().attributes
         self.sort_bytes = max(self.size * self.real.itemsize, 32 * bins * 4)
         self.threads = min(512 if e <= 2048 else 1024, 32 * -(-e // 32))
-        each = -(-e // self.threads)
+        per_thread = -(-e // self.threads)
         weights = 4 * e * 2 * self.real.itemsize
         self.weights_shared = weights <= SHARED_WEIGHTS
         per_step = 4 * self.real.itemsize * n * e
         self.slots = int(
             np.clip(
-                max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, self.binned.every, plan.steps)
+                max(BUFFER_BYTES // per_step, 2), 1, min(MAX_SLOTS, self.binned.every, plan.steps)
             )
         )
         self.copies = int(
             np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4))
         )
         self.column_bytes = weights if self.weights_shared else 0
-        # A warp owns a bin: registers for an even share of the trajectories, and a few more for
-        # ties.
+        # a warp has a bin: registers for an even share of the trajectories, and a few for ties
         self.members = -(-(-(-e // bins) + 2) // 32)
         self.batch = int(np.clip(SHARED_SCORES // (5 * e * self.real.itemsize), 1, 4))
         self.score_bytes = self.batch * 5 * e * self.real.itemsize
         fits = self.score_bytes <= attributes["MaxSharedMemoryPerBlockOptin"] - 1024
-        self.general = self.members > MOST_MEMBERS or bins > 32 or not fits
-        self.members = min(self.members, MOST_MEMBERS)
+        self.general = self.members > MAX_MEMBERS or bins > 32 or not fits
+        self.members = min(self.members, MAX_MEMBERS)
         layout = lay_out(plan)
-        self.together = 4 if 4 * layout.threads <= 1024 else 1  # trajectories a block of the replay
+        self.together = (
+            4 if 4 * layout.threads <= 1024 else 1
+        )  # trajectories per block of the replay
         buffers = 4 * layout.rows * self.real.itemsize  # two states of a trajectory
         self.region = -(-buffers // 128) * 128 + 32 if self.together > 1 else buffers
         poly = 3 * plan.bonds * self.real.itemsize if plan.harmonics else 0
         self.replay_bytes = self.together * (self.region + poly)
-        self.device = borrowed(
+        self.device = borrow_network(
             cp,
             first_pass,
             plan,
             SOURCES,
             {
                 "COLUMN_THREADS": self.threads,
-                "EACH": each,
-                "KEEP": int(each <= 4),
+                "EACH": per_thread,
+                "KEEP": int(per_thread <= 4),
                 "WEIGHTS_SHARED": int(self.weights_shared),
                 "TOGETHER": self.together,
                 "REGION": f"{self.region}u",
@@ -130,8 +129,8 @@ class Second:
             layout,
         )
 
-    def returns(self) -> EnsembleSums:
-        """The first pass."""
+    def run_first_pass(self) -> EnsembleSums:
+        """Run the first pass: returns, mean rewards and records."""
         e = self.ensemble
         out = EnsembleSums.empty(e)
         self.part = self.device.launch(e.first, e.count, e.records)
@@ -147,10 +146,10 @@ class Second:
         return out
 
     def settle(self, general: bool = False) -> bool:
-        """Replay, sort into bins and settle, over all steps.
+        """Replay, sort into bins and subtract the baseline, over all steps.
 
-        general: with the kernel that takes bins of any size. False if the faster one met a bin it
-        cannot settle.
+        general: use the kernel for bins of any size. Returns False if the faster kernel found a bin
+        that is too large for it.
         """
         cp = self.cp
         plan = self.plan
@@ -172,7 +171,7 @@ class Second:
                 "upper_start": plan.upper_start,
                 "upper_site": plan.upper_site,
                 "columns": np.concatenate([np.arange(n), lower]).astype(np.int32),
-                "items": work_items(plan),
+                "items": list_work_items(plan),
             },
         )
         replayed = {
@@ -194,12 +193,12 @@ class Second:
             "weights": empty(1 if self.weights_shared else (self.copies * n, 4, e, 2)),
         }
 
-        def places(arrays):
+        def addresses(arrays):
             return {name: address(array) for name, array in arrays.items()}
 
         device.set_constants(
-            c_replay=blocks()["Replayed"].packed(**places(replayed)),
-            c_settled=blocks()["Settled"].packed(**places(settled)),
+            c_replay=read_blocks()["Replayed"].pack(**addresses(replayed)),
+            c_settled=read_blocks()["Settled"].pack(**addresses(settled)),
         )
         columns = tables["columns"]
         items = tables["items"]
@@ -223,7 +222,7 @@ class Second:
         sorters = int(np.clip(self.size // 2, 32, 1024))
         every = self.binned.every
         unfit = cp.zeros(-(-plan.steps // every), np.int32)
-        for begin, end in schedule(plan.steps, self.binned, self.slots):
+        for begin, end in schedule_runs(plan.steps, self.binned, self.slots):
             replay(
                 (-(-e // self.together),),
                 (device.layout.threads * self.together,),
@@ -252,9 +251,8 @@ class Second:
                     shared_mem=self.sort_bytes,
                 )
             lengths = (np.int32(e), np.int32(end - begin), np.int32(bins))
-            if (
-                general or begin < every
-            ):  # at the start all states are equal: one bin holds everything
+            # at the start all states are equal: one bin has all trajectories
+            if general or begin < every:
                 by_column((n, self.copies), (self.threads,), lengths, shared_mem=self.column_bytes)
             else:
                 by_bin(
@@ -265,8 +263,8 @@ class Second:
                 )
         return general or not bool(unfit[1:].any())
 
-    def moments(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Σv, Σv², Σ(pair)² (3, P), and the samples (E, P) on request."""
+    def compute_moments(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return Σv, Σv², Σ(pair)² (3, P), and the samples (E, P) on request."""
         g = self.gradient.sum(axis=0, dtype=np.float64)
         even = g.shape[1] // 2 * 2
         pairs = g[:, 0:even:2] + g[:, 1:even:2]
@@ -276,10 +274,11 @@ class Second:
         return moments.get(), g.get().T.astype(self.real) if self.ensemble.samples else None
 
 
-@once_for_a_graph
-def work_items(plan: KernelPlan) -> np.ndarray:
-    """(items, 4) of site, two of its upper bonds (−1: none), and 1 where the site's own
-    parameters are settled.
+@cache_per_graph
+def list_work_items(plan: KernelPlan) -> np.ndarray:
+    """Return work items (items, 4): site, two of its upper bonds (−1 for none), and a flag.
+
+    The flag is 1 for the item that has the site's own parameters.
     """
     items = []
     for site, (begin, end) in enumerate(itertools.pairwise(plan.upper_start)):
@@ -289,16 +288,14 @@ def work_items(plan: KernelPlan) -> np.ndarray:
     return np.array(items, np.int32)
 
 
-def schedule(steps: int, binned: Binned, slots: int) -> list[tuple[int, int]]:
-    """Runs of at most `slots` steps that never cross a sorting; of even length where that can
-    be.
-    """
+def schedule_runs(steps: int, binned: Binned, slots: int) -> list[tuple[int, int]]:
+    """Return runs of at most `slots` steps that never cross a sorting; even lengths if possible."""
     runs = []
     for first in range(0, steps, binned.every):
         last = min(first + binned.every, steps)
         length = last - first
-        most = max(1, slots // 2 * 2)
-        parts = -(-length // most)
-        run = min(most, -(-length // (2 * parts)) * 2)
+        longest = max(1, slots // 2 * 2)
+        parts = -(-length // longest)
+        run = min(longest, -(-length // (2 * parts)) * 2)
         runs += [(begin, min(begin + run, last)) for begin in range(first, last, run)]
     return runs

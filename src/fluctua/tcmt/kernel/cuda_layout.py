@@ -1,10 +1,9 @@
-"""Networks on the device: which sites a block has, what it needs of other blocks, and the memory
-that takes.
+"""Layout of a network on the device: sites of each block, mirrors of other sites, shared memory.
 
-A trajectory is a block with a site a thread, if its sites are at most 1,024. More are spread over
+A trajectory of up to 1,024 sites is a block with one site per thread. More sites are spread over
 the blocks of a cluster, each on a multiprocessor with its registers (compute capability 9.0 and
-later). Where there are no clusters, and for the twin, the binned baseline and Heun's step, a thread
-has as many sites as it takes, and sums go to memory.
+later). Without clusters, and for the twin, the binned baseline and Heun's step, a thread has
+several sites, and sums go to memory.
 """
 
 from __future__ import annotations
@@ -14,34 +13,48 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.kernel.layout import KernelPlan, once_for_a_graph
+from fluctua.tcmt.kernel.layout import KernelPlan, cache_per_graph
 
 CLUSTERS = (1, 2, 3, 4, 5, 8, 16)
-"""Blocks of a trajectory. Of the 132 multiprocessors of an H200 these leave 0, 0, 15, 12, 22, 12
+"""Sizes of clusters: blocks of a trajectory.
+
+Of the 132 multiprocessors of an H200 these leave 0, 0, 15, 12, 22, 12
 and 20 idle, and other numbers up to 62: a cluster lies within one of eight groups of
 multiprocessors."""
 
 
 class SiteLayout(NamedTuple):
-    """How the sites are spread over the blocks of a trajectory, in their order: `local` to each but
-    the last.
+    """How the sites are spread over the blocks of a trajectory, in order, `local` per block.
 
-    A block keeps copies of those sites of others that its own are coupled to: mirrors, which follow
-    its own sites. A site has its mirror at the same place in every block that has one.
+    A block keeps mirrors of the sites of other blocks that its own are coupled to, after its own
+    sites. A site has its mirror at the same place in every block that has one.
+
+    threads: of a block.
+    per: sites per thread.
+    cluster: blocks of a trajectory.
+    degree: largest number of bonds of a site.
+    bond: bond of each slot (degree, rows) in the kernels' order; −1 for none.
+    half: places of each bond's halves (B, 2): slot·N + site.
+    mirrors: number of mirrors of a block.
+    mirror: (rows,) place of the mirror, 1 bit for a port, 16 bits for the blocks that have it.
+    mail: states that a block receives per step, of mirrors and ports (cluster,).
+    neighbour: places in the buffer of the site's block (degree, rows).
+    bonds: bonds of each block (cluster, ·) in the kernels' order; padded with the first.
+    wave: index of each slot's bond among those of its block (degree, rows).
     """
 
     threads: int
     per: int
-    cluster: int  # blocks of a trajectory
+    cluster: int
     degree: int
-    bond: np.ndarray  # (degree, rows) in the kernels' order, −1 where there is none
-    half: np.ndarray  # (B, 2) where each bond's halves are: slot·N + site
-    mirrors: int  # of a block
-    mirror: np.ndarray  # (rows,) place, 1 bit if a port, 16 bits of the blocks that have it
-    mail: np.ndarray  # (cluster,) states that a block is sent in a step, of mirrors and ports
-    neighbour: np.ndarray  # (degree, rows) places in the buffer of the site's block
-    bonds: np.ndarray  # (cluster, those of a block) in the kernels' order; filled up with the first
-    wave: np.ndarray  # (degree, rows) of each bond among those of the block
+    bond: np.ndarray
+    half: np.ndarray
+    mirrors: int
+    mirror: np.ndarray
+    mail: np.ndarray
+    neighbour: np.ndarray
+    bonds: np.ndarray
+    wave: np.ndarray
 
     @property
     def local(self) -> int:
@@ -54,14 +67,16 @@ class SiteLayout(NamedTuple):
         return self.cluster * self.local
 
 
-@once_for_a_graph
+@cache_per_graph
 def lay_out(plan: KernelPlan, cluster: int = 1, per: int = 0) -> SiteLayout:
-    """Slots of every site: its neighbours below, then those above, padded to the largest degree.
+    """Return the layout of a network.
+
+    Slots of a site are its lower neighbours, then the upper ones, padded to the largest degree.
 
     Args:
         plan: the network.
-        cluster: blocks of a trajectory, at most.
-        per: sites a thread; 0 for as few as can be.
+        cluster: largest number of blocks of a trajectory.
+        per: sites per thread; 0 for as few as possible.
     """
     sites = plan.sites
     lower = plan.lower_start
@@ -100,7 +115,7 @@ def lay_out(plan: KernelPlan, cluster: int = 1, per: int = 0) -> SiteLayout:
 def _between_blocks(
     plan: KernelPlan, cluster: int, local: int, near: np.ndarray, bond: np.ndarray
 ) -> dict[str, Any]:
-    """The fields of `SiteLayout` from `mirrors` on. near: sites that the slots are coupled to."""
+    """Return the fields of `SiteLayout` from `mirrors` on. near: neighbour of each slot."""
     if cluster == 1:
         every = np.arange(plan.bonds, dtype=np.int32)[None]
         none = {"mirrors": 0, "mirror": np.zeros(0, np.uint32), "mail": np.zeros(0, np.int32)}
@@ -109,9 +124,8 @@ def _between_blocks(
     held = np.zeros((len(block), cluster), bool)
     apart = (bond >= 0) & (block[near] != block)
     held[near[apart], np.broadcast_to(block, near.shape)[apart]] = True
-    for owner in np.unique(
-        block[plan.port_site]
-    ):  # of every block a site, by which it is known how far the block is
+    # a block with a port has a mirror of some site of every block, to know how far that block is
+    for owner in np.unique(block[plan.port_site]):
         for other in range(cluster):
             held[other * local, owner] |= other != owner and not held[block == other, owner].any()
     place = np.zeros(len(block), np.uint32)
@@ -140,8 +154,10 @@ def _between_blocks(
 
 
 class SharedMemory(NamedTuple):
-    """Shared memory of a block: bytes of states, rewards and modulation, and whether the
-    latter's waves are there.
+    """Shared memory of a block.
+
+    shared: bytes, for states, rewards and modulation.
+    waves_shared: whether the waves of the modulation are there too.
     """
 
     shared: int
@@ -151,9 +167,7 @@ class SharedMemory(NamedTuple):
 def measure_shared_memory(
     plan: KernelPlan, layout: SiteLayout, item: int, attributes: dict[str, int]
 ) -> SharedMemory:
-    """Waves go to shared memory if eight blocks still fit a multiprocessor: then occupancy does
-    not suffer.
-    """
+    """Return the shared memory of a block; waves are in it if eight blocks fit a multiprocessor."""
     bonds = layout.bonds.shape[1]
     waves = item * 2 * plan.harmonics * bonds
     buffers = 4 if plan.heun else 2  # Heun's: ψ̃ and ζ too
@@ -166,23 +180,24 @@ def measure_shared_memory(
     return SharedMemory(state + (waves if fits else 0), fits)
 
 
-def spread(sites: int, item: int, most: int) -> tuple[int, int]:
-    """Blocks of a trajectory, at most `most`, and sites a thread. item: bytes of a number.
+def spread(sites: int, item: int, max_blocks: int) -> tuple[int, int]:
+    """Return the blocks of a trajectory, at most `max_blocks`, and the sites per thread.
 
-    As many sites to a multiprocessor as its registers hold: a step's work hides the wait for other
-    blocks. Two a thread share what is the same for all.
+    As many sites per multiprocessor as its registers hold: the work of a step hides the wait for
+    other blocks. Two sites per thread share common numbers. item: bytes of a number.
     """
-    if sites <= 1024 or most == 1:
+    if sites <= 1024 or max_blocks == 1:
         return 1, -(-sites // 1024)
     single = item == 4
     block, threads = (1280, 640) if single else (512, 1024)
-    cluster = next((c for c in CLUSTERS if c <= most and sites <= c * block), most)
+    cluster = next((c for c in CLUSTERS if c <= max_blocks and sites <= c * block), max_blocks)
     return cluster, max(2 if single else 1, -(-sites // (cluster * threads)))
 
 
 def cluster_limits(cp: Any) -> list[int]:
-    """Blocks of a cluster that the GPU may give, most first. 8 are in every GPU that has
-    clusters; 16 need asking.
+    """Return the sizes of clusters that the GPU may have, largest first.
+
+    8 are possible on every GPU with clusters; 16 must be requested.
     """
     major = int(cp.cuda.Device().compute_capability[:-1])
     return [*([16] if major in (9, 10) else []), *([8] if major >= 9 else []), 1]
@@ -206,19 +221,18 @@ class _Launch(ctypes.Structure):
 
 
 def resident_clusters(kernel: Any, layout: SiteLayout, shared: int) -> int:
-    """Clusters that the GPU runs at once, of a kernel of CuPy's; 0 if it cannot run one.
+    """Return the number of clusters of a kernel that the GPU runs at once; 0 if it cannot run one.
 
-    Allows more than 8 blocks.
+    Allows the kernel more than 8 blocks per cluster.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:  # not where CuPy has it: no clusters then
+    except OSError:  # CuPy may find the driver elsewhere; run without clusters
         return 0
     handle = ctypes.c_void_p(kernel.kernel.ptr)
     count = ctypes.c_int(0)
-    if layout.cluster > 8 and driver.cuFuncSetAttribute(
-        handle, 14, 1
-    ):  # NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    non_portable = 14  # NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    if layout.cluster > 8 and driver.cuFuncSetAttribute(handle, non_portable, 1):
         return 0
     size = _Attribute(4, 0, (layout.cluster, 1, 1))  # CLUSTER_DIMENSION
     launch = _Launch(
@@ -228,11 +242,11 @@ def resident_clusters(kernel: Any, layout: SiteLayout, shared: int) -> int:
     return 0 if failed else count.value
 
 
-def refuse_beyond(shared: int, what: str, attributes: dict[str, int]) -> None:
+def check_shared_memory(shared: int, what: str, attributes: dict[str, int]) -> None:
     """Raise if a block needs more shared memory than the GPU gives it."""
-    most = attributes["MaxSharedMemoryPerBlockOptin"]
-    if shared > most:
+    limit = attributes["MaxSharedMemoryPerBlockOptin"]
+    if shared > limit:
         raise ValueError(
-            f"{what} need {shared} bytes of shared memory, more than the {most} of this GPU. Use "
+            f"{what} need {shared} bytes of shared memory, more than the {limit} of this GPU. Use "
             "backend='cpu'."
         )

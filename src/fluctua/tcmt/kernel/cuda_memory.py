@@ -1,8 +1,7 @@
-"""What goes to the device, what stays there, and what comes back: each copy takes as long as a
-short run.
+"""Memory of the device: bundles of arrays, constants and index arrays, in few copies.
 
-Arrays travel together (`Bundle`), constants are written when they change, and what a graph decides
-is sent once.
+A copy takes as long as a short run. Arrays are copied together (`Bundle`), constants are written
+when they change, and index arrays are sent once per graph.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.tcmt.kernel.cuda_layout import SiteLayout
-from fluctua.tcmt.kernel.layout import KernelPlan, once_for_a_graph
+from fluctua.tcmt.kernel.layout import KernelPlan, cache_per_graph
 
 ALIGNMENT = 256
-"""Bytes: of what the device reads at once, and of CUDA's own allocations."""
+"""Alignment of arrays in bytes, that of CUDA's own allocations."""
 
 
 class _Place(NamedTuple):
@@ -30,20 +29,18 @@ class _Place(NamedTuple):
     dtype: np.dtype
 
     def view(self, host: np.ndarray) -> np.ndarray:
-        """The array in a copy of the whole memory."""
+        """Return the array in a host copy of the memory."""
         return host[self.offset : self.offset + self.size].view(self.dtype).reshape(self.shape)
 
 
 class Bundle:
-    """Arrays one after the other in one piece of the device's memory, which lives as long as this
-    object.
+    """Arrays in one allocation of the device's memory, which lives as long as this object.
 
     Args:
         cp: CuPy.
         arrays: shape and type of each, by name.
 
-    `address(name)` is for a kernel that writes there, `get()` brings all of them to the host in one
-    copy.
+    `address(name)` is for kernels that write there; `get()` copies all arrays to the host at once.
     """
 
     def __init__(self, cp: Any, **arrays: tuple[tuple[int, ...], Any]) -> None:
@@ -61,12 +58,12 @@ class Bundle:
 
     @classmethod
     def from_host(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
-        """Copies of arrays of the host."""
-        made = cls(cp, **{name: (array.shape, array.dtype) for name, array in arrays.items()})
-        for name, array in made.host.items():
+        """Copy arrays of the host to the device."""
+        bundle = cls(cp, **{name: (array.shape, array.dtype) for name, array in arrays.items()})
+        for name, array in bundle.host.items():
             array[...] = arrays[name]
-        made.send()
-        return made
+        bundle.send()
+        return bundle
 
     @cached_property
     def _mirror(self) -> np.ndarray:
@@ -74,7 +71,7 @@ class Bundle:
 
     @cached_property
     def host(self) -> dict[str, np.ndarray]:
-        """The same arrays on the host, to be written to before `send`; zeros at first."""
+        """The arrays on the host, to be filled before `send`; initially zero."""
         return {name: place.view(self._mirror) for name, place in self._places.items()}
 
     def send(self) -> None:
@@ -83,7 +80,7 @@ class Bundle:
             self.memory.set(self._mirror)
 
     def address(self, name: str) -> int:
-        """Of one array on the device."""
+        """Return the address of an array on the device."""
         return self._begin + self._places[name].offset
 
     def __getitem__(self, name: str) -> Any:
@@ -91,39 +88,37 @@ class Bundle:
         return self.cp.ndarray(place.shape, place.dtype, self.memory.data + place.offset)
 
     def get(self) -> dict[str, np.ndarray]:
-        """All of them on the host, once the device is done."""
+        """Copy all arrays to the host, once the device is done."""
         host = self.memory.get()
         return {name: place.view(host) for name, place in self._places.items()}
 
     def copy(self, name: str, target: Any) -> None:
-        """Copy an array on to another place on the device, a pointer of CuPy; in the order
-        of the stream.
-        """
+        """Copy an array to a pointer of CuPy on the device, in the order of the stream."""
         place = self._places[name]
         target.copy_from_device_async(self.memory.data + place.offset, place.size)
 
 
 class Constant:
-    """A module's constant: where it is, and what was last written there."""
+    """A constant of a module: its pointer, and the value last written there."""
 
     def __init__(self, pointer: Any) -> None:
         self.pointer = pointer
         self.value = b""
 
     def differs(self, value: np.ndarray) -> bool:
-        """Whether this is another value, so that it has to be written."""
+        """Whether a value differs from the one last written."""
         return self.value != value.tobytes()
 
 
 @functools.lru_cache(maxsize=1024)
-def constant(module: Any, name: str) -> Constant:
-    """A constant of a module, by name."""
+def find_constant(module: Any, name: str) -> Constant:
+    """Return a constant of a module, by name."""
     return Constant(module.get_global(name))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A layout of a graph, by the numbers that decide it."""
+    """A layout of a graph, compared by the numbers that determine it."""
 
     threads: int
     per: int
@@ -132,8 +127,12 @@ class Spread:
 
 
 class Indices(NamedTuple):
-    """What is on the device of a graph: the fields of `Inputs` that are no numbers, and two
-    lists of raw columns.
+    """Index arrays of a graph on the device.
+
+    of_inputs: addresses of the integer fields of `Inputs`, by name.
+    first: address of the first raw column of each parameter.
+    second: address of the second raw column of each parameter.
+    memory: holds the arrays.
     """
 
     of_inputs: dict[str, int]
@@ -142,13 +141,16 @@ class Indices(NamedTuple):
     memory: Bundle
 
 
-@once_for_a_graph
-def index_arrays(
-    plan: KernelPlan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int
+@cache_per_graph
+def load_indices(
+    plan: KernelPlan, cp: Any, gpu: int, spread: Spread, rates: bool, parts: int
 ) -> Indices:
-    """Of the network on a GPU, the current one. rates, parts: how many raw columns there are."""
-    layout = spread_.layout
-    first, second = columns(plan, layout, rates, parts)
+    """Return the index arrays of a network on the current GPU.
+
+    rates, parts: determine the number of raw columns.
+    """
+    layout = spread.layout
+    first, second = list_columns(plan, layout, rates, parts)
     of_inputs = {
         "neighbour": layout.neighbour,
         "bond": layout.wave,
@@ -161,25 +163,23 @@ def index_arrays(
     return Indices(places, memory.address("first"), memory.address("second"), memory)
 
 
-def columns(
+def list_columns(
     plan: KernelPlan, layout: SiteLayout, rates: bool, parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For every parameter the one or two raw columns that add up to it (−1: none), of so many
-    parts. (parts·P,)
-    """
+    """Return the one or two raw columns that add up to each parameter; −1 for none. (parts·P,)"""
     n = plan.sites
     degree = layout.degree
     site = np.arange(n)
-    of_one = [site, n + site, 2 * n + layout.half[:, 0]]
+    blocks = [site, n + site, 2 * n + layout.half[:, 0]]
     if rates:
         base = (2 + degree) * n
-        of_one += [
+        blocks += [
             base + site,
             base + n + site,
             base + 2 * n + plan.drive_site,
             base + 3 * n + plan.port_site,
         ]
-    a = np.concatenate(of_one)
+    a = np.concatenate(blocks)
     b = np.full_like(a, -1)
     b[2 * n : 2 * n + plan.bonds] = 2 * n + layout.half[:, 1]
     part = np.arange(parts)[:, None] * (2 + degree + (4 if rates else 0)) * n

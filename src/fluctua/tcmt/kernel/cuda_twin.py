@@ -1,9 +1,8 @@
-"""The twin correction on an NVIDIA GPU: lays out the twin beside the network and launches; see
-`native/cuda/twin.cu`.
+"""Twin correction on NVIDIA GPUs: layout of the twin beside the network, and launches.
 
-Where all trajectories share the twin's path, one block tabulates it at every step before the others
-start. Where each has its own, a block keeps its path and adjoint at the ends of segments of about
-√T steps.
+The kernel is `native/cuda/twin.cu`. If all trajectories share the twin's path, one block tabulates
+it at every step before the others start. If each has its own, a block keeps its path and adjoint at
+the ends of segments of about √T steps.
 """
 
 from __future__ import annotations
@@ -16,34 +15,41 @@ from fluctua.tcmt.kernel import cuda, gpus
 from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.cuda import LaunchOutput, address
 from fluctua.tcmt.kernel.cuda_memory import Bundle
-from fluctua.tcmt.kernel.layout import blocks, make_plan, modulation_pieces, pairs, tolerance
+from fluctua.tcmt.kernel.layout import (
+    fit_modulation,
+    make_plan,
+    modulation_tolerance,
+    read_blocks,
+    to_pairs,
+)
 from fluctua.tcmt.kernel.options import KernelJob, KernelSpec, KernelTwinModel
 
 SOURCES = ("twin_path.cu", "twin.cu")
-MOST_BYTES = 2**32
-"""Device memory for paths and adjoints."""
+MAX_PATH_BYTES = 2**32
+"""Largest memory of the device for paths and adjoints."""
 
 
-def checked(e: KernelJob, twin: KernelSpec) -> KernelSpec:
-    """The twin, if the GPU can run it: drive and incoming wave tabulated in time if those of
-    the network are.
+def match_tables(e: KernelJob, twin: KernelSpec) -> KernelSpec:
+    """Return the twin with drive and incoming wave tabulated in time as those of the network.
+
+    Raises for a twin that the GPU cannot run.
     """
-    cuda.refuse(e)
-    same: dict[str, Any] = {}
+    cuda.check_distinct_sites(e)
+    tables: dict[str, Any] = {}
     for name in ("drive", "incoming"):
-        own = getattr(e.spec, name)
-        of_twin = getattr(twin, name)
-        if len(own) < len(of_twin):
+        device_table = getattr(e.spec, name)
+        twin_table = getattr(twin, name)
+        if len(device_table) < len(twin_table):
             raise ValueError(
                 f"the twin's `{name}` varies in time and the network's does not. Use backend='cpu'."
             )
-        if of_twin.shape != own.shape:
-            same[name] = np.broadcast_to(of_twin, own.shape)
-    return twin.replace(**same) if same else twin
+        if twin_table.shape != device_table.shape:
+            tables[name] = np.broadcast_to(twin_table, device_table.shape)
+    return twin.replace(**tables) if tables else twin
 
 
 def run(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
-    """One pass with the twin correction, on all GPUs that are visible."""
+    """Run a job with the twin correction on all visible GPUs."""
     cp = cuda.require_cupy()
     out = TwinSums.empty(e)
     p = e.width
@@ -51,11 +57,11 @@ def run(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
     def launch(device, begin, end):
         return device.launch(e.first + begin, end - begin)
 
-    for begin, end, device, part in gpus.in_turn(
+    for begin, end, device, part in gpus.iterate_pieces(
         cp, e.count, lambda: TwinDevice(cp, e, twin), launch
     ):
         sums = part.sums.get()
-        if not device.tabulated(sums["ends"]):
+        if not device.is_tabulated(sums["ends"]):
             out.overflow[1] = e.first
             return out
         out.returns[begin:end] = sums["returns"]
@@ -69,14 +75,14 @@ def run(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
                 out.overflow[which] = e.first + begin + int(bad[0])
         out.moments += sums["moments"].reshape(3, 3, p).swapaxes(0, 1)
         if out.direct is not None and out.correction is not None:
-            each = part.samples.get().reshape(end - begin, 3, p)
-            out.direct[begin:end] = each[:, 0]
-            out.correction[begin:end] = each[:, 1]
+            samples = part.samples.get().reshape(end - begin, 3, p)
+            out.direct[begin:end] = samples[:, 0]
+            out.correction[begin:end] = samples[:, 1]
     return out
 
 
 class TwinDevice:
-    """A network and its twin on the device, ready to be launched."""
+    """A network and its twin on the device, ready to launch."""
 
     def __init__(self, cp: Any, e: KernelJob, twin: KernelTwinModel) -> None:
         self.cp = cp
@@ -94,12 +100,14 @@ class TwinDevice:
             -(-cuda.measure_shared_memory(self.plan, layout, item, attributes).shared // 16) * 16
         )
         self.shared = before + item * (4 * layout.rows + 4 * twin.rank) + 64 * 8
-        cuda.refuse_beyond(self.shared, f"{self.plan.sites} resonators and their twins", attributes)
+        cuda.check_shared_memory(
+            self.shared, f"{self.plan.sites} resonators and their twins", attributes
+        )
         kinds = 2 + layout.degree + (4 if e.rates else 0)
         each = 3 * item * self.plan.sites * kinds
         self.chunk = gpus.choose_piece(e.count, cuda.CHUNK_BYTES // each)
-        blocks = _blocks(attributes, layout.threads, item, self.shared, self.chunk)
-        self.segment = self._segment()
+        blocks = _count_blocks(attributes, layout.threads, item, self.shared, self.chunk)
+        self.segment = self._choose_segment()
         self.segments = -(-self.steps // self.segment)
         kept = (2 * (self.segment + 1) if self.own or twin.rank else 0) + (
             2 * (self.segments + 1) if self.own else 0
@@ -107,7 +115,7 @@ class TwinDevice:
         row = 2 * item * layout.rows
         self.grid = min(self.chunk, blocks * attributes["MultiProcessorCount"])
         if kept:
-            self.grid = max(1, min(self.grid, MOST_BYTES // (kept * row)))
+            self.grid = max(1, min(self.grid, MAX_PATH_BYTES // (kept * row)))
         macros = {
             "RANK": twin.rank,
             "OWN": int(self.own),
@@ -115,7 +123,7 @@ class TwinDevice:
             "TWIN_AT": f"{before}u",
             "TWIN_BLOCKS": blocks,
         }
-        self.device = cuda.borrowed(cp, e, self.plan, SOURCES, macros, layout, parts=3)
+        self.device = cuda.borrow_network(cp, e, self.plan, SOURCES, macros, layout, parts=3)
         self.pass_ = self.device.module.get_function("twin_pass")
         self.kinds = kinds
         self.rows = layout.rows
@@ -127,16 +135,16 @@ class TwinDevice:
         self._upload(kept)
         self._tabulate()
 
-    def give_back(self) -> None:
-        """End of a run."""
-        self.device.give_back()
+    def release(self) -> None:
+        """Release the network after a run."""
+        self.device.release()
 
-    def _segment(self) -> int:
+    def _choose_segment(self) -> int:
         if self.twin.rank:
-            return self.twin.segment  # where a path starts afresh is part of the estimator
+            return self.twin.segment  # where a path restarts is part of the estimator
         if not self.own:
             return self.steps
-        piece = modulation_pieces(self.twin.spec, tolerance(self.ensemble.options))[0]
+        piece = fit_modulation(self.twin.spec, modulation_tolerance(self.ensemble.options))[0]
         return int(piece * max(1, round(np.sqrt(self.steps) / piece)))
 
     def _upload(self, kept: int) -> None:
@@ -144,15 +152,14 @@ class TwinDevice:
         twin = self.twin
         device = self.device
         real = self.real
-        device.place(self.model, None, "c_twin", **device.numbers("c_twin_", self.model))
+        device.upload(self.model, None, "c_twin", **device.select_constants("c_twin_", self.model))
         self.path = self.adjoint = self.kept = None
         if not self.own:
             size = (self.steps + 1, self.rows, 2)
-            if 2 * np.prod(size, dtype=np.int64) * real.itemsize > MOST_BYTES:
+            if 2 * np.prod(size, dtype=np.int64) * real.itemsize > MAX_PATH_BYTES:
                 raise ValueError(
-                    f"{self.steps} steps of the twin's path do not fit the {MOST_BYTES >> 30} GiB "
-                    "that are set aside "
-                    "for it. Use backend='cpu'."
+                    f"{self.steps} steps of the twin's path do not fit the "
+                    f"{MAX_PATH_BYTES >> 30} GiB that are reserved for it. Use backend='cpu'."
                 )
             self.path = cp.empty(size, real)
             self.adjoint = cp.empty(size, real)
@@ -165,14 +172,14 @@ class TwinDevice:
             basis = np.zeros((twin.rank, self.rows), complex)
             basis[:, : len(twin.basis)] = twin.basis.T
             self.tables = Bundle.from_host(
-                cp, {"basis": pairs(basis, real), "curvature": pairs(twin.curvature, real)}
+                cp, {"basis": to_pairs(basis, real), "curvature": to_pairs(twin.curvature, real)}
             )
             self.quadratic = {name: self.tables.address(name) for name in self.quadratic}
         self.value = cp.zeros(self.segments + 1)
 
-    def _trail(self, prefix_sum: int = 0, gained: int = 0) -> np.ndarray:
-        """The block `Trail`."""
-        return blocks()["Trail"].packed(
+    def _pack_trail(self, prefix_sum: int = 0, gained: int = 0) -> np.ndarray:
+        """Return the block `Trail` of addresses."""
+        return read_blocks()["Trail"].pack(
             path=address(self.path),
             adjoint=address(self.adjoint),
             own=address(self.kept),
@@ -182,17 +189,15 @@ class TwinDevice:
             **self.quadratic,
         )
 
-    def tabulated(self, ends: np.ndarray) -> bool:
-        """Whether the table of path and adjoint is finite, by the last state and the first
-        adjoint in it.
-        """
+    def is_tabulated(self, ends: np.ndarray) -> bool:
+        """Whether the table of path and adjoint is finite. ends: its last state, first adjoint."""
         return self.own or bool(np.isfinite(ends).all())
 
     def _tabulate(self) -> None:
-        """Make the table of path and adjoint, if the trajectories share one."""
+        """Compute the table of path and adjoint, if the trajectories share one."""
         if self.own:
             return
-        self.device.set_constants(c_trail=self._trail())
+        self.device.set_constants(c_trail=self._pack_trail())
         self.tabulate(
             (1,), (self.device.layout.threads,), (np.int32(self.steps),), shared_mem=self.shared
         )
@@ -203,7 +208,7 @@ class TwinDevice:
                 [self.path[:-1, site].get().astype(float) for site in twin.port_sites], axis=1
             )
             if not np.isfinite(out).all():
-                return  # `tabulated` will say so
+                return  # `is_tabulated` is then False
             s = twin.port_gain * (out[..., 0] + 1j * out[..., 1]) - twin.incoming
             to_go = np.append(
                 np.cumsum(((np.abs(s) ** 2) @ twin.port_weight)[::-1])[::-1] * twin.dt, 0.0
@@ -230,8 +235,8 @@ class TwinDevice:
         rewards = cp.zeros((grid, self.steps))
         prefixes = cp.zeros((grid, self.steps + 1))
         self.device.set_constants(
-            c_out=self.device.outputs(part, rewards, record=0),
-            c_trail=self._trail(address(prefixes), sums.address("gained")),
+            c_out=self.device.pack_outputs(part, rewards, record=0),
+            c_trail=self._pack_trail(address(prefixes), sums.address("gained")),
         )
         self.pass_(
             (grid,),
@@ -253,13 +258,16 @@ class TwinDevice:
             ends = sums["ends"]
             ends[0] = self.path[-1, :n]
             ends[1] = self.adjoint[0, :n]
-        return self.device.with_moments(part)
+        return self.device.add_moments(part)
 
 
-def _blocks(attributes: dict[str, int], threads: int, item: int, shared: int, count: int) -> int:
-    """Blocks to keep resident on a multiprocessor; a third sum and a held score take half as
-    many registers again.
+def _count_blocks(
+    attributes: dict[str, int], threads: int, item: int, shared: int, count: int
+) -> int:
+    """Return the blocks to keep resident on a multiprocessor.
+
+    A third sum and a kept score need half as many registers again as `one_pass`.
     """
-    most = cuda.blocks_per_multiprocessor(attributes, threads, item, shared, count)
+    limit = cuda.blocks_per_multiprocessor(attributes, threads, item, shared, count)
     registers = 80 if item == 4 else 128
-    return max(1, min(most, attributes["MaxRegistersPerMultiprocessor"] // (registers * threads)))
+    return max(1, min(limit, attributes["MaxRegistersPerMultiprocessor"] // (registers * threads)))

@@ -1,8 +1,8 @@
-"""Several GPUs at once.
+"""Ensembles on several GPUs.
 
-A large ensemble goes in pieces, to all GPUs that are visible in turn. Pieces do not depend on the
-number of GPUs, and what they leave is added in their order on the host: one GPU and eight give the
-same bits, if they are of one kind.
+A large ensemble is split into pieces, which go to all visible GPUs in turn. Pieces do not depend on
+the number of GPUs, and the host adds their sums in order: one GPU and eight of the same model give
+the same bits.
 """
 
 from __future__ import annotations
@@ -15,55 +15,50 @@ from typing import Any
 from fluctua.compiled.cuda import require_cupy
 
 PIECE = 2**15
-"""Trajectories of one launch at most: enough to fill a GPU many times over, and several pieces to
-share out.
-"""
+"""Largest number of trajectories per launch: fills a GPU many times over."""
 
 
-def visible(cp: Any) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, the current one first."""
+def list_gpus(cp: Any) -> list[int]:
+    """Return the GPUs that are visible to this process, the current one first."""
     count = cp.cuda.runtime.getDeviceCount()
     current = cp.cuda.Device().id
     return [(current + i) % count for i in range(count)]
 
 
-def in_turn(
+def iterate_pieces(
     cp: Any, count: int, make: Callable[[], Any], launch: Callable[[Any, int, int], Any]
 ) -> Iterator[tuple[int, int, Any, Any]]:
-    """Pieces of an ensemble on the visible GPUs in turn: (begin, end, device, what it left), in
-    order.
+    """Launch pieces of an ensemble on the visible GPUs in turn.
 
-    make: lays out the network on the current GPU, and knows the size of a piece as `chunk`; given
-    back at the end.
-    launch: (device, begin, end), asynchronous. What follows is done with the GPU of the piece as
-    the current one.
+    Yields (begin, end, device, output) in order, with the GPU of the piece as the current one.
+
+    make: lays out the network on the current GPU; its `chunk` is the size of a piece, and it is
+    released at the end. launch: (device, begin, end), asynchronous.
     """
-    gpus = visible(cp)
-    made = [make()]
-    edges = [*range(0, count, made[0].chunk), count]
+    gpus = list_gpus(cp)
+    devices = [make()]
+    edges = [*range(0, count, devices[0].chunk), count]
     pieces = list(itertools.pairwise(edges))
     try:
         for start in range(0, len(pieces), len(gpus)):
             launched = []
             for slot, (begin, end) in enumerate(pieces[start : start + len(gpus)]):
                 with cp.cuda.Device(gpus[slot]):
-                    if slot == len(made):
-                        made.append(make())
-                    launched.append((slot, begin, end, launch(made[slot], begin, end)))
+                    if slot == len(devices):
+                        devices.append(make())
+                    launched.append((slot, begin, end, launch(devices[slot], begin, end)))
             for slot, begin, end, part in launched:
                 with cp.cuda.Device(gpus[slot]):
-                    yield begin, end, made[slot], part
+                    yield begin, end, devices[slot], part
     finally:
-        for device in made:
-            device.give_back()
+        for device in devices:
+            device.release()
 
 
-def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """function(item) of every item, on all visible GPUs at once; results in the order of the
-    items.
-    """
+def map_over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Return function(item) of every item, in order, computed on all visible GPUs at once."""
     cp = require_cupy()
-    gpus = visible(cp)[: len(items)]
+    gpus = list_gpus(cp)[: len(items)]
     if len(gpus) < 2:
         return [function(item) for item in items]
 
@@ -76,11 +71,9 @@ def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]
     return [shares[i % len(gpus)][i // len(gpus)] for i in range(len(items))]
 
 
-def choose_piece(count: int, most: int) -> int:
-    """Trajectories of a piece, if `most` fit the memory: even, and the same whatever the number
-    of GPUs.
-    """
-    if min(count, most) > PIECE:
-        many = -(-count // PIECE)
-        most = min(most, -(-count // many) + 1)
-    return int(max(2, min(count, most) // 2 * 2))
+def choose_piece(count: int, largest: int) -> int:
+    """Return the size of a piece if `largest` fit the memory: even, for any number of GPUs."""
+    if min(count, largest) > PIECE:
+        pieces = -(-count // PIECE)
+        largest = min(largest, -(-count // pieces) + 1)
+    return int(max(2, min(count, largest) // 2 * 2))

@@ -1,10 +1,8 @@
-"""An ensemble as the arrays that the kernels read: in their precision, times Δt, bonds in the
-kernels' order.
+"""Arrays that the kernels read: in their precision, times Δt, bonds in the kernels' order.
 
 The fields of `KernelPlan` are those of the C++ struct `Plan` (`native/cpu/plan.hpp`), which reads
-them by name and checks type and length of each; that the two lists are one is checked on import.
-The device's blocks of addresses are declared in `native/cuda/blocks.cuh` and filled from it by
-name: `AddressBlock`.
+them by name and checks type and length of each; on import the two lists are compared. The device's
+blocks of addresses are declared in `native/cuda/blocks.cuh` and filled by name: `AddressBlock`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from fluctua.compiled.emit import read_common
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, KernelSpec
 from fluctua.tcmt.native import _native
 
-MODULATION_TOLERANCE = 2.5e-7
+MAX_MODULATION_ERROR = 2.5e-7
 """Largest error of δκ/σ_κ in float32 runs: 5e-8 at σ_κ = 0.2, below the rounding of κ = 1."""
 T = TypeVar("T")
 NATIVE = Path(__file__).parent.parent / "native"
@@ -31,7 +29,7 @@ NATIVE = Path(__file__).parent.parent / "native"
 
 @dataclass(frozen=True, eq=False)
 class KernelPlan:
-    """What native/cpu/plan.hpp says of each field."""
+    """Arrays and numbers of a network for the kernels; native/cpu/plan.hpp documents each field."""
 
     sites: int
     bonds: int
@@ -77,26 +75,26 @@ if getattr(_native, "plan_fields", list)() != [
     field.name for field in dataclasses.fields(KernelPlan)
 ]:
     raise ImportError(
-        "fluctua's compiled core is not of the version of its Python files. Build it again: pip "
-        "install "
-        "--no-build-isolation --no-deps --editable . in a checkout, or install fluctua anew."
+        "fluctua's compiled core does not match its Python files. Build it again: "
+        "pip install --no-build-isolation --no-deps --editable . in a checkout, or install "
+        "fluctua again."
     )
 
 
 def make_plan(ensemble: KernelJob) -> KernelPlan:
-    """The arrays of an ensemble's network."""
+    """Return the arrays of a job's network."""
     spec = ensemble.spec
     o = ensemble.options
 
     def cast(v):
         return np.ascontiguousarray(v, o.real)
 
-    graph = neighbours(spec.sites, spec.bonds)
+    graph = list_neighbours(spec.sites, spec.bonds)
     noise = spec.noise if o.noise else np.zeros_like(spec.noise)
     pieces = 1
     table = np.zeros((1, 3, 0))
     if spec.waves:
-        pieces, table = modulation_pieces(spec, tolerance(o))
+        pieces, table = fit_modulation(spec, modulation_tolerance(o))
     assert spec.start is not None
     return KernelPlan(
         sites=spec.sites,
@@ -128,29 +126,34 @@ def make_plan(ensemble: KernelJob) -> KernelPlan:
         kappa=cast(spec.kappa[graph.order] * spec.dt),
         kick=cast(noise**2),
         scale=cast(np.divide(np.sqrt(spec.dt), noise, out=np.zeros_like(noise), where=noise > 0)),
-        start=pairs(spec.start, o.real),
+        start=to_pairs(spec.start, o.real),
         drive_site=spec.drive_sites,
-        drive=pairs(spec.drive * spec.dt, o.real),
+        drive=to_pairs(spec.drive * spec.dt, o.real),
         port_site=spec.port_sites,
         gain=cast(spec.port_gain),
         weight=cast(spec.port_weight * spec.dt),
-        incoming=pairs(spec.incoming, o.real),
-        bar=None
-        if ensemble.table is None
-        else ensemble.table[1:],  # n+1: the reward at n precedes the kick
+        incoming=to_pairs(spec.incoming, o.real),
+        # n+1: the reward at n precedes the kick
+        bar=None if ensemble.table is None else ensemble.table[1:],
         modulation=cast(table),
     )
 
 
-def pairs(values: np.ndarray, real: np.dtype) -> np.ndarray:
-    """Complex numbers as pairs of real ones. (...) -> (..., 2)"""
-    whole = np.ascontiguousarray(values, complex)
-    return whole.view(float).reshape(*whole.shape, 2).astype(real)
+def to_pairs(values: np.ndarray, real: np.dtype) -> np.ndarray:
+    """Return complex numbers as pairs of real ones. (...) -> (..., 2)"""
+    array = np.ascontiguousarray(values, complex)
+    return array.view(float).reshape(*array.shape, 2).astype(real)
 
 
 class NeighbourLists(NamedTuple):
-    """Neighbours of each site, below and above it. order: the given bond at each place of the
-    upper lists.
+    """Neighbours of each site with lower and with higher numbers, one list after the other.
+
+    lower_start: start of each site's list of lower neighbours (N+1,).
+    lower_site: lower neighbours (B,).
+    lower_bond: their bonds (B,).
+    upper_start: start of each site's list of upper neighbours (N+1,).
+    upper_site: upper neighbours (B,); bonds are in this order.
+    order: index of each bond among those given (B,).
     """
 
     lower_start: np.ndarray
@@ -161,37 +164,39 @@ class NeighbourLists(NamedTuple):
     order: np.ndarray
 
 
-def neighbours(sites: int, bonds: np.ndarray) -> NeighbourLists:
-    """Bonds sorted by lower, then upper site; and the same bonds seen from their upper site.
-
-    Made once for a graph.
-    """
-    return _neighbours(sites, np.ascontiguousarray(bonds, np.int32).tobytes())
+def list_neighbours(sites: int, bonds: np.ndarray) -> NeighbourLists:
+    """Return the bonds by lower, then upper site, and from their upper site. Cached per graph."""
+    return _list_neighbours(sites, np.ascontiguousarray(bonds, np.int32).tobytes())
 
 
 @functools.lru_cache(maxsize=64)
-def _neighbours(sites: int, pairs: bytes) -> NeighbourLists:
+def _list_neighbours(sites: int, pairs: bytes) -> NeighbourLists:
     bonds = np.frombuffer(pairs, np.int32).reshape(-1, 2)
     low, high = np.sort(bonds, axis=1).T if len(bonds) else (np.zeros(0, int), np.zeros(0, int))
     order = np.lexsort((high, low))
     low = low[order]
     high = high[order]
-    seen_from_above = np.lexsort((low, high))
+    by_upper_site = np.lexsort((low, high))
 
-    def count(of):
-        return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])
+    def list_starts(of_sites):
+        return np.concatenate([[0], np.cumsum(np.bincount(of_sites, minlength=sites))])
 
-    arrays = (count(high), low[seen_from_above], seen_from_above, count(low), high, order)
+    arrays = (
+        list_starts(high),
+        low[by_upper_site],
+        by_upper_site,
+        list_starts(low),
+        high,
+        order,
+    )
     graph = NeighbourLists(*(np.ascontiguousarray(a, np.int32) for a in arrays))
     for array in graph:
-        array.flags.writeable = False  # it is shared
+        array.flags.writeable = False  # shared by all callers
     return graph
 
 
-def once_for_a_graph(make: Callable[..., T]) -> Callable[..., T]:
-    """Keep what `make(plan, *how)` makes of a plan's sites, bonds, drives and ports alone, for
-    up to 64 of them.
-    """
+def cache_per_graph(make: Callable[..., T]) -> Callable[..., T]:
+    """Cache `make(plan, *how)` by the plan's sites, bonds, drives and ports, up to 64 results."""
     kept: dict[Any, T] = {}
 
     @functools.wraps(make)
@@ -204,32 +209,32 @@ def once_for_a_graph(make: Callable[..., T]) -> Callable[..., T]:
             plan.port_site,
         )
         key = plan.sites, *(part.tobytes() for part in parts), how
-        made = kept.get(key)
-        if made is None:
+        value = kept.get(key)
+        if value is None:
             if len(kept) >= 64:
-                kept.clear()  # at once: several GPUs are laid out by several threads
-            made = kept[key] = make(plan, *how)
-        return made
+                kept.clear()  # one operation: threads of several GPUs share the cache
+            value = kept[key] = make(plan, *how)
+        return value
 
     return once
 
 
-def tolerance(options: KernelOptions) -> float:
-    """The error of δκ/σ_κ that the precision allows."""
-    return MODULATION_TOLERANCE if options.dtype == "float32" else 0.0
+def modulation_tolerance(options: KernelOptions) -> float:
+    """Return the error of δκ/σ_κ that the precision allows."""
+    return MAX_MODULATION_ERROR if options.dtype == "float32" else 0.0
 
 
-def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarray]:
-    """δκ as quadratics in time: (steps a piece, coefficients (pieces, 3, 2·harmonics)).
+def fit_modulation(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarray]:
+    """Fit δκ by quadratics in time: (steps per piece, coefficients (pieces, 3, 2·harmonics)).
 
     The polynomial in τ ∈ [−1, 1] interpolates sin(kΩt) and cos(kΩt) at the three Chebyshev nodes of
     each piece of duration h. Its error is at most (ωh/2)³/(3!·2²) for an angular frequency ω = kΩ,
     so that of δκ/σ_κ is at most √N_dyn (N_dyn Ω h/2)³/24 (Cauchy–Schwarz with Σã² = 1). The longest
-    h that keeps this below `tolerance` is taken, up to 32 steps, and an even number, since noise
+    h that keeps this below `tolerance` is used, up to 32 steps, and an even number, since noise
     comes in pairs of steps. Pieces of two steps have their nodes on the steps and no error: a
     tolerance of 0 gives those.
 
-    Heun's step asks for δκ at both of its ends. The nodes of a piece are then spread from its first
+    Heun's step needs δκ at both of its ends. The nodes of a piece are then spread from its first
     step to the end of its last, τ ∈ [−1, 1] + 1/steps.
     """
     fastest = abs(spec.Omega) * spec.harmonics * spec.dt
@@ -250,8 +255,8 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
 
 
 @functools.cache
-def source(*names: str) -> str:
-    """The text of the device's source files, one after the other; `.hpp` are shared."""
+def read_sources(*names: str) -> str:
+    """Return the text of the device's source files; `.hpp` are those of `compiled`."""
     return "\n".join(
         read_common(name) if name.endswith(".hpp") else (NATIVE / "cuda" / name).read_text("utf-8")
         for name in names
@@ -259,8 +264,10 @@ def source(*names: str) -> str:
 
 
 class AddressBlock(NamedTuple):
-    """A struct of addresses in the device's constant memory, as `native/cuda/blocks.cuh`
-    declares it.
+    """A struct of addresses in the device's constant memory (`native/cuda/blocks.cuh`).
+
+    name: of the struct.
+    fields: names of its addresses, in order.
     """
 
     name: str
@@ -268,23 +275,24 @@ class AddressBlock(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes; the device asserts the same of its own."""
+        """Size in bytes; the device asserts the same of its struct."""
         return 8 * len(self.fields)
 
-    def packed(self, **addresses: int) -> np.ndarray:
-        """The block's bytes. Every field is named, in any order; 0 is nothing."""
+    def pack(self, **addresses: int) -> np.ndarray:
+        """Return the addresses in order. Every field is given by name; 0 for no array."""
         if addresses.keys() != set(self.fields):
             wrong = sorted(addresses.keys() ^ set(self.fields))
             raise TypeError(
-                f"struct {self.name} of the device has the fields {self.fields}; check {wrong}."
+                f"struct {self.name} of the device has the fields {self.fields}; wrong or missing: "
+                f"{wrong}."
             )
         return np.array([addresses[name] for name in self.fields], np.uint64)
 
 
 @functools.cache
-def blocks() -> dict[str, AddressBlock]:
-    """The blocks by name."""
-    text = re.sub(r"//.*", "", source("blocks.cuh"))
+def read_blocks() -> dict[str, AddressBlock]:
+    """Return the blocks that `native/cuda/blocks.cuh` declares, by name."""
+    text = re.sub(r"//.*", "", read_sources("blocks.cuh"))
     declared = re.findall(
         r"struct (\w+) \{([^}]*)\};\s*static_assert\(sizeof\(\1\) == (\w+)_BYTES", text
     )

@@ -1,13 +1,11 @@
-"""What a fused kernel runs, in records that are right once they are made: a network, options, an
-ensemble.
+"""Records of what a fused kernel runs: a network, options, an ensemble. Checked when made.
 
     ψ' = ψ + Δt[−i(ω + χ|ψ|²)ψ − iΣ_m(κ + δκ)ψ_m − Γψ + f] + a√Δt z,          a = √(2Q)
     g = Σ_p w_p |−s⁺_p + √(2γ_e,p) ψ_p|²
 
-N sites, B bonds, T steps, E trajectories. The frame is in the numbers: in the frame of the drive
-`omega` is the detuning and `drive` is constant; in the lab frame `drive` is a table of T rows. With
-Heun's step the drift is asked for at T + 1 times, and the rewards are counted at as many, by the
-trapezoid rule.
+N sites, B bonds, T steps, E trajectories. In the frame of the drive `omega` is the detuning and
+`drive` is constant; in the lab frame `drive` is a table of T rows. With Heun's step drift and
+rewards are evaluated at T + 1 times, and the rewards are summed by the trapezoid rule.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ import numpy as np
 from fluctua.tcmt.native import _native
 
 LANES = 16
-"""Trajectories a block of the CPU kernel."""
+"""Trajectories per block of the CPU kernel."""
 GROUPS = 128
 """Partial sums of the CPU kernel, each of all parameters and steps."""
 BACKENDS = ("cpu", "cuda")
 PRECISIONS = ("float32", "float64")
 INTEGRATORS = ("euler", "heun")
-"""Steps that the kernels take."""
+"""Integrators of the kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +74,7 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         check_integrator(self.integrator)
-        omega = _array("omega", self.omega, (-1,))
+        omega = _check_array("omega", self.omega, (-1,))
         n = omega.size
         if n == 0:
             raise ValueError("`omega` is empty: a network needs at least one resonator.")
@@ -86,38 +84,38 @@ class KernelSpec:
             raise ValueError(
                 f"`steps` must be 1 to 2³¹ − 1 and `dt` positive; got {self.steps} and {self.dt}."
             )
-        bonds = _bonds(self.bonds, n)
-        noise = _array("noise", self.noise, (n,))
+        bonds = _check_bonds(self.bonds, n)
+        noise = _check_array("noise", self.noise, (n,))
         if (noise < 0).any():
             raise ValueError("`noise` is an amplitude, √(2Q) per site: it must not be negative.")
-        drive_sites = _indices("drive_sites", self.drive_sites, n)
-        port_sites = _indices("port_sites", self.port_sites, n)
+        drive_sites = _check_indices("drive_sites", self.drive_sites, n)
+        port_sites = _check_indices("port_sites", self.port_sites, n)
         if self.sigma_kappa and int(self.harmonics) < 1:
             raise ValueError(f"modulation needs at least one harmonic; got {self.harmonics}.")
         start = np.zeros(n) if self.start is None else self.start
         self._set(
             omega=omega,
-            kappa=_array("kappa", self.kappa, (len(bonds),)),
-            chi=_array("chi", self.chi, (n,)),
+            kappa=_check_array("kappa", self.kappa, (len(bonds),)),
+            chi=_check_array("chi", self.chi, (n,)),
             bonds=bonds,
-            damping=_array("damping", self.damping, (n,)),
+            damping=_check_array("damping", self.damping, (n,)),
             noise=noise,
             dt=dt,
             steps=steps,
             drive_sites=drive_sites,
-            drive=_table(
+            drive=_check_table(
                 "drive", self.drive, steps + (self.integrator == "heun"), drive_sites.size
             ),
             port_sites=port_sites,
-            port_gain=_array("port_gain", self.port_gain, (port_sites.size,)),
-            port_weight=_array("port_weight", self.port_weight, (port_sites.size,)),
-            incoming=_table(
+            port_gain=_check_array("port_gain", self.port_gain, (port_sites.size,)),
+            port_weight=_check_array("port_weight", self.port_weight, (port_sites.size,)),
+            incoming=_check_table(
                 "incoming", self.incoming, steps + (self.integrator == "heun"), port_sites.size
             ),
-            sigma_kappa=_number("sigma_kappa", self.sigma_kappa),
-            Omega=_number("Omega", self.Omega),
+            sigma_kappa=_check_number("sigma_kappa", self.sigma_kappa),
+            Omega=_check_number("Omega", self.Omega),
             harmonics=int(self.harmonics),
-            start=_array("start", start, (n,), complex),
+            start=_check_array("start", start, (n,), complex),
         )
 
     def _set(self, **values: Any) -> None:
@@ -131,41 +129,40 @@ class KernelSpec:
 
     @property
     def times(self) -> int:
-        """How often drift and reward are asked for: at the start of every step, with Heun's
-        also at the end.
-        """
+        """Times at which drift and reward are evaluated: T, or T + 1 with Heun's step."""
         return self.steps + (self.integrator == "heun")
 
     @property
     def waves(self) -> int:
-        """Harmonics of the modulation that there is; 0 without."""
+        """Harmonics of the modulation; 0 without modulation."""
         return self.harmonics if self.sigma_kappa else 0
 
     def replace(self, **values: Any) -> KernelSpec:
-        """A copy with other values."""
+        """Return a copy with other values."""
         if not values.keys() <= {"omega", "kappa", "chi"}:
             return dataclasses.replace(self, **values)
-        made = copy.copy(self)  # nothing else depends on these, so nothing else is checked again
-        made._set(
+        spec = copy.copy(self)  # nothing else depends on these, so nothing else is checked again
+        spec._set(
             **{
-                name: _array(name, value, getattr(self, name).shape)
+                name: _check_array(name, value, getattr(self, name).shape)
                 for name, value in values.items()
             }
         )
-        return made
+        return spec
 
 
 @dataclass(frozen=True)
 class Binned:
-    """The paper's baseline: leave-one-out optimal within quantile bins of |ψ|²
-    (`fluctua.core.baselines.binned`).
+    """The paper's baseline: leave-one-out optimal within quantile bins of |ψ|².
+
+    See `fluctua.core.baselines.binned`.
 
     Args:
         bins: K, 1 to 256.
-        every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps
-            old is as independent of the kick as a fresh one, so the estimate stays unbiased.
-        group: a larger ensemble is split into groups of at most so many, each with bins of its own;
-            with 200 in a bin the baseline is as good as with more, and the cost stays linear.
+        every: steps between two sortings into bins; 1 is the paper's. Older bins are as independent
+            of the kick as fresh ones, so the estimate stays unbiased.
+        group: largest group with bins of its own; larger ensembles are split. More than 200
+            trajectories per bin do not improve the baseline, and the cost stays linear.
             `group` ≥ count is the paper's.
 
     """
@@ -177,27 +174,26 @@ class Binned:
     def __post_init__(self) -> None:
         if not 1 <= self.bins <= 256 or self.every < 1 or self.group < 2:
             raise ValueError(
-                "`Binned` needs 1 to 256 bins, at least 1 step between sortings and 2 trajectories "
-                "a group; "
-                f"got {self}."
+                "`Binned` needs 1 to 256 bins, at least 1 step between sortings and at least 2 "
+                f"trajectories per group; got {self}."
             )
 
 
 @dataclass(frozen=True)
 class KernelOptions:
-    """How trajectories are run, whatever the network.
+    """How trajectories are run, for any network.
 
     Args:
         backend: "cpu" or "cuda".
         dtype: "float32" or "float64".
-        threads: of the CPU; None is one a core.
-        antithetic: trajectories 2j and 2j+1 see opposite noise.
-        noise: False for the deterministic skeleton, which has no scores.
+        threads: of the CPU; None for one per core.
+        antithetic: trajectories 2j and 2j+1 have opposite noise.
+        noise: False for noise-free trajectories, which have no scores.
         scores: False to simulate only.
         rates: scores of damping, diffusion and drive too.
         record_every: steps between two recorded states; 0 records none.
         samples: keep the gradient of each trajectory.
-        engine: one of `_native.engines()`, for tests and benchmarks; "" is the best.
+        engine: one of `_native.engines()`, for tests and benchmarks; "" for the fastest.
 
     """
 
@@ -221,13 +217,15 @@ class KernelOptions:
         for name in ("antithetic", "noise", "scores", "rates", "samples"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise TypeError(f"`{name}` must be True or False; got {getattr(self, name)!r}.")
-        if self.threads is not None and not (_whole(self.threads) and 1 <= self.threads <= 4096):
+        if self.threads is not None and not (
+            _is_integer(self.threads) and 1 <= self.threads <= 4096
+        ):
             raise ValueError(
                 f"`threads` must be a whole number from 1 to 4096, or None; got {self.threads!r}."
             )
-        if not (_whole(self.record_every) and self.record_every >= 0):
+        if not (_is_integer(self.record_every) and self.record_every >= 0):
             raise ValueError(
-                f"`record_every` is a number of steps, or 0 for none; got {self.record_every!r}."
+                f"`record_every` must be a number of steps, or 0; got {self.record_every!r}."
             )
         if self.engine and self.engine not in _native.engines():
             raise ValueError(
@@ -237,18 +235,23 @@ class KernelOptions:
 
     @property
     def real(self) -> np.dtype:
-        """The precision, as NumPy has it."""
+        """The precision as a NumPy type."""
         return np.dtype(self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class KernelJob:
-    """Trajectories first … first + count − 1 of a network: all that a backend needs.
+    """Trajectories first … first + count − 1 of a network: the complete input of a backend.
 
     Args:
-        table: λ̄ (T+1,), the score of step n meets table[n+1]; or None.
-        binned: in its place.
-        copies_of_samples: arrays (E, P) that `samples` keeps.
+        spec: the network.
+        seed: of the noise, 64 bits.
+        count: E.
+        options: how to run.
+        first: number of the first trajectory.
+        table: λ̄ (T+1,), table[n+1] for the score of step n; or None.
+        binned: the binned baseline, in place of `table`.
+        copies_of_samples: number of arrays (E, P) that `samples` keeps.
 
     """
 
@@ -273,15 +276,14 @@ class KernelJob:
             raise ValueError(f"`seed` must fit 64 bits; got {self.seed}.")
         if o.antithetic and (count % 2 or first % 2):
             raise ValueError(
-                "antithetic trajectories come in pairs (2j, 2j+1): `count` and the first must be "
-                "even."
+                "antithetic trajectories come in pairs (2j, 2j+1): `count` and the number of the "
+                "first must be even."
             )
         if self.scores and not (self.spec.noise > 0).all():
             site = int(np.argmin(self.spec.noise > 0))
             raise ValueError(
                 f"the diffusion is singular: site {site} has no noise, and the score divides by "
-                "it. "
-                "Give it some, or pass scores=False to simulate only."
+                "it. Give it noise, or pass scores=False to simulate only."
             )
         if self.binned is not None:
             self._check_binned()
@@ -289,13 +291,12 @@ class KernelJob:
             table = np.ascontiguousarray(self.table, float)
             if table.shape != (self.spec.steps + 1,):
                 raise ValueError(
-                    "a time-only `baseline` is the mean return-to-go at each time, "
-                    f"({self.spec.steps + 1},); "
-                    f"got {table.shape}."
+                    "a time-only `baseline` must be the mean return-to-go at each time, "
+                    f"({self.spec.steps + 1},); got {table.shape}."
                 )
             if not np.isfinite(table).all():
                 raise ValueError(
-                    f"the time-only `baseline` is not finite at time {_first_bad(table)[0]}."
+                    f"the time-only `baseline` is not finite at time {_find_not_finite(table)[0]}."
                 )
             object.__setattr__(self, "table", table)
         self._check_memory()
@@ -306,39 +307,38 @@ class KernelJob:
             raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
         if self.options.antithetic:
             raise ValueError(
-                "a leave-one-out baseline is not independent of a trajectory whose twin with "
-                "opposite noise it "
-                "contains: antithetic pairs go with a time-only baseline, or with none."
+                "antithetic pairs need a time-only baseline or none: a leave-one-out baseline is "
+                "not independent of the trajectory with opposite noise."
             )
         if self.options.rates:
             raise ValueError(
-                "the kernels' binned baseline covers ω, χ and κ. Rates need a time-only one, or "
-                "none."
+                "the kernels' binned baseline covers ω, χ and κ. Rates need a time-only baseline, "
+                "or none."
             )
 
     def _check_memory(self) -> None:
         item = self.options.real.itemsize
         n = self.spec.sites
         kept = self.copies_of_samples * self.width * item if self.samples else 0
-        each = 8 * (2 + self.copies_of_samples) + kept + 2 * n * item * self.records
+        bytes_each = 8 * (2 + self.copies_of_samples) + kept + 2 * n * item * self.records
         sums = (
             8 * GROUPS * (9 * self.width + 2 * self.spec.times)
             if self.options.backend == "cpu"
             else 0
         )
-        needed = self.count * each + sums
-        there = memory()
-        if needed > there:
+        needed = self.count * bytes_each + sums
+        available = measure_memory()
+        if needed > available:
             raise ValueError(
                 f"{self.count:,} trajectories of {self.spec.steps:,} steps need "
-                f"{needed / 2**30:,.0f} GiB of memory, "
-                f"and this machine has {there / 2**30:,.0f} GiB. Run fewer at a time"
+                f"{needed / 2**30:,.0f} GiB of memory, and this machine has "
+                f"{available / 2**30:,.0f} GiB. Run fewer at a time"
                 + (", or record less often." if self.records else ".")
             )
 
     @property
     def scores(self) -> bool:
-        """Whether there are scores: not without noise."""
+        """Whether there are scores; there are none without noise."""
         return bool(self.options.scores and self.options.noise)
 
     @property
@@ -360,11 +360,11 @@ class KernelJob:
 
     @property
     def records(self) -> int:
-        """States that are recorded of each trajectory."""
+        """Number of recorded states per trajectory."""
         return self.spec.steps // self.options.record_every + 1 if self.options.record_every else 0
 
     def replace(self, **values: Any) -> KernelJob:
-        """A copy with other values; those of `options` by their own names."""
+        """Return a copy with other values; fields of `options` are given by name too."""
         own = {f.name for f in dataclasses.fields(self)}
         changed = {name: values.pop(name) for name in list(values) if name not in own}
         if changed:
@@ -378,9 +378,9 @@ class KernelTwinModel:
 
     Args:
         spec: its network, with the graph and steps of the ensemble's.
-        segment: steps that path and adjoint are made ahead.
+        segment: steps for which path and adjoint are computed ahead.
         full: whether all trajectories share one path, which is tabulated at every step.
-        rank: of the quadratic term ½d†BC_kB†d; 0 is none.
+        rank: of the quadratic term ½d†BC_kB†d; 0 for none.
         basis, curvature: B (N, rank) and C at the end of each segment (segments, rank, rank),
             complex.
 
@@ -404,23 +404,22 @@ def check_integrator(integrator: str) -> None:
 
 
 def require_euler(integrator: str, what: str) -> None:
-    """Raise where a kernel knows Euler's step alone."""
+    """Raise for another integrator than "euler". what: the kernel that needs it."""
     if integrator != "euler":
         raise ValueError(
             f'{what} has no integrator="{integrator}". The kernels have it without a baseline '
-            'and with a time-only one ("time", '
-            '"carried"), those of the CPU with a twin too; backend="jax" has it with every '
-            "baseline."
+            'and with a time-only one ("time", "carried"), those of the CPU with a twin too; '
+            'backend="jax" has it with every baseline.'
         )
 
 
-def cores() -> int:
-    """Processors that this process may use."""
+def count_cores() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def memory() -> int:
-    """Bytes of memory of this machine; more than any array where that is not known."""
+def measure_memory() -> int:
+    """Return the memory of this machine in bytes; 2⁶² if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -430,18 +429,16 @@ def memory() -> int:
 # ------------------------------------------------------------------------------------- the boundary
 
 
-def _bonds(pairs: np.ndarray, sites: int) -> np.ndarray:
-    bonds = _indices("bonds", np.asarray(pairs).reshape(-1, 2), sites)
-    _check_bonds(bonds.tobytes())
+def _check_bonds(pairs: np.ndarray, sites: int) -> np.ndarray:
+    bonds = _check_indices("bonds", np.asarray(pairs).reshape(-1, 2), sites)
+    _check_pairs(bonds.tobytes())
     return bonds
 
 
 @functools.lru_cache(maxsize=64)
-def _check_bonds(of: bytes) -> None:
-    """Once for a graph: to look for pairs that are named twice takes longer than all else that
-    is checked.
-    """
-    bonds = np.frombuffer(of, np.int32).reshape(-1, 2)
+def _check_pairs(data: bytes) -> None:
+    """Raise for a loop or a repeated bond. Cached per graph: it is the slowest of all checks."""
+    bonds = np.frombuffer(data, np.int32).reshape(-1, 2)
     if bonds.size and (bonds[:, 0] == bonds[:, 1]).any():
         raise ValueError(
             f"bond {int(np.argmax(bonds[:, 0] == bonds[:, 1]))} connects a site with itself."
@@ -449,11 +446,13 @@ def _check_bonds(of: bytes) -> None:
     pairs = np.sort(bonds, axis=1)
     if len(np.unique(pairs, axis=0)) != len(pairs):
         raise ValueError(
-            "`bonds` names a pair of sites twice. Couplings are symmetric: give each pair once."
+            "`bonds` has a pair of sites twice. Couplings are symmetric: give each pair once."
         )
 
 
-def _array(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: type = float) -> np.ndarray:
+def _check_array(
+    name: str, value: np.ndarray, shape: tuple[int, ...], dtype: type = float
+) -> np.ndarray:
     array: np.ndarray = np.ascontiguousarray(value, dtype)
     if array.ndim != len(shape) or any(
         want not in (-1, have) for want, have in zip(shape, array.shape, strict=True)
@@ -461,17 +460,17 @@ def _array(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: type = f
         raise ValueError(f"`{name}` must have shape {shape}; got {array.shape}.")
     if not np.isfinite(array).all():
         raise ValueError(
-            f"`{name}` holds a value that is not finite, first at index {_first_bad(array)}."
+            f"`{name}` has a value that is not finite, first at index {_find_not_finite(array)}."
         )
     return array
 
 
-def _first_bad(array: np.ndarray) -> tuple[int, ...]:
+def _find_not_finite(array: np.ndarray) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
 
 
-def _table(name: str, value: np.ndarray, times: int, width: int) -> np.ndarray:
-    """(width,) or (times, width) as (1 or times, width)."""
+def _check_table(name: str, value: np.ndarray, times: int, width: int) -> np.ndarray:
+    """Return (width,) or (times, width) as (1 or times, width)."""
     array = np.asarray(value, complex)
     if array.ndim == 1:
         array = array[None]
@@ -479,10 +478,10 @@ def _table(name: str, value: np.ndarray, times: int, width: int) -> np.ndarray:
         raise ValueError(
             f"`{name}` must have shape ({width},) or ({times}, {width}); got {np.shape(value)}."
         )
-    return _array(name, array, array.shape, complex)
+    return _check_array(name, array, array.shape, complex)
 
 
-def _indices(name: str, value: np.ndarray, sites: int) -> np.ndarray:
+def _check_indices(name: str, value: np.ndarray, sites: int) -> np.ndarray:
     array = np.ascontiguousarray(value)
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"`{name}` must hold site indices (integers); got {array.dtype}.")
@@ -494,11 +493,11 @@ def _indices(name: str, value: np.ndarray, sites: int) -> np.ndarray:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _number(name: str, value: float) -> float:
+def _check_number(name: str, value: float) -> float:
     if not np.isfinite(value):
         raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
     return float(value)
 
 
-def _whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

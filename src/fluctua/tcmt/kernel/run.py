@@ -1,9 +1,10 @@
-"""Fused kernels: simulate a resonator network, accumulate returns and scores, reduce, in one call.
+"""Runs of the fused kernels: simulate a network, sum returns and scores, and reduce, in one call.
 
     G = Σ_n (λ̂ₙ₊₁ − λ̄ₙ)Uₙ,  λ̂ₙ₊₁ = R − Cₙ₊₁
 
-Same noise as `fluctua.core.draws.philox`, trajectory by trajectory, so any run can be compared with
-the JAX reference step by step. Nothing of size E·T is stored unless trajectories are asked for.
+The noise is that of `fluctua.core.draws.philox`, trajectory by trajectory, so any run can be
+compared with the JAX reference step by step. Nothing of size E·T is stored unless trajectories are
+recorded.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ import numpy as np
 from fluctua.core.estimate import standard_error
 from fluctua.tcmt.kernel import cpu, cuda, cuda_binned, gpus
 from fluctua.tcmt.kernel.cpu import EnsembleSums, mean_to_go
-from fluctua.tcmt.kernel.layout import neighbours
+from fluctua.tcmt.kernel.layout import list_neighbours
 from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions, KernelSpec
 
 
 class Families(NamedTuple):
     """One array per family of parameters, each (N,), (B,) or per trajectory (E, ·).
 
-    With `rates`: damping is the derivative by Γ_n at fixed Q, log_diffusion by ln Q_n, drive by a
-    factor on each drive's f, gain by each port's √(2γ_e) in the reward alone. A rate that enters
-    several of them is put together by the chain rule, sample by sample.
+    The last four only with `rates`. A rate that enters several of them is their sum by the chain
+    rule, sample by sample.
+
+    omega: by ω_n.
+    kappa: by κ_b.
+    chi: by χ_n.
+    damping: by Γ_n at fixed Q.
+    log_diffusion: by ln Q_n.
+    drive: by a factor on each drive's f.
+    gain: by each port's √(2γ_e) in the reward alone.
     """
 
     omega: np.ndarray
@@ -38,13 +46,17 @@ class Families(NamedTuple):
 
 
 class KernelResult(NamedTuple):
-    """An estimate of ∇J and what it came from.
+    """An estimate of ∇J, with returns and samples.
 
-    returns: R (E,). value, value_stderr: their mean and its standard error. gradient, stderr,
-    second_moment: over trajectories (errors over pairs if antithetic), None without scores.
-    mean_return_to_go: (T+1,), the `baseline` of a next run. samples: the gradient of each
-    trajectory, on request. trajectories: complex (E, R, N), every `record_every` steps from 0, on
-    request.
+    returns: R (E,).
+    value: J, the mean return.
+    value_stderr: standard error of J.
+    gradient: mean over trajectories; None without scores.
+    stderr: standard errors (over pairs if antithetic); None without scores.
+    second_moment: mean squares over trajectories; None without scores.
+    mean_return_to_go: (T+1,), the `baseline` of a next run.
+    samples: gradient of each trajectory, on request.
+    trajectories: complex (E, R, N), every `record_every` steps from 0, on request.
     """
 
     returns: np.ndarray
@@ -67,15 +79,15 @@ def run(
     first_trajectory: int = 0,
     **options: Any,
 ) -> KernelResult:
-    """Run some trajectories and estimate ∇J from them.
+    """Run trajectories and estimate ∇J from them.
 
     Args:
         spec: the network.
         seed: of the noise, 64 bits.
         count: E; trajectories first_trajectory … first_trajectory + count − 1.
-        baseline: None, a table (T+1,) of the mean return-to-go at each time (the score of step n
-            meets `baseline[n+1]`), or `Binned()`, which runs everything twice.
-        first_trajectory: where to begin.
+        baseline: None, a table (T+1,) of the mean return-to-go at each time (`baseline[n+1]` for
+            the score of step n), or `Binned()`, which runs everything twice.
+        first_trajectory: number of the first trajectory.
         options: those of `KernelOptions`.
 
     Returns: a `KernelResult`.
@@ -91,22 +103,20 @@ def run(
     )
     if not ensemble.scores:
         ensemble = ensemble.replace(binned=None)
-    groups = _groups(ensemble)
+    groups = _split_groups(ensemble)
 
     on_gpus = ensemble.options.backend == "cuda" and len(groups) > 1
     return _combine(
-        gpus.over_gpus(_run_group, groups) if on_gpus else [_run_group(part) for part in groups]
+        gpus.map_over_gpus(_run_group, groups) if on_gpus else [_run_group(part) for part in groups]
     )
 
 
 def _run_group(group: KernelJob) -> KernelResult:
-    return result(group, _sums(group))
+    return make_result(group, _sum_ensemble(group))
 
 
-def _groups(e: KernelJob) -> list[KernelJob]:
-    """Parts that have bins of their own, of at most `Binned.group` trajectories and as many as
-    the GPU can sort.
-    """
+def _split_groups(e: KernelJob) -> list[KernelJob]:
+    """Split a job into groups with bins of their own, by `Binned.group` and what a GPU can sort."""
     if e.binned is None:
         return [e]
     group = e.binned.group
@@ -122,14 +132,14 @@ def _groups(e: KernelJob) -> list[KernelJob]:
     ]
 
 
-def _sums(e: KernelJob) -> EnsembleSums:
+def _sum_ensemble(e: KernelJob) -> EnsembleSums:
     if e.options.backend == "cpu":
         return cpu.run(e)
     return cuda.run(e) if e.binned is None else cuda_binned.run(e)
 
 
 def _combine(parts: list[KernelResult]) -> KernelResult:
-    """One result from the results of groups of trajectories."""
+    """Combine the results of groups of trajectories into one."""
     if len(parts) == 1:
         return parts[0]
     sizes = np.array([len(part.returns) for part in parts])
@@ -137,52 +147,54 @@ def _combine(parts: list[KernelResult]) -> KernelResult:
     share = sizes / sizes.sum()
 
     def mean(name: str) -> Families:
-        each = zip(*(getattr(part, name) for part in parts), strict=True)
-        of_all: list[Any] = [
-            None if of[0] is None else np.tensordot(share, np.array(of), 1) for of in each
+        families = zip(*(getattr(part, name) for part in parts), strict=True)
+        means: list[Any] = [
+            None if values[0] is None else np.tensordot(share, np.array(values), 1)
+            for values in families
         ]
-        return Families(*of_all)
+        return Families(*means)
 
-    def joined(name: str) -> Any:
-        each = [getattr(part, name) for part in parts]
-        if each[0] is None:
+    def concatenate(name: str) -> Any:
+        fields = [getattr(part, name) for part in parts]
+        if fields[0] is None:
             return None
-        if isinstance(each[0], np.ndarray):
-            return np.concatenate(each)
-        of_all: list[Any] = [
-            None if of[0] is None else np.concatenate(of) for of in zip(*each, strict=True)
+        if isinstance(fields[0], np.ndarray):
+            return np.concatenate(fields)
+        rows: list[Any] = [
+            None if values[0] is None else np.concatenate(values)
+            for values in zip(*fields, strict=True)
         ]
-        return Families(*of_all)
+        return Families(*rows)
 
     gradient = mean("gradient")
     second = mean("second_moment")
-    spread: list[Any] = [
+    errors: list[Any] = [
         None if g is None or s is None else standard_error(g, s, count)
         for g, s in zip(gradient, second, strict=True)
     ]
-    returns = joined("returns")
+    returns = concatenate("returns")
     value = returns.mean()
     return KernelResult(
         returns,
         float(value),
         float(standard_error(value, (returns**2).mean(), count)),
         gradient,
-        Families(*spread),
+        Families(*errors),
         second,
         np.tensordot(share, np.array([part.mean_return_to_go for part in parts]), 1),
-        joined("samples"),
-        joined("trajectories"),
+        concatenate("samples"),
+        concatenate("trajectories"),
     )
 
 
-def result(e: KernelJob, sums: EnsembleSums) -> KernelResult:
-    """The kernels' sums as means, errors and families; raises if a trajectory overflowed."""
+def make_result(e: KernelJob, sums: EnsembleSums) -> KernelResult:
+    """Return means, errors and families of a backend's sums; raise if a trajectory overflowed."""
     explain_overflow(e, *(int(v) for v in sums.overflow))
     value, error = reduce_returns(e, sums.returns)
     gradient = stderr = second = None
     if e.scores:
-        of_all = families(e, np.stack(statistics(e, sums.moments)))
-        rows: Any = zip(*((None,) * 3 if v is None else v for v in of_all), strict=True)
+        statistics = split_families(e, np.stack(compute_statistics(e, sums.moments)))
+        rows: Any = zip(*((None,) * 3 if v is None else v for v in statistics), strict=True)
         gradient, second, stderr = (Families(*row) for row in rows)
     record = sums.record
     return KernelResult(
@@ -193,13 +205,13 @@ def result(e: KernelJob, sums: EnsembleSums) -> KernelResult:
         stderr,
         second,
         mean_to_go(sums.reward_sum, e.count)[: e.spec.steps + 1],
-        None if sums.samples is None else families(e, sums.samples),
+        None if sums.samples is None else split_families(e, sums.samples),
         None if record is None else record.view(np.dtype(f"c{2 * record.dtype.itemsize}"))[..., 0],
     )
 
 
 def explain_overflow(e: KernelJob, trajectory: int, step: int) -> None:
-    """Raise if a trajectory overflowed; where its step is not known, it runs again, on the CPU."""
+    """Raise if a trajectory overflowed; if its step is unknown, it runs again on the CPU."""
     if trajectory < 0:
         return
     if step < 0:
@@ -212,23 +224,24 @@ def explain_overflow(e: KernelJob, trajectory: int, step: int) -> None:
     when = f"after step {step} (t = {step * e.spec.dt:g})" if step >= 0 else "at the end of the run"
     raise FloatingPointError(
         f"the state of trajectory {trajectory} is no longer finite {when}. Lower `dt`, or look for "
-        "gain: negative "
-        "damping, or Kerr shifts and couplings too large for this step."
+        "gain: negative damping, or Kerr shifts and couplings too large for this step."
     )
 
 
 def reduce_returns(e: KernelJob, returns: np.ndarray) -> tuple[float, float]:
-    """J and its standard error."""
-    paired = 0.0  # asked for of antithetic pairs alone
+    """Return J and its standard error."""
+    paired = 0.0  # used with antithetic pairs alone
     if e.options.antithetic:
         paired = ((returns[::2] + returns[1::2]) ** 2).sum()
     moments = np.array([[returns.sum()], [(returns**2).sum()], [paired]])
-    mean, _, error = statistics(e, moments)
+    mean, _, error = compute_statistics(e, moments)
     return float(mean[0]), float(error[0])
 
 
-def statistics(e: KernelJob, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, mean square and standard error of the mean from Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)²."""
+def compute_statistics(
+    e: KernelJob, moments: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return mean, mean square and standard error from Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)²."""
     antithetic = e.options.antithetic
     mean = moments[0] / e.count
     second = moments[1] / e.count
@@ -237,10 +250,8 @@ def statistics(e: KernelJob, moments: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return mean, second, standard_error(mean, square, units)
 
 
-def families(e: KernelJob, columns: np.ndarray) -> Families:
-    """Split the kernels' columns (..., P), and put the bonds back into the order they were
-    given in.
-    """
+def split_families(e: KernelJob, columns: np.ndarray) -> Families:
+    """Split the kernels' columns (..., P) into families, with bonds in the order of the spec."""
     spec = e.spec
     n = spec.sites
     b = len(spec.bonds)
@@ -249,5 +260,5 @@ def families(e: KernelJob, columns: np.ndarray) -> Families:
     edges = itertools.accumulate([0, n, n, b] + ([n, n, d, m] if e.rates else []))
     omega, chi, kappa, *rest = (columns[..., begin:end] for begin, end in itertools.pairwise(edges))
     in_order = np.empty_like(kappa)
-    in_order[..., neighbours(n, spec.bonds).order] = kappa
+    in_order[..., list_neighbours(n, spec.bonds).order] = kappa
     return Families(omega, in_order, chi, *rest)

@@ -1,5 +1,4 @@
-"""The twin correction on the fused kernels: the paper's estimator with far less variance, and no
-other mean.
+"""Twin correction on the fused kernels: the mean of the paper's estimator, with less variance.
 
     G = Σ_n q_{n+1}·∂μ(X_n)Δt + Σ_n (Λ_{n+1} − λ̄_n)U_n
     Λ_{n+1} = λ̂_{n+1} − V_{n+1}(X_{n+1}) − Σ_{k>n} q_{k+1}·r_k,     V_k(x) = ν_k + q_k·(x − x̄_k)
@@ -9,15 +8,15 @@ sweep); r the residual that the score uses. q_{k+1}·r_k has mean zero given X_k
 costs variance and no bias as long as μ and Q of the score are right. The first sum is `direct`, the
 second `correction`.
 
-A linear twin knows its own noise: how a kick spreads to the output (`responses`), and how much
-power it adds there.
+A linear twin predicts its own noise: how a kick spreads to the output (`compute_responses`), and
+how much power it adds there.
 
     h_s = (F†)^s e_port,     F = 1 − Δt(iω + iκ + Γ),     P_s = Σ_ports w·gain²Δt h_s† 4QΔt h_s
 
 A kick d at step k leaves the output h_s†d at step k + s, so that the twin's return-to-go is
 quadratic in d with ½d†S_k d, S_k = 2Σ_ports w·gain²Δt Σ_{s<T−k} h_s h_s†, of which a few directions
-B carry almost all. Modulation and Kerr effect are left out: whatever stands in for S and for the
-mean of Λ costs variance at worst.
+B carry almost all. Modulation and Kerr effect are ignored: errors of S and of the mean of Λ only
+cost variance.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import numpy as np
 from fluctua.core.arrays import Params
 from fluctua.tcmt.kernel import cpu, cuda_twin
 from fluctua.tcmt.kernel.cpu import TwinSums
-from fluctua.tcmt.kernel.layout import modulation_pieces, tolerance
+from fluctua.tcmt.kernel.layout import fit_modulation, modulation_tolerance
 from fluctua.tcmt.kernel.options import (
     KernelJob,
     KernelOptions,
@@ -41,19 +40,17 @@ from fluctua.tcmt.kernel.options import (
 )
 from fluctua.tcmt.kernel.run import (
     Families,
+    compute_statistics,
     explain_overflow,
-    families,
     reduce_returns,
     run,
-    statistics,
+    split_families,
 )
 
 TABLE_BYTES = 2**29
-"""A path and adjoint that all trajectories share are tabulated at every step up to this size."""
+"""Largest table of a path and adjoint that all trajectories share, at every step."""
 SEGMENT = 32
-"""Steps that a trajectory's own path and adjoint are made ahead, if nothing else decides: they stay
-in the cache.
-"""
+"""Steps for which a trajectory's own path and adjoint are computed ahead, to stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class KernelTwin:
     """The twin correction as the `baseline` of a task's fused estimator.
 
     Args:
-        theta: the twin's parameters as a function of θ; None takes θ itself.
+        theta: the twin's parameters as a function of θ; None for θ itself.
         rank, knows_modulation, table, segment: those of `run_twin`.
 
     >>> twin = KernelTwin(theta=lambda th: {**th, "kappa": 0.95 * th["kappa"]})
@@ -78,20 +75,25 @@ class KernelTwin:
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise ValueError(
-                f"`rank` is a number of directions, 0 for no quadratic term; got {self.rank}."
+                f"`rank` must be a number of directions, 0 for no quadratic term; got {self.rank}."
             )
         if self.segment is not None and self.segment < 1:
-            raise ValueError(f"`segment` is a number of steps, at least 1; got {self.segment}.")
+            raise ValueError(f"`segment` must be at least 1 step; got {self.segment}.")
 
 
 class TwinResult(NamedTuple):
     """An estimate of ∇J by the twin correction, and its two parts.
 
-    The first fields are those of `kernel.KernelResult`; gradient, stderr and second_moment are of
-    direct + correction. direct, correction and their errors: means over trajectories.
-    direct_samples, correction_samples: of each trajectory (E, ·), on request. mean_lambda: the mean
-    of Λ at each time (T+1,), the `table` of a next run.
-    table: the λ̄ that was used.
+    The first fields are those of `run.KernelResult`, of direct + correction.
+
+    direct: mean of the direct part over trajectories.
+    direct_stderr: its standard errors.
+    correction: mean of the correction over trajectories.
+    correction_stderr: its standard errors.
+    direct_samples: direct part of each trajectory (E, ·), on request.
+    correction_samples: correction of each trajectory (E, ·), on request.
+    mean_lambda: mean of Λ at each time (T+1,), the `table` of a next run.
+    table: λ̄ of this run.
     """
 
     returns: np.ndarray
@@ -126,24 +128,24 @@ def run_twin(
     first_trajectory: int = 0,
     **options: Any,
 ) -> TwinResult:
-    """Run some trajectories and estimate ∇J with the twin correction.
+    """Run trajectories and estimate ∇J with the twin correction.
 
     Args:
         spec: the network.
         seed: of the noise, 64 bits.
         count: E; trajectories first_trajectory … first_trajectory + count − 1.
-        twin: its own ω, κ, χ, Γ, drive, gain, weight and start on the same graph; None is the
+        twin: its own ω, κ, χ, Γ, drive, gain, weight and start on the same graph; None for the
             network itself.
-        rank: of the quadratic term of V, for a twin without modulation; 0 is none. A twin with one
-            starts afresh from X every `segment` steps, and what is left of Λ is the noise of a
-            segment instead of the run's.
-        knows_modulation: each trajectory's twin has that trajectory's δκ; False leaves it without
-            any.
-        table: λ̄ (T+1,), such as `mean_lambda` of an earlier run; the score of step n meets
-            table[n+1]. None computes that of a linear twin.
-        segment: steps that a path is made ahead; None chooses.
-        first_trajectory: where to begin.
-        options: those of `KernelOptions`, but for `noise`, `scores` and `record_every`.
+        rank: of the quadratic term of V, for a twin without modulation; 0 for none. A twin with one
+            restarts from X every `segment` steps, so that Λ has the noise of a segment instead of
+            that of the run.
+        knows_modulation: each trajectory's twin has that trajectory's δκ; False for a twin without
+            modulation.
+        table: λ̄ (T+1,), such as `mean_lambda` of an earlier run; table[n+1] for the score of
+            step n. None computes that of a linear twin.
+        segment: steps for which a path is computed ahead; None chooses.
+        first_trajectory: number of the first trajectory.
+        options: those of `KernelOptions`, except `noise`, `scores` and `record_every`.
 
     Returns: a `TwinResult`.
 
@@ -151,50 +153,56 @@ def run_twin(
     (6,)
 
     """
-    chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
+    settings = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
     if options.get("backend") == "cuda":
         require_euler(spec.integrator, "the twin on the GPU")
     ensemble = KernelJob(
-        spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3
+        spec,
+        seed,
+        count,
+        make_twin_options(**options),
+        first_trajectory,
+        table,
+        copies_of_samples=3,
     )
     sigma = spec.sigma_kappa if knows_modulation else 0.0
     model = spec
     if twin is not None or sigma != spec.sigma_kappa:
-        model = (spec if twin is None else _same_graph(spec, twin)).replace(
+        model = (spec if twin is None else _check_graph(spec, twin)).replace(
             noise=spec.noise, sigma_kappa=sigma, harmonics=spec.harmonics, Omega=spec.Omega
         )
-    _check_rank(chosen, model)
+    _check_rank(settings, model)
     if ensemble.options.backend == "cuda":
-        model = cuda_twin.checked(ensemble, model)
-    ensemble, of_twin = _prepared(ensemble, model, chosen)
+        model = cuda_twin.match_tables(ensemble, model)
+    ensemble, twin_model = _prepare(ensemble, model, settings)
     run = cpu.run_twin if ensemble.options.backend == "cpu" else cuda_twin.run
-    return result(ensemble, run(ensemble, of_twin))
+    return make_result(ensemble, run(ensemble, twin_model))
 
 
 def expected_lambda(twin: KernelSpec) -> np.ndarray:
-    """E[Λ_n] of a twin that is exact, to the extent that it is linear: the `table` if none is
-    given. (T+1,)
-    """
-    return mean_lambda(*arriving(responses(twin), twin.noise), twin.steps)
+    """Return E[Λ_n] of an exact twin in the linear approximation, the default `table`. (T+1,)"""
+    return compute_mean_lambda(
+        *compute_arriving_power(compute_responses(twin), twin.noise), twin.steps
+    )
 
 
-def twin_options(**options: Any) -> KernelOptions:
-    """KernelOptions of a run with the twin correction, which has noise, scores and no recording."""
+def make_twin_options(**options: Any) -> KernelOptions:
+    """Return options of a run with the twin correction: with noise and scores, not recorded."""
     fixed = {"noise": True, "scores": True, "record_every": 0}
     for name, value in fixed.items():
         if options.get(name, value) != value:
             raise ValueError(
-                f'`{name}` is no option of the twin correction; run with baseline="none" for that.'
+                f'`{name}` is not an option of the twin correction: use baseline="none" for that.'
             )
     return KernelOptions(**options)
 
 
-def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
+def _check_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
     for name in ("bonds", "drive_sites", "port_sites", "dt", "steps", "integrator"):
         if not np.array_equal(getattr(spec, name), getattr(twin, name)):
             raise ValueError(
-                "a twin has the graph, drives, ports and steps of the network itself; its "
-                f"`{name}` differs."
+                f"a twin must have the graph, drives, ports and steps of the network; its `{name}` "
+                "differs."
             )
     return twin
 
@@ -202,60 +210,68 @@ def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
 def _check_rank(twin: KernelTwin, model: KernelSpec) -> None:
     if twin.rank > model.sites:
         raise ValueError(
-            f"`rank` is a number of directions, at most {model.sites}; got {twin.rank}."
+            f"`rank` must be at most {model.sites}, the number of sites; got {twin.rank}."
         )
     if twin.rank and model.waves:
         raise ValueError(
-            "the quadratic term is of a twin without modulation, and this one follows each "
-            "trajectory's: use rank=0, "
-            "or knows_modulation=False."
+            "the quadratic term needs a twin without modulation, and this one follows that of each "
+            "trajectory: use rank=0, or knows_modulation=False."
         )
 
 
-def _prepared(
-    e: KernelJob, twin: KernelSpec, chosen: KernelTwin
+def _prepare(
+    e: KernelJob, twin: KernelSpec, settings: KernelTwin
 ) -> tuple[KernelJob, KernelTwinModel]:
-    """Segments, and what is computed of the twin before any trajectory: λ̄ and the quadratic
-    term.
-    """
+    """Return the job with its λ̄, and the twin with its segments and quadratic term."""
     steps = e.spec.steps
-    rank = chosen.rank
+    rank = settings.rank
     o = e.options
-    piece = modulation_pieces(twin, tolerance(o))[0] if twin.waves else 1
+    piece = fit_modulation(twin, modulation_tolerance(o))[0] if twin.waves else 1
     row = 4 * e.spec.sites * o.real.itemsize
     full = (
-        not twin.waves and not rank and chosen.segment is None and (steps + 1) * row <= TABLE_BYTES
+        not twin.waves
+        and not rank
+        and settings.segment is None
+        and (steps + 1) * row <= TABLE_BYTES
     )
-    target = chosen.segment or (max(SEGMENT, int(np.sqrt(steps))) if full else SEGMENT)
+    target = settings.segment or (max(SEGMENT, int(np.sqrt(steps))) if full else SEGMENT)
     segment = min(piece * max(1, round(target / piece)), steps + steps % piece)
     basis = curvature = None
     if rank or e.table is None:
         try:
-            response = responses(twin, dtype=o.dtype, backend=o.backend)
+            response = compute_responses(twin, dtype=o.dtype, backend=o.backend)
         except FloatingPointError:
-            raise _twin_overflow() from None
+            raise _make_overflow_error() from None
         if rank:
             ends = np.minimum(np.arange(segment, steps + segment, segment), steps)
-            basis, curvature = quadratic(response, rank, ends)
+            basis, curvature = project_curvature(response, rank, ends)
         if e.table is None:
-            e = e.replace(table=mean_lambda(*arriving(response, e.spec.noise, basis), segment))
+            e = e.replace(
+                table=compute_mean_lambda(
+                    *compute_arriving_power(response, e.spec.noise, basis), segment
+                )
+            )
     return e, KernelTwinModel(twin, segment, full, rank, basis, curvature)
 
 
-def result(e: KernelJob, sums: TwinSums) -> TwinResult:
-    """The kernels' sums as means, errors and families; raises if a trajectory or a twin
-    overflowed.
-    """
-    trajectory, of_twin = (int(v) for v in sums.overflow)
+def make_result(e: KernelJob, sums: TwinSums) -> TwinResult:
+    """Return means, errors and families of a backend's sums; raise if a state overflowed."""
+    trajectory, twin_trajectory = (int(v) for v in sums.overflow)
     explain_overflow(e.replace(table=None), trajectory, -1)
-    if of_twin >= 0:
-        raise _twin_overflow()
-    direct, _, direct_stderr = (families(e, v) for v in statistics(e, sums.moments[0]))
-    correction, _, correction_stderr = (families(e, v) for v in statistics(e, sums.moments[1]))
-    gradient, second, stderr = (families(e, v) for v in statistics(e, sums.moments[2]))
+    if twin_trajectory >= 0:
+        raise _make_overflow_error()
+    direct, _, direct_stderr = (
+        split_families(e, v) for v in compute_statistics(e, sums.moments[0])
+    )
+    correction, _, correction_stderr = (
+        split_families(e, v) for v in compute_statistics(e, sums.moments[1])
+    )
+    gradient, second, stderr = (
+        split_families(e, v) for v in compute_statistics(e, sums.moments[2])
+    )
     value, value_stderr = reduce_returns(e, sums.returns)
     each = sums.direct, sums.correction
-    samples = None if each[0] is None or each[1] is None else families(e, each[0] + each[1])
+    samples = None if each[0] is None or each[1] is None else split_families(e, each[0] + each[1])
     assert e.table is not None
     return TwinResult(
         returns=sums.returns,
@@ -271,18 +287,18 @@ def result(e: KernelJob, sums: TwinSums) -> TwinResult:
         direct_stderr=direct_stderr,
         correction=correction,
         correction_stderr=correction_stderr,
-        direct_samples=None if each[0] is None else families(e, each[0]),
-        correction_samples=None if each[1] is None else families(e, each[1]),
+        direct_samples=None if each[0] is None else split_families(e, each[0]),
+        correction_samples=None if each[1] is None else split_families(e, each[1]),
         mean_lambda=(sums.gained.sum() - sums.prefix_sum) / e.count,
         table=e.table,
     )
 
 
-def _twin_overflow() -> FloatingPointError:
+def _make_overflow_error() -> FloatingPointError:
     return FloatingPointError(
         "the twin's noise-free path, or its adjoint, is no longer finite. Lower `dt`, or look for "
-        "gain in the twin's "
-        "parameters: negative damping, or Kerr shifts and couplings too large for this step."
+        "gain in the twin's parameters: negative damping, or Kerr shifts and couplings too large "
+        "for this step."
     )
 
 
@@ -290,13 +306,20 @@ def _twin_overflow() -> FloatingPointError:
 
 
 RECORDS = 2048
-"""Times at which responses are looked at, evenly spread over the horizon."""
+"""Largest number of times at which responses are recorded, evenly spread over the horizon."""
 DENSE = 256
-"""Resonators up to which the leading directions are found exactly."""
+"""Largest network whose leading directions are computed exactly."""
 
 
 class Responses(NamedTuple):
-    """h (M, R, N) complex at every `every`-th step s < T, and w·gain²Δt of each port (M,)."""
+    """Responses of the outputs to kicks.
+
+    h: complex (M, R, N), at every `every`-th step s < T.
+    weight: w·gain²Δt of each port (M,).
+    every: steps between two times of `h`.
+    steps: T.
+    dt: Δt.
+    """
 
     h: np.ndarray
     weight: np.ndarray
@@ -306,17 +329,22 @@ class Responses(NamedTuple):
 
 
 class Quadratic(NamedTuple):
-    """S_k ≈ B C_k B†. basis: B (N, r), orthonormal. curvature: C at the end of each segment
-    (segments, r, r).
+    """The quadratic term S_k ≈ B C_k B†.
+
+    basis: B (N, r), orthonormal.
+    curvature: C at the end of each segment (segments, r, r).
     """
 
     basis: np.ndarray
     curvature: np.ndarray
 
 
-def responses(twin: KernelSpec, *, dtype: str = "float32", backend: str = "cpu") -> Responses:
-    """h of every port, by noise-free runs of the network with its frequencies reversed: F† = 1
-    + Δt(iω + iκ − Γ).
+def compute_responses(
+    twin: KernelSpec, *, dtype: str = "float32", backend: str = "cpu"
+) -> Responses:
+    """Return h of every port, by noise-free runs of the network with reversed frequencies.
+
+    F† = 1 + Δt(iω + iκ − Γ)
     """
     every = -(-twin.steps // RECORDS)
     kept = np.flatnonzero(twin.port_weight * twin.port_gain)
@@ -330,37 +358,39 @@ def responses(twin: KernelSpec, *, dtype: str = "float32", backend: str = "cpu")
             sigma_kappa=0.0,
             start=(np.arange(twin.sites) == twin.port_sites[port]).astype(complex),
         )
-        done = run(reversed_, 0, 1, noise=False, record_every=every, dtype=dtype, backend=backend)
-        assert done.trajectories is not None
-        h[row] = done.trajectories[0, : h.shape[1]]
+        result = run(reversed_, 0, 1, noise=False, record_every=every, dtype=dtype, backend=backend)
+        assert result.trajectories is not None
+        h[row] = result.trajectories[0, : h.shape[1]]
     return Responses(
         h, (twin.port_weight * twin.port_gain**2)[kept] * twin.dt, every, twin.steps, twin.dt
     )
 
 
-def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
-    """B: the directions of the largest Σ_s h_s h_s†. C at the steps `ends`, ascending."""
+def project_curvature(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
+    """Return B, the leading directions of Σ_s h_s h_s†, and C at the steps `ends`, ascending."""
     h, weight, every, steps, dt = response
-    basis = _leading((h * np.sqrt(np.abs(weight))[:, None, None]).reshape(-1, h.shape[-1]).T, rank)
+    basis = _find_leading(
+        (h * np.sqrt(np.abs(weight))[:, None, None]).reshape(-1, h.shape[-1]).T, rank
+    )
     y = h @ basis.conj()  # B†h (M, R, r)
     projected = np.zeros((len(ends), rank, rank), complex)
     total = np.zeros((rank, rank), complex)
     reached = 0
 
-    def summed(i: int, j: int, share: int) -> np.ndarray:
+    def sum_between(i: int, j: int, share: int) -> np.ndarray:
         part = y[:, i:j].reshape(-1, rank)
         return 2 * share * (part.T * np.repeat(weight, j - i)) @ part.conj()
 
     for place in range(len(ends) - 1, -1, -1):
         whole, part = divmod(steps - int(ends[place]), every)
-        total = total + summed(reached, whole, every)
+        total = total + sum_between(reached, whole, every)
         reached = whole
-        projected[place] = total + (summed(whole, whole + 1, part) if part else 0.0)
+        projected[place] = total + (sum_between(whole, whole + 1, part) if part else 0.0)
     return Quadratic(basis, projected)
 
 
-def _leading(columns: np.ndarray, rank: int) -> np.ndarray:
-    """The leading left singular vectors of a matrix (N, R), nearly so if N is large: (N, rank)."""
+def _find_leading(columns: np.ndarray, rank: int) -> np.ndarray:
+    """Return the leading left singular vectors of a matrix (N, R), approximately if N is large."""
     n = len(columns)
     if n <= DENSE:
         return np.linalg.eigh(columns @ columns.conj().T)[1][:, : -rank - 1 : -1]
@@ -372,38 +402,38 @@ def _leading(columns: np.ndarray, rank: int) -> np.ndarray:
     return directions @ np.linalg.eigh(inside @ inside.conj().T)[1][:, : -rank - 1 : -1]
 
 
-def arriving(
+def compute_arriving_power(
     response: Responses, noise: np.ndarray, basis: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P_s at every step, (T,) each: all of it, and what goes through the directions of `basis`."""
+    """Return P_s at every step, and the part along the directions of `basis`, (T,) each."""
     h, weight, every, steps, dt = response
 
     def power(v):
         return np.einsum("m,mrn,n->r", weight, np.abs(v) ** 2, 2 * noise**2 * dt, optimize=True)
 
-    at = np.arange(h.shape[1]) * every
+    recorded_steps = np.arange(h.shape[1]) * every
 
     def on_grid(p):
-        return np.interp(np.arange(steps), at, p)
+        return np.interp(np.arange(steps), recorded_steps, p)
 
     caught = np.zeros(steps) if basis is None else on_grid(power((h @ basis.conj()) @ basis.T))
     return on_grid(power(h)), caught
 
 
-def mean_lambda(every: np.ndarray, caught: np.ndarray, segment: int) -> np.ndarray:
-    """E[Λ_n] of an exact linear twin, (T+1,): Σ_{k≥n} Σ_{s<k} P_s without a quadratic term.
+def compute_mean_lambda(every: np.ndarray, caught: np.ndarray, segment: int) -> np.ndarray:
+    """Return E[Λ_n] of an exact linear twin, Σ_{k≥n} Σ_{s<k} P_s without a quadratic term. (T+1,)
 
-    With one, a path that starts from X at step n_j leaves to Λ_n the noise since n_j and that which
-    is to come: the same double sum over steps k − n_j ≥ n − n_j. every, caught: P_s, and what of it
-    the quadratic term sees.
+    With one, Λ_n of a path that starts from X at step n_j has the noise since n_j and the noise to
+    come: the same double sum over steps k − n_j ≥ n − n_j. every: P_s. caught: the part of P_s
+    along the directions of the quadratic term.
     """
     steps = len(every)
 
-    def twice(p):
+    def sum_twice(p):
         return np.concatenate([[0.0, 0.0], np.cumsum(np.cumsum(p))])  # Σ_{k<j} Σ_{s<k} P_s
 
     n = np.arange(steps + 1)
     since = np.maximum(n - 1, 0) // segment * segment
-    rest = twice(every - caught)
-    seen = twice(caught)
-    return rest[steps] - rest[n] + seen[steps - since] - seen[n - since]
+    rest = sum_twice(every - caught)
+    along_basis = sum_twice(caught)
+    return rest[steps] - rest[n] + along_basis[steps - since] - along_basis[n - since]

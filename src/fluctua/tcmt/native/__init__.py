@@ -1,3 +1,1 @@
-"""The compiled kernels: `_native` for the CPU, and the CUDA sources that CuPy compiles at run
-time.
-"""
+"""Compiled kernels: `_native` for the CPU, and CUDA sources that CuPy compiles at run time."""
