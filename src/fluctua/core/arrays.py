@@ -85,3 +85,16 @@ def concatenate_rows(arrays: Sequence[Array]) -> Array:
 def is_key(leaf: Any) -> bool:
     """Whether an array is of random keys, which NumPy does not know."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def root_covariance(covariance: Array) -> Array:
+    """A with A Aᵀ = covariance (M, M), also where it is singular; of Cholesky where it is not.
+
+    The two decompositions are computed in turn: batches of both at once can block each other for
+    ever on the threads that XLA has on a machine of two cores.
+    """
+    lower = jnp.linalg.cholesky(covariance)
+    covariance, lower = jax.lax.optimization_barrier((covariance, lower))
+    scale, vectors = jnp.linalg.eigh(covariance)
+    is_regular = jnp.all(jnp.isfinite(lower))
+    return jnp.where(is_regular, lower, vectors * jnp.sqrt(jnp.maximum(scale, 0)))

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.arrays import Array, Params
+from fluctua.core.arrays import Array, Params, root_covariance
 from fluctua.core.diffusion import (
     Diffusion,
     are_singular,
@@ -226,7 +226,7 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     if process.noiseless or has_fewer_noises(process, theta, x, t, context):
         a = _singular_ramp(drift, x, jnp.asarray(t, x.dtype), q)
     else:
-        a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))
+        a = _ramp(drift, x, jnp.asarray(t, x.dtype), root_covariance(q).T)
     h = dt / 2**DOUBLINGS
     f, forced, c = _expand_short_step(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
     (f, forced, c, _), _ = jax.lax.scan(
@@ -259,15 +259,6 @@ def _log_normal(process: Process, theta: Params, step: Step) -> Array:
     factor = cho_factor(covariance, lower=True)
     r = step.x_next - mean
     return -jnp.sum(jnp.log(jnp.diagonal(factor[0]))) - r @ cho_solve(factor, r) / 2
-
-
-def _root(q: Array) -> Array:
-    """R with RᵀR = Q, also where Q is singular."""
-    factor = jnp.linalg.cholesky(q).T
-    scale, vectors = jnp.linalg.eigh(q)
-    return jnp.where(
-        jnp.all(jnp.isfinite(factor)), factor, (vectors * jnp.sqrt(jnp.maximum(scale, 0))).T
-    )
 
 
 def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, root: Array) -> Array:

@@ -38,7 +38,7 @@ from jax.scipy.linalg import solve_triangular
 from fluctua.core import arrays, check, dependence, scores
 from fluctua.core import process as processes
 from fluctua.core import trajectories as records
-from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.arrays import Array, Params, PyTree, root_covariance
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import require_euler
 from fluctua.core.simulate import advance_diffusion
@@ -509,9 +509,7 @@ def _square_root(value: Any, size: int) -> Array:
     v = jnp.asarray(value)
     if v.ndim < 2:
         return jnp.diag(jnp.sqrt(jnp.broadcast_to(v, (size,))))
-    scale, vectors = jnp.linalg.eigh(v)
-    lower = jnp.linalg.cholesky(v)
-    return jnp.where(jnp.all(jnp.isfinite(lower)), lower, vectors * jnp.sqrt(jnp.maximum(scale, 0)))
+    return root_covariance(v)
 
 
 def _check_covariance(name: str, value: Any, size: int) -> None:

@@ -82,9 +82,10 @@ def standardise(
         still = jnp.diagonal(whole) <= 0
         r = jnp.where(still, 0, r[others])
         whole = whole + jnp.diag(still.astype(whole.dtype))
-        v = jnp.where(still, 1, r * jnp.linalg.solve(whole, r))
         both = jnp.stack([r, jnp.where(still, 0, (mean - x)[others])], axis=1)
-        z, move = solve_triangular(jnp.linalg.cholesky(whole), both, lower=True).T
+        lower = jnp.linalg.cholesky(whole)
+        z, move = solve_triangular(lower, both, lower=True).T
+        v = jnp.where(still, 1, r * solve_triangular(lower, z, lower=True, trans="T"))
 
         def put(values, rest):
             return jnp.full_like(x, rest).at[others].set(values)
