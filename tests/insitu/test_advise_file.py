@@ -12,7 +12,7 @@ import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
 from fluctua.core.estimate import Estimate
-from fluctua.insitu.advice import sampling
+from fluctua.insitu.advice import judge_sampling
 from fluctua.learn.repetitions import PARTS, repetitions
 
 PROCESS = fl.Process(drift=lambda th, x: th["a"] - x, noise=lambda th, x: 0.5 * jnp.ones(2))
@@ -141,7 +141,7 @@ def turning(dt, ratio, **options):
         lambda th, x: jnp.array([[-0.1, 1.0], [-1.0, -0.1]]) @ x, lambda th, x: jnp.ones(2)
     )
     data = fl.Trajectories(dt * np.arange(20), np.random.default_rng(0).normal(size=(3, 20, 2)))
-    return sampling(process, {"k": jnp.zeros(())}, data, np.array([1.0, ratio]), **options)
+    return judge_sampling(process, {"k": jnp.zeros(())}, data, np.array([1.0, ratio]), **options)
 
 
 def test_loud_neighbours_ask_for_faster_sampling():

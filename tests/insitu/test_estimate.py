@@ -16,7 +16,7 @@ import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.insitu.estimating import estimate_model
-from fluctua.insitu.hidden import refuse
+from fluctua.insitu.hidden import refuse_untrainable
 from fluctua.tcmt import exact
 from problems import flat, tolerance
 
@@ -161,7 +161,7 @@ def test_hidden_site_refuses_its_neighbourhood_by_name():
     with pytest.raises(
         ValueError, match=r"not trainable .*: kappa\[1\]\. kappa\[1\] needs site 0\."
     ):
-        refuse(view, ["kappa[1]", "omega[3]"], lambda i: f"site {i % 5}")
+        refuse_untrainable(view, ["kappa[1]", "omega[3]"], lambda i: f"site {i % 5}")
     with pytest.raises(ValueError, match="the reward depends on components 4, 9"):
         insitu.visibility(TASK.process, TASK.objective, theta, [0, 1, 2, 3, 5, 6, 7, 8], 10)
 

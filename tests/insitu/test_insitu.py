@@ -25,7 +25,7 @@ from fluctua.insitu import files
 from fluctua.insitu.bench import demo, device, server, simulated
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibrate import knobs
-from fluctua.insitu.calibrate.actuators import own_gains
+from fluctua.insitu.calibrate.actuators import fit_own_gains
 from fluctua.insitu.calibrate.fit import fit_system
 from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.instrument.substrate import instrument_substrate
@@ -66,7 +66,7 @@ def truth():
 
 
 def fitted(settings, **options):
-    return fit_system(recorded(settings, **options), *knobs._model(TASK, settings))
+    return fit_system(recorded(settings, **options), *knobs._make_model(TASK, settings))
 
 
 # -------------------------------------------------------------------------------------- calibration
@@ -105,7 +105,7 @@ def test_a_start_far_off_changes_neither_errors_nor_values(readout):
     missing in the drift is neither taken for noise, nor does it hide the readout's."""
     sheet = dataclasses.replace(SHEET, readout=readout)
     settings = device.reset_settings(SHEET)
-    data, model = recorded(settings, count=60, sheet=sheet), knobs._model(TASK, settings)
+    data, model = recorded(settings, count=60, sheet=sheet), knobs._make_model(TASK, settings)
     true = truth() | device.compute_parameters(SHEET, HIDDEN, settings)
     ours = fit_system(data, *model)
     best = fit_system(data, model.process, {name: true[name] for name in model.theta})
@@ -121,7 +121,7 @@ def test_gains_and_offsets_of_the_knobs():
     for k in range(5):
         settings = model.probe(rng)
         runs.append((settings, recorded(settings, count=100, shots=1000 * k)))
-    lines = knobs.gains(runs, knobs.fit_runs(TASK, runs))
+    lines = knobs.fit_gains(runs, knobs.fit_runs(TASK, runs))
     for name, g in lines.items():
         z = [
             (g.offset - HIDDEN.offset[name]) / g.offset_stderr,
@@ -135,15 +135,15 @@ def test_gains_and_offsets_of_the_knobs():
     assert "CALIBRATION   5 settings, 500 trajectories" in calibrated.report
     assert "not linear" not in calibrated.report
     with pytest.raises(ValueError, match="two different settings"):
-        own_gains(np.ones((3, 2)), np.ones((3, 2)), np.ones((3, 2)))
+        fit_own_gains(np.ones((3, 2)), np.ones((3, 2)), np.ones((3, 2)))
 
 
 def test_a_bent_knob_is_seen():
     s = np.linspace(-1, 1, 6)[:, None]
-    straight = own_gains(s, 0.3 + 1.2 * s, np.full((6, 1), 0.01))
+    straight = fit_own_gains(s, 0.3 + 1.2 * s, np.full((6, 1), 0.01))
     assert straight.p_values[0] > 0.99
     np.testing.assert_allclose([straight.offset[0], straight.gain[0]], [0.3, 1.2])
-    assert own_gains(s, 0.3 + 1.2 * s + 0.1 * s**2, np.full((6, 1), 0.01)).p_values[0] < 1e-6
+    assert fit_own_gains(s, 0.3 + 1.2 * s + 0.1 * s**2, np.full((6, 1), 0.01)).p_values[0] < 1e-6
 
 
 def test_a_slow_change_is_followed():
@@ -200,7 +200,7 @@ def test_probes_that_hardly_differ_are_refused():
         settings["omega"] = settings["omega"] + 1e-6 * k
         settings["kappa"] = settings["kappa"] + 0.2 * k
         runs.append((settings, recorded(settings, count=20, shots=100 * k)))
-    with pytest.raises(ValueError, match="do not tell what the knobs of omega do.*further apart"):
+    with pytest.raises(ValueError, match="do not determine the gains of omega.*further apart"):
         model.calibrate(runs)
 
 

@@ -52,7 +52,7 @@ def message_of(*arguments):
             ("--params", "k.npz", "--set", "readout_noise=-1"),
             "standard deviation, 0 or more; got -1",
         ),
-        (("--params", "other.npz"), "looks for 'k'; there is foo"),
+        (("--params", "other.npz"), "needs 'k'; available are foo"),
         (("--params", "note.txt"), "is not an .npz"),
         (("--params", "none.npz"), "there is no file"),
         (

@@ -195,14 +195,16 @@ def test_display_at_a_terminal_and_in_a_log(finished):
 
 
 def test_sparkline_time_left_and_durations():
-    assert progress.sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
-    assert progress.sparkline([1.0] * 5, 3) == "▁▁▁"
-    assert progress.sparkline(list(range(100)), 8) == progress.BARS
+    assert progress.draw_sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
+    assert progress.draw_sparkline([1.0] * 5, 3) == "▁▁▁"
+    assert progress.draw_sparkline(list(range(100)), 8) == progress.BARS
     rows = [history.Row(i, i, 0.0, 0.0, 10, 10 * (i + 1), 0.0, 2.0) for i in range(5)]
-    assert progress.time_left(rows, apply_changes(CONFIG, {"iterations": 15})) == 20
-    assert progress.time_left(rows, apply_changes(CONFIG, {"stop.max_trajectories": 80})) == 6
-    assert progress.time_left(rows, apply_changes(CONFIG, {"stop.max_minutes": 0.2})) == 2
-    assert [progress.duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
+    assert progress.estimate_time_left(rows, apply_changes(CONFIG, {"iterations": 15})) == 20
+    assert (
+        progress.estimate_time_left(rows, apply_changes(CONFIG, {"stop.max_trajectories": 80})) == 6
+    )
+    assert progress.estimate_time_left(rows, apply_changes(CONFIG, {"stop.max_minutes": 0.2})) == 2
+    assert [progress.format_duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
 
 
 # --------------------------------------------------------------------------- escalation and rewinds

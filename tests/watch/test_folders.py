@@ -9,7 +9,7 @@ import pytest
 from fluctua.store import course, history
 from fluctua.store.history import Row
 from fluctua.watch import folders
-from fluctua.watch.folders import RunLibrary, UnreadableRun, thinned
+from fluctua.watch.folders import RunLibrary, UnreadableRun, thin
 from watched import Growing
 
 
@@ -74,7 +74,7 @@ def test_signal_of_each_family(tmp_path):
 def test_thinning_keeps_ends_and_peaks():
     values = np.zeros(100_000)
     values[77_777] = 1.0
-    places = thinned(values, 2000)
+    places = thin(values, 2000)
     assert len(places) <= 2000
     assert {0, 77_777, 99_999} <= set(places.tolist())
 

@@ -50,7 +50,7 @@ class Page:
     """The page of a run. get: (status, content)."""
 
     def __init__(self, run):
-        self.app = server.application([run.place.path.parent])
+        self.app = server.make_application([run.place.path.parent])
 
     def get(self, path):
         sent = []

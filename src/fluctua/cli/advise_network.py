@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fluctua.cli.common import say
-from fluctua.cli.progress import duration
+from fluctua.cli.progress import format_duration
 from fluctua.runs import advise
 from fluctua.runs.build import build, resolve_backend
 from fluctua.runs.config import apply_changes, find_config
@@ -71,7 +71,7 @@ def _find_subject(source: str, params: Path | None) -> Subject:
     return Subject(subject.task, theta, f"{source} at {params}")
 
 
-def _times(advice: advise.Advice, point: Optimum, rate: float | None) -> dict[str, float]:
+def _compute_times(advice: advise.Advice, point: Optimum, rate: float | None) -> dict[str, float]:
     each = {
         "here": point.trajectories * advice.seconds_per_trajectory,
         "h200": point.trajectories * advice.h200_seconds_per_trajectory,
@@ -79,9 +79,9 @@ def _times(advice: advise.Advice, point: Optimum, rate: float | None) -> dict[st
     return each | ({} if rate is None else {"hardware": point.trajectories / rate})
 
 
-def _duration(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
 
-    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
+    return f"{seconds:.2g} s" if seconds < 10 else format_duration(seconds)
 
 
 def _to_json(advice: advise.Advice, title: str, rate: float | None, device: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _point_to_json(advice: advise.Advice, point: Optimum, rate: float | None) ->
     return {
         **point._asdict(),
         "return_bias": advice.bias.value * point.sigma_w**2,
-        "seconds": _times(advice, point, rate),
+        "seconds": _compute_times(advice, point, rate),
     }
 
 
@@ -125,8 +125,8 @@ def _print(advice: advise.Advice, subject: Subject, rate: float | None, device: 
         f"baseline, measured at σ_W from {t.low:g} to {t.high:g}"
     )
     say(
-        f"J = {advice.J_noiseless:.4f} without noise, which adds c σ_W², c = {advice.bias}; single "
-        f"returns spread by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}"
+        f"J = {advice.J_noiseless:.4f} without noise, which adds c σ_W², c = {advice.bias}; "
+        f"single returns spread by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}"
     )
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("family", "|∇J|²", "variance of one trajectory", "|∇c|"):
@@ -143,7 +143,7 @@ def _print(advice: advise.Advice, subject: Subject, rate: float | None, device: 
     for heading in [*headings, *([] if rate is None else [f"at {rate:g} Hz"])]:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, p in (("recommended", advice.best), ("as it is", advice.at_own)):
-        times = [_duration(seconds) for seconds in _times(advice, p, rate).values()]
+        times = [_format_seconds(seconds) for seconds in _compute_times(advice, p, rate).values()]
         table.add_row(
             name,
             f"{p.sigma_w:.3g}",

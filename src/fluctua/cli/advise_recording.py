@@ -31,7 +31,7 @@ def advise_recording(
     """Measure what a recording allows, and print it."""
     from fluctua.insitu.advice import advise_file, is_stepped
     from fluctua.insitu.estimating import resolve_score
-    from fluctua.insitu.recording.description import counted
+    from fluctua.insitu.recording.description import format_count
     from fluctua.insitu.recording.model import load_model
     from fluctua.insitu.recording.reader import open_recording
 
@@ -68,22 +68,24 @@ def advise_recording(
         return
     kind = "complex channels" if d.is_complex else "channels"
     say(
-        f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times "
-        f"× {len(d.channels)} {kind}"
+        f"{source}: {format_count(shape[0], 'trajectory')} × {shape[1]:,} times × "
+        f"{len(d.channels)} {kind}"
     )
     if advice.stretches is not None:
         say(f"{advice.stretches!r}")
     many = (
-        _repetitions(advice, rate) if advice.continuing is None else _how_long(advice, d.time_units)
+        _describe_repetitions(advice, rate)
+        if advice.continuing is None
+        else _describe_length(advice, d.time_units)
     )
-    for line in (*advice.notes, "", *many, "", *_readout(advice, d.components, d.units)):
+    for line in (*advice.notes, "", *many, "", *_describe_readout(advice, d.components, d.units)):
         say(line)
-    for line in ("", *_interval(advice, d.time_units, score, network, stepped)):
+    for line in ("", *_describe_interval(advice, d.time_units, score, network, stepped)):
         say(line)
 
 
-def _how_long(advice: FileAdvice, units: str) -> list[str]:
-    """What `_repetitions` says, of one long record."""
+def _describe_length(advice: FileAdvice, units: str) -> list[str]:
+    """Describe the length that one long record needs, as `_describe_repetitions` does."""
     r = advice.repetitions
     c = advice.continuing
     assert c is not None
@@ -96,26 +98,26 @@ def _how_long(advice: FileAdvice, units: str) -> list[str]:
     reached = (
         "does not stand out yet from its noise"
         if r.reached is None
-        else f"is known to {_percent(r.reached)}"
+        else f"is known to {_format_percent(r.reached)}"
     )
     return [
         "HOW LONG A RECORD",
         f"  From {c.duration:.4g}{unit} the gradient {reached} (window {c.window:.3g}, "
         f"{r.recorded:,} batches).",
-        f"  {_percent(r.error)} takes {time(r.whole)}.",
+        f"  {_format_percent(r.error)} takes {time(r.whole)}.",
         f"  100 %, at which a step still points within 45° of uphill, takes {time(r.training)}.",
-        f"  {_standing_out(r)}",
-        f"  {_percent(r.share)} of all components to {_percent(r.error)} each takes "
+        f"  {_describe_standing_out(r)}",
+        f"  {_format_percent(r.share)} of all components to {_format_percent(r.error)} each takes "
         f"{time(r.components)}.",
     ]
 
 
-def _standing_out(r: Repetitions) -> str:
+def _describe_standing_out(r: Repetitions) -> str:
     least = f"the least is {r.weakest.name}, {r.weakest.z:.1f} from zero"
     return f"{r.clear} of {r.trainable} components stand out by two standard errors; {least}."
 
 
-def _repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
+def _describe_repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
     r = advice.repetitions
     lines = ["HOW MANY REPETITIONS"]
     if r.reached is None:
@@ -124,23 +126,23 @@ def _repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
         )
     else:
         lines.append(
-            f"  {r.recorded:,} trajectories give the gradient to {_percent(r.reached)}, each "
-            "component in units of its noise."
+            f"  {r.recorded:,} trajectories give the gradient to {_format_percent(r.reached)}, "
+            "each component in units of its noise."
         )
-    lines.append(f"  {_percent(r.error)} takes {_count(r.whole, rate)}.")
+    lines.append(f"  {_format_percent(r.error)} takes {_format_count(r.whole, rate)}.")
     lines.append(
         "  100 %, at which a step still points within 45° of uphill, takes "
-        f"{_count(r.training, rate)}."
+        f"{_format_count(r.training, rate)}."
     )
-    lines.append(f"  {_standing_out(r)}")
+    lines.append(f"  {_describe_standing_out(r)}")
     lines.append(
-        f"  {_percent(r.share)} of all components to {_percent(r.error)} each takes "
-        f"{_count(r.components, rate)}."
+        f"  {_format_percent(r.share)} of all components to {_format_percent(r.error)} each takes "
+        f"{_format_count(r.components, rate)}."
     )
     return lines
 
 
-def _readout(advice: FileAdvice, components: tuple[str, ...], units: str) -> list[str]:
+def _describe_readout(advice: FileAdvice, components: tuple[str, ...], units: str) -> list[str]:
     lines = ["READOUT NOISE"]
     s = advice.sampling
     unit = f" {units}" if units else ""
@@ -155,12 +157,12 @@ def _readout(advice: FileAdvice, components: tuple[str, ...], units: str) -> lis
     middle = float(np.median(s.readout))
     size = np.sqrt(np.broadcast_to(advice.observation, s.readout.shape)[worst])
     lines.append(
-        f"  Between two samples it adds to the variance {_percent(s.readout[worst])} in "
+        f"  Between two samples it adds to the variance {_format_percent(s.readout[worst])} in "
         f"{components[worst]}, the worst,"
     )
     lines.append(
-        f"  where its standard deviation is {size:.3g}{unit}, and {_percent(middle)} in the "
-        "median one."
+        f"  where its standard deviation is {size:.3g}{unit}, and {_format_percent(middle)} in "
+        "the median one."
     )
     lines.append(
         "  It dominates: most of what is taken for kicks is readout. It is corrected for, but "
@@ -171,7 +173,7 @@ def _readout(advice: FileAdvice, components: tuple[str, ...], units: str) -> lis
     return lines
 
 
-def _interval(
+def _describe_interval(
     advice: FileAdvice, units: str, score: str, network: bool, stepped: bool
 ) -> list[str]:
     s = advice.sampling
@@ -188,11 +190,11 @@ def _interval(
         )
     if score == "euler":
         lines.append(
-            f"  Euler's score is biased by about {_percent(s.euler)} of the gradient (a "
+            f"  Euler's score is biased by about {_format_percent(s.euler)} of the gradient (a "
             "rule of thumb)."
         )
     readout = f"{s.shortest:.2g} or more for the readout"
-    bias = f"{s.longest:.2g} or less for a bias below half of {_percent(error)}"
+    bias = f"{s.longest:.2g} or less for a bias below half of {_format_percent(error)}"
     kerr = " (no Kerr effect)" if network else ""
     linear = f"up to about {s.frozen:.2g}, or any interval if the drift is linear{kerr}"
     if s.verdict == "good":
@@ -218,16 +220,18 @@ def _interval(
     return lines
 
 
-def _count(needed: Needed, rate: float | None) -> str:
-    from fluctua.cli.progress import duration
+def _format_count(needed: Needed, rate: float | None) -> str:
+    from fluctua.cli.progress import format_duration
 
     digits = max(0, int(np.floor(np.log10(max(needed.trajectories, 1)))) - 1)
     count = max(2, round(needed.trajectories, -digits))
     text = f"{'more than ' if needed.at_least else ''}{count:,.0f} trajectories"
     return (
-        text if rate is None else f"{text} ({duration(needed.trajectories / rate)} at {rate:g} Hz)"
+        text
+        if rate is None
+        else f"{text} ({format_duration(needed.trajectories / rate)} at {rate:g} Hz)"
     )
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from fluctua.cli.common import help_text, say
+from fluctua.cli.common import make_help, say
 from fluctua.core.words import escape_controls
 
 
@@ -86,7 +86,7 @@ class Commands(TyperGroup):
         alone.command(
             cmd_name,
             cls=PlainCommand,
-            help=help_text(callback, keys),
+            help=make_help(callback, keys),
             rich_help_panel=place.panel,
         )(callback)
         return get_command(alone)

@@ -85,7 +85,7 @@ def calibrate(
                 fits.append(calibration.fit)
                 guards.append(calibration.guard)
                 summary["files"].append(
-                    {"file": str(file), "components": components, **_numbers(calibration)}
+                    {"file": str(file), "components": components, **_gather_numbers(calibration)}
                 )
                 if not as_json:
                     status.stop()
@@ -96,7 +96,7 @@ def calibrate(
             gains: Any = None
             knobs = len(recordings) > 1 and actuators.are_knobs(actuated, fits)
             if len(recordings) > 1 and any(actuated):
-                measure_gains = actuators.knob_gains if knobs else actuators.actuator_gains
+                measure_gains = actuators.fit_knob_gains if knobs else actuators.actuator_gains
                 gains = measure_gains(actuated, fits)
         if out is not None:
             _save(out, calibration.fit, m.theta)
@@ -112,13 +112,13 @@ def calibrate(
     if gains is not None:
         say(report.describe_knobs(gains) if knobs else report.describe_gains(gains))
     elif len(recordings) > 1:
-        say("no gains: the files do not hold the settings of the actuated (`settings`).")
+        say("no gains: the files do not hold the settings of the actuators (`settings`).")
     if out is not None:
         say(f"measured parameters: {out}. Next: fluctua estimate {recordings[-1]} --params {out}")
     files.report_residuals(strict, *guards)
 
 
-def _numbers(calibration: Any) -> dict[str, Any]:
+def _gather_numbers(calibration: Any) -> dict[str, Any]:
     from fluctua.core import text
     from fluctua.insitu.calibrate import report
 

@@ -40,8 +40,8 @@ def note(message: object) -> None:
     say(f"note: {message}", err=True, fg=typer.colors.YELLOW)
 
 
-def help_text(command: Callable[..., Any], keys: Keys | None = None) -> str:
-    """The docstring of a command, one line per paragraph, and the keys of its `--set`."""
+def make_help(command: Callable[..., Any], keys: Keys | None = None) -> str:
+    """Make the help of a command from its docstring, with the keys of its `--set`."""
     text = inspect.getdoc(command) or ""
     parts = [" ".join(part.split("\n")) for part in text.split("\n\n")]
     if keys:
@@ -75,7 +75,12 @@ def find_free_folder(name: str) -> Path:
 
 
 class Output(NamedTuple):
-    """What a command does with its result."""
+    """What a command does with its result.
+
+    out: file to write.
+    strict: whether a doubt is an error.
+    as_json: whether to print JSON.
+    """
 
     out: Path | None
     strict: bool
@@ -105,7 +110,7 @@ def show_progress(label: str, *, show: bool = True) -> Iterator[Callable[[int, i
 
 
 def to_json(value: Any) -> Any:
-    """Arrays and records as JSON has them; NaN, which JSON has not, as null."""
+    """Convert arrays and records for JSON; NaN becomes null."""
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if hasattr(value, "_asdict"):

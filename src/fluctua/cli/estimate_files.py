@@ -75,7 +75,7 @@ def _gather_numbers(pooled: Pooled, options: EstimateOptions, seconds: float) ->
         "said": first.notes,
     }
     return {
-        **_numbers(pooled.result, seconds),
+        **_list_numbers(pooled.result, seconds),
         "transition": _join_transitions(pooled),
         "sampling": first.sampling,
         "files": described,
@@ -146,7 +146,7 @@ def _report_euler(*judged: Sampling | None) -> None:
     )
 
 
-def _numbers(result: estimating.RecordingEstimate, seconds: float) -> dict[str, Any]:
+def _list_numbers(result: estimating.RecordingEstimate, seconds: float) -> dict[str, Any]:
     e = result.estimate
     numbers: dict[str, Any] = {
         "J": float(e.value),

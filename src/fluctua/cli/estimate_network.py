@@ -35,7 +35,7 @@ def estimate_network(simulation: Simulation, settings: dict[str, Any], output: O
     task = make_task(config)
     backend = resolve_backend(config.backend)
     folder = Path(simulation.source)
-    theta = networks.initial_theta(task, config, simulation.seed)
+    theta = networks.draw_initial_theta(task, config, simulation.seed)
     if folder.is_dir():
         theta = read_run(folder).trained
     if simulation.params is not None:

@@ -36,8 +36,8 @@ def configure(source: str, settings: dict[str, Any]) -> Config:
     return apply_changes(load_unedited(folder / "config.toml"), settings)
 
 
-def initial_theta(task: Task, config: Config, seed: int) -> dict[str, Any]:
-    """Parameters at which the training of a configuration starts."""
+def draw_initial_theta(task: Task, config: Config, seed: int) -> dict[str, Any]:
+    """Draw the parameters at which the training of a configuration starts."""
     import jax
 
     from fluctua import tcmt

@@ -107,20 +107,20 @@ def watch_run(
     console = console or Console()
     seen = list(earlier or [])
     if not console.is_terminal:
-        yield from _plain_rows(rows, config, seen, console)
+        yield from _print_rows(rows, config, seen, console)
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         for row, record in rows:
             seen.append(row)
-            live.update(panel(seen, config))
+            live.update(make_panel(seen, config))
             if row.event:
-                console.print(event_text(row), highlight=False)
+                console.print(describe_event(row), highlight=False)
             yield row, record
     if seen:
-        console.print(panel(seen, config))
+        console.print(make_panel(seen, config))
 
 
-def _plain_rows(
+def _print_rows(
     rows: Iterable[tuple[Row, Record]], config: Config, seen: list[Row], console: Console
 ) -> Iterator[tuple[Row, Record]]:
     every = max(1, config.iterations // 20)
@@ -136,21 +136,21 @@ def _plain_rows(
             or row.iteration == config.iterations - 1
         ):
             shown = now
-            left = time_left(seen, config)
+            left = estimate_time_left(seen, config)
             console.print(
                 f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = "
                 f"{with_error(row.J, row.J_stderr)}   {row.ensemble:,} per iteration, "
-                f"{row.trajectories:,} in all   {duration(left)} left",
+                f"{row.trajectories:,} in all   {format_duration(left)} left",
                 highlight=False,
                 soft_wrap=True,
             )
         if row.event:
-            console.print(event_text(row), highlight=False)
+            console.print(describe_event(row), highlight=False)
         yield row, record
 
 
-def panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
-    """The present state of a run."""
+def make_panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
+    """Panel with the present state of a run."""
     kept = effective(rows)
     last = rows[-1]
     recent = [row.seconds for row in rows[-10:]]
@@ -161,12 +161,12 @@ def panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
     grid.add_row(
         "J", f"[bold]{with_error(last.J, last.J_stderr)}[/]   gain {last.J - kept[0].J:+.3f}"
     )
-    grid.add_row("", f"[cyan]{sparkline([row.J for row in kept], width)}[/]")
+    grid.add_row("", f"[cyan]{draw_sparkline([row.J for row in kept], width)}[/]")
     grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} per iteration)")
     grid.add_row(
         "time",
-        f"{sum(recent) / len(recent):.2f} s per "
-        f"iteration, {duration(time_left(rows, config))} left",
+        f"{sum(recent) / len(recent):.2f} s per iteration, "
+        f"{format_duration(estimate_time_left(rows, config))} left",
     )
     return Panel(
         grid,
@@ -177,10 +177,10 @@ def panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
     )
 
 
-def sparkline(values: list[float], width: int) -> str:
-    """A curve in one line of text, from the lowest value to the highest.
+def draw_sparkline(values: list[float], width: int) -> str:
+    """Draw a curve in one line of text, from the lowest value to the highest.
 
-    >>> sparkline([0, 1, 2, 3], 4)
+    >>> draw_sparkline([0, 1, 2, 3], 4)
     '▁▃▆█'
     """
     if not values:
@@ -197,8 +197,8 @@ def sparkline(values: list[float], width: int) -> str:
     )
 
 
-def time_left(rows: list[Row], config: Config) -> float:
-    """Seconds to the first of the limits, at the pace of the last ten iterations."""
+def estimate_time_left(rows: list[Row], config: Config) -> float:
+    """Estimate the seconds to the first of the limits, at the pace of the last ten iterations."""
     last = rows[-1]
     recent = rows[-10:]
     pace = sum(row.seconds for row in recent) / len(recent)
@@ -210,15 +210,15 @@ def time_left(rows: list[Row], config: Config) -> float:
     return max(0.0, min(left))
 
 
-def duration(seconds: float) -> str:
-    """`42 s`, `3 min`, `2.5 h`."""
+def format_duration(seconds: float) -> str:
+    """Format seconds as `42 s`, `3 min` or `2.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def event_text(row: Row) -> str:
-    """An event in words."""
+def describe_event(row: Row) -> str:
+    """Describe an event in words."""
     parts = dict(part.split() for part in row.event.split("; "))
     text = (
         f"iteration {row.iteration + 1}: no longer improving; {int(parts['escalate']):,} "

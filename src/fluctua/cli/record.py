@@ -68,7 +68,7 @@ def record(
 
     Ctrl-C leaves a usable file; the same command with --append continues exactly where it stopped.
     """
-    from fluctua.insitu.recording.description import counted
+    from fluctua.insitu.recording.description import format_count
     from fluctua.insitu.recording.simulate import describe
     from fluctua.insitu.recording.simulate import record as run
     from fluctua.runs.build import make_task
@@ -80,7 +80,7 @@ def record(
         actuators = _take_actuators(keys)
         config = _configure(source, keys)
         task = make_task(config)
-        theta = networks.initial_theta(task, config, seed)
+        theta = networks.draw_initial_theta(task, config, seed)
         if source is not None and Path(source).is_dir():
             from fluctua.runs.reading import read_run
 
@@ -112,8 +112,8 @@ def record(
         fail(str(error))
     size = out.stat().st_size / 1e6
     say(
-        f"{out}: {counted(trajectories, 'trajectory')} × {len(head.t):,} times × "
-        f"{counted(len(head.channels), 'channel')}, {size:.1f} MB"
+        f"{out}: {format_count(trajectories, 'trajectory')} × {len(head.t):,} times × "
+        f"{format_count(len(head.channels), 'channel')}, {size:.1f} MB"
     )
     steady = " --continuing" if settle else ""
     say(

@@ -62,14 +62,14 @@ def inspect(
 
 
 def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
-    from fluctua.insitu.recording.description import counted
+    from fluctua.insitu.recording.description import format_count
 
     s = inspection.summary
     units = f", times in {s['time_units']}" if s["time_units"] else ""
     kind = "complex channels" if s["complex"] else "channels"
     say(f"{s['file']}  ({s['kind']}, {s['dtype']})")
     say(
-        f"  {counted(s['trajectories'], 'trajectory')} × {s['times']:,} times × "
+        f"  {format_count(s['trajectories'], 'trajectory')} × {s['times']:,} times × "
         f"{len(s['channels'])} {kind}"
     )
     say(f"  each {s['duration']:g} long, a sample every {s['interval']:g}{units}")
@@ -145,7 +145,7 @@ def convert(
     are left out.
     """
     from fluctua.insitu.recording.conversion import convert as copy
-    from fluctua.insitu.recording.description import counted
+    from fluctua.insitu.recording.description import format_count
 
     try:
         with (
@@ -167,7 +167,7 @@ def convert(
             kind = recording.kind
     except EXPECTED as error:
         fail(str(error))
-    say(f"{out}: {counted(done.kept, 'trajectory')} of {file} ({kind})")
+    say(f"{out}: {format_count(done.kept, 'trajectory')} of {file} ({kind})")
     if detrend is not None:
         say(
             f"detrended: what varies more slowly than {detrend:g} was subtracted, as an offset of "
@@ -176,4 +176,4 @@ def convert(
     for what, numbers in (("dropped, not finite", done.dropped), ("lost, damaged", done.lost)):
         if numbers:
             shown = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
-            say(f"{what}: {counted(len(numbers), 'trajectory')} ({shown})")
+            say(f"{what}: {format_count(len(numbers), 'trajectory')} ({shown})")

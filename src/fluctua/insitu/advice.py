@@ -1,5 +1,4 @@
-"""Advice from a recording: how many repetitions, how far apart the samples, and whether the readout
-is in the way.
+"""Advice from a recording: number of repetitions, sampling interval, and readout noise.
 
 Two things go wrong with the interval Δ. Euler's transition takes kicks for independent that have
 reached each other within Δ, and a bent path for a straight one. In units of the kicks, with J =
@@ -46,12 +45,14 @@ ENOUGH = 200
 
 
 class FileAdvice(NamedTuple):
-    """repetitions: of the gradient. sampling: of the interval. observation: s² (M,), None if none
-    was seen.
+    """Advice from a recording for the next one.
 
+    repetitions: that the gradient needs.
+    sampling: whether the interval suits the score.
+    observation: s² (M,), None if none was seen.
     observation_bound: standard deviation that would have been seen, where it was measured here.
-    notes: what was used. stretches, continuing: of one long record; its repetitions are batches of
-    `continuing.length`.
+    notes: what was used.
+    stretches, continuing: of one long record; its repetitions are batches of `continuing.length`.
     """
 
     repetitions: repeats.Repetitions
@@ -76,7 +77,7 @@ def advise_file(
     theta: str = "set",
     progress: Callable[[int, int], None] | None = None,
 ) -> FileAdvice:
-    """Advice from a recording for the next one: repetitions, interval and readout noise.
+    """Advise on the next recording: repetitions, interval and readout noise.
 
     The noise is that of its calibration, or else is measured here.
 
@@ -158,7 +159,7 @@ def advise_file(
         )
     else:
         result = long_records.estimate_continuing(recording, m, score=score, observation_noise=s2)
-    interval = sampling(
+    interval = judge_sampling(
         process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear"
     )
     if pieces is not None and result.parts is None:
@@ -175,37 +176,32 @@ def advise_file(
 # ------------------------------------------------------------------------------------- the interval
 
 READOUT = 0.25
-"""Share of readout noise in an increment's variance that is put up with."""
+"""Accepted share of readout noise in an increment's variance."""
 FROZEN = 0.25
-"""wΔ up to which local linearisation was found good where the drift is not linear
-(docs/calibration.md).
-"""
+"""wΔ up to which local linearisation is accurate for non-linear drifts (docs/calibration.md)."""
 
 
 def _show_observed(model: RecordingModel) -> Process:
-    """The process of the components that the file has; hidden ones are at zero."""
+    """Process of the components that the file has; hidden ones are at zero."""
     process = check.process(model.process)
     if model.hidden:
         assert model.observed is not None
         assert model.size is not None
-        process, _ = hidden.observed_model(
+        process, _ = hidden.make_observed_model(
             process, model.objective, tuple(map(int, model.observed)), model.size
         )
     return process
 
 
 def is_stepped(recording: RecordingFile) -> bool:
-    """Whether the recording has every step of a simulation, so that its transition is the
-    simulator's own.
-    """
+    """Whether the recording has every step of a simulation: its transition is the simulator's."""
     return int(recording.description.simulation.get("every", 0)) == 1
 
 
 def judge_euler(
     recording: RecordingFile, model: RecordingModel, observation_variance: Any = None
 ) -> Sampling | None:
-    """Judge the interval of a recording for Euler's score, as `advise_file` does, with the model's
-    own Q.
+    """Judge the interval of a recording for Euler's score, with the model's own Q.
 
     Args:
         recording: an open one.
@@ -224,16 +220,20 @@ def judge_euler(
     process = _show_observed(model)
     some = recording.trajectories()
     q = spreading.average_diffusion(process, check.parameters(model.theta), some)
-    return sampling(process, model.theta, some, q, observation_variance)
+    return judge_sampling(process, model.theta, some, q, observation_variance)
 
 
 class Sampling(NamedTuple):
-    """interval: Δ, the median one. rate: w, the fastest of the system. euler: bias of Euler's
-    score, relative.
+    """Whether the interval of a recording suits its score.
 
-    readout: s²/(QΔ), (M,), zero if none was seen, and for components without noise of their own.
-    shortest: where `READOUT` is reached; longest: where Euler's bias is half the wanted error;
-    frozen: where wΔ = `FROZEN`. verdict: "good", "faster", "slower" or "local-linear".
+    interval: median Δ.
+    rate: w, the fastest of the system.
+    euler: relative bias of Euler's score.
+    readout: s²/(QΔ), (M,), zero if none was seen and for noiseless components.
+    shortest: interval at which `READOUT` is reached.
+    longest: interval at which Euler's bias is half the wanted error.
+    frozen: interval at which wΔ = `FROZEN`.
+    verdict: "good", "faster", "slower" or "local-linear".
     """
 
     interval: float
@@ -256,7 +256,7 @@ class Sampling(NamedTuple):
         return bool(np.max(self.readout) > 1)
 
 
-def sampling(
+def judge_sampling(
     process: Process,
     theta: Params,
     data: Trajectories,
@@ -266,13 +266,18 @@ def sampling(
     error: float = 0.1,
     local_linear: bool = False,
 ) -> Sampling:
-    """Judge the interval of a recording. data: some of its trajectories. diffusion,
-    observation_variance: Q, s² (M,).
+    """Judge the interval of a recording.
 
-    error: wanted of the gradient, relative. local_linear: whether that score is used, and not
-    Euler's.
+    Args:
+        process: drift and noise of the observed components.
+        theta: θ.
+        data: some of its trajectories.
+        diffusion: Q (M,).
+        observation_variance: s² (M,).
+        error: wanted of the gradient, relative.
+        local_linear: whether that score is used, and not Euler's.
 
-    >>> sampling(process, theta, recording.trajectories(0, 8, load=True), diffusion).longest
+    >>> judge_sampling(process, theta, recording.trajectories(0, 8, load=True), diffusion).longest
     """
     process = check.process(process)
     theta = check.parameters(theta)
@@ -288,9 +293,7 @@ def sampling(
     rate = 0.0
     for slope_here in spreading.measure_jacobians(process, theta, data):
         jacobian = slope_here.jacobian
-        if (
-            not noisy.all()
-        ):  # components in units of each other: a position and its velocity have different ones
+        if not noisy.all():  # balance units: those of a position and its velocity differ
             jacobian = matrix_balance(jacobian, permute=False)[0]
         own = jacobian[np.ix_(noisy, noisy)] if not noisy.all() else jacobian
         k = own * np.sqrt(q[noisy]) / np.sqrt(q[noisy])[:, None]

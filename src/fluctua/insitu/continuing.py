@@ -38,8 +38,7 @@ def estimate_continuing(
     baseline: str | baselines.Twin | None = None,
     observation_noise: Any = None,
 ) -> estimating.RecordingEstimate:
-    """∇θ of the long-run average of the reward, from a record of the steady state: one trace or a
-    few.
+    """Estimate ∇θ of the long-run average of the reward, from a record of the steady state.
 
     Args:
         recording: an open one; it need not have a prepared start.
@@ -52,7 +51,6 @@ def estimate_continuing(
             gradient for.
 
     Returns: a `RecordingEstimate`, whose `continuing` has the window and what it leaves out.
-
     """
     score = estimating.resolve_score(recording, model.process, score)
     if not recording.count:
@@ -62,7 +60,7 @@ def estimate_continuing(
     theta = check.parameters(model.theta)
     used = estimating.SCORES[score]
     process = model.process
-    reward = long_run(recording, model)
+    reward = make_long_run_reward(recording, model)
     partial = residuals = None
     if isinstance(process, processes.Process):
         partial = hidden.select_visible(recording, model._replace(objective=reward, theta=theta))
@@ -79,10 +77,10 @@ def estimate_continuing(
         view = partial.view
         process = partial.process
         reward = partial.objective._replace(terminal=None)  # a zero that was filled in
-        used = _Kept(partial.score, tuple(view.trainable.tolist()))
+        used = _TrainableScore(partial.score, tuple(view.trainable.tolist()))
     noise = None
     if observation_noise is not None:
-        noise = readout.observation_variance(observation_noise, recording.x.shape[2])
+        noise = readout.check_observation_variance(observation_noise, recording.x.shape[2])
         check.require_state_rewards(check.objective(reward), "the correction for observation noise")
         if isinstance(
             baselines.resolve_baseline(
@@ -95,7 +93,7 @@ def estimate_continuing(
         residuals = guard.examine(
             process,
             theta,
-            beginning(recording),
+            select_beginning(recording),
             transition=estimating.TRANSITIONS[used],
             readout=noise,
         )
@@ -109,7 +107,7 @@ def estimate_continuing(
         baseline=baseline,
     )
     if noise is not None and isinstance(process, processes.Process):
-        answer = _without_shared_noise(answer, recording, process, reward, used, noise, theta)
+        answer = _subtract_shared_noise(answer, recording, process, reward, used, noise, theta)
         remainder = readout.measure_remainder(reward, noise, theta, recording, average=True)
         readout.warn_about_remainder(remainder, float(answer.estimate.value_stderr))
     if view is not None:
@@ -117,7 +115,7 @@ def estimate_continuing(
             hidden.blank_tree(tree, view) for tree in (answer.missing, answer.missing_stderr)
         )
         answer = answer._replace(
-            estimate=hidden.blank(answer.estimate, view),
+            estimate=hidden.blank_estimate(answer.estimate, view),
             missing=missing,
             missing_stderr=error,
         )
@@ -128,17 +126,15 @@ def estimate_continuing(
     return estimating.RecordingEstimate(answer.estimate, view, parts, residuals, answer)
 
 
-def beginning(recording: RecordingFile) -> Trajectories:
-    """As many samples as the residual guard looks at."""
+def select_beginning(recording: RecordingFile) -> Trajectories:
+    """Select as many samples as the residual guard examines."""
     few = max(2, min(len(recording.t), guard.TRANSITIONS // recording.count + 1))
     whole = recording.trajectories()
     return Trajectories(recording.t[:few], whole.x[:, :few], whole.context)
 
 
-def long_run(recording: RecordingFile, model: RecordingModel) -> Objective:
-    """The reward whose long-run average is J: a network's is by the length of its recording,
-    others' is a rate.
-    """
+def make_long_run_reward(recording: RecordingFile, model: RecordingModel) -> Objective:
+    """Reward whose long-run average is J: a network's is per recording, others' are rates."""
     if model.observed is None:
         return model.objective
     return Objective(
@@ -160,8 +156,8 @@ class _ScaledReward:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A score without the entries that mean nothing: no window is chosen for them."""
+class _TrainableScore:
+    """A score with zero for parameters that cannot be trained: no window is chosen for them."""
 
     score: processes.Score
     keep: tuple[bool, ...]
@@ -171,7 +167,7 @@ class _Kept:
         return unravel(jnp.where(jnp.asarray(self.keep), flat, 0))
 
 
-def _without_shared_noise(
+def _subtract_shared_noise(
     answer: stationary_record.Stationary,
     recording: RecordingFile,
     process: processes.Process,
@@ -180,8 +176,9 @@ def _without_shared_noise(
     noise: np.ndarray,
     theta: Params,
 ) -> stationary_record.Stationary:
-    """Take off what a kick and the reward right after it share through the noise of one sample
-    (`insitu.readout`).
+    """Subtract what a kick and the next reward share through the noise of one sample.
+
+    See `insitu.readout`, term (b).
     """
     dt = answer.duration / recording.count / (len(recording.t) - 1)
     lags = round(answer.window / dt)
@@ -194,14 +191,16 @@ def _without_shared_noise(
         one = recording.trajectories(j, j + 1, load=True)
         x = jnp.asarray(one.x[0], jnp.result_type(*jax.tree.leaves(theta), one.x.dtype))
         many = len(answer.batches) // recording.count
-        # from the kick before the batch to one sample after it, whose reward `reward_term` counts
-        # as terminal: zero
+        # from the kick before the batch to one sample after it, whose reward is terminal in
+        # `compute_reward_term`: zero
         rows = lags - 1 + length * np.arange(many)[:, None] + np.arange(length + 2)
         context = jax.tree.map(lambda leaf, many=many: jnp.repeat(leaf, many, axis=0), one.context)
         data = Trajectories(jnp.asarray(t, x.dtype), x[rows], context)
         off.append(
             np.asarray(
-                readout.reward_term(checked, rewards, score, jnp.asarray(noise), theta, data),
+                readout.compute_reward_term(
+                    checked, rewards, score, jnp.asarray(noise), theta, data
+                ),
                 np.float64,
             )
         )

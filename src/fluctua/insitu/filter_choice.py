@@ -12,20 +12,23 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core.likelihood.guard import Transition
 from fluctua.core.objective import Objective
 from fluctua.core.process import Process
-from fluctua.insitu.hidden import observed_objective
+from fluctua.insitu.hidden import make_observed_objective
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.observed import Normal, Observed
 
 MAX_OPERATIONS = 2e12
-"""That a filter may take: some ten minutes of two cores."""
+"""Operations that a filter may take: some ten minutes of two cores."""
 FIRST_SAMPLES = 10_000
-"""From which the law of the start is taken, where all components are measured."""
+"""Samples from which the law of the start is taken, where all components are measured."""
 
 
 class FilterChoice(NamedTuple):
-    """process: an `Observed`, or None where there is no filter, for the reason in `why`.
-    objective: of its channels.
+    """Filter for a recording, if there is one.
+
+    process: an `Observed`, or None without a filter.
+    objective: of the channels of the recording.
+    why: reason for which there is no filter.
     """
 
     process: Observed | None
@@ -39,9 +42,11 @@ def choose_filter(
     law: Transition,
     variance: np.ndarray | None,
 ) -> FilterChoice:
-    """The process as the recording shows it, if its start is known and the filter is affordable.
+    """Choose the filter of a recording, if its start is known and the filter is affordable.
 
-    model: with its parameters. law: of one step. variance: of the readout (D,), or None.
+    model: with its parameters.
+    law: of one step.
+    variance: of the readout (D,), or None.
     """
     assert isinstance(model.process, Process)
     channels = recording.x.shape[2]
@@ -51,7 +56,7 @@ def choose_filter(
     whole = channels if model.size is None else model.size
     seen = model.objective
     if whole != channels:
-        seen = observed_objective(seen, rows.tolist(), whole)
+        seen = make_observed_objective(seen, rows.tolist(), whole)
     noise = np.zeros(channels) if variance is None else variance
     first = np.asarray(recording.x[: min(recording.count, FIRST_SAMPLES), 0], float)
     start: Any
@@ -76,7 +81,7 @@ def choose_filter(
     checked = filtered.check(
         model.theta, jnp.asarray(first[0], dtype), jnp.asarray(recording.t[0], dtype), one
     )
-    operations = _operations(checked, recording, ravel_pytree(model.theta)[0].size, whole)
+    operations = _count_operations(checked, recording, ravel_pytree(model.theta)[0].size, whole)
     if operations > MAX_OPERATIONS:
         return FilterChoice(
             None,
@@ -93,10 +98,10 @@ def _fit_start(first: np.ndarray, noise: np.ndarray) -> Normal:
     return Normal(first.mean(axis=0), (vectors * np.maximum(scale, 0)) @ vectors.T)
 
 
-def _operations(process: Observed, recording: RecordingFile, parameters: int, size: int) -> float:
-    """Of the recursion, roughly: products of matrices for each tangent, for all trajectories or
-    for each.
-    """
+def _count_operations(
+    process: Observed, recording: RecordingFile, parameters: int, size: int
+) -> float:
+    """Count the operations of the recursion, roughly: products of matrices for each tangent."""
     steps = len(recording.t) - 1
     count = recording.count
     if process.shared:

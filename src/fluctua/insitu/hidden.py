@@ -1,12 +1,11 @@
-"""Recordings that hold less than the state: what can still be trained, with which score, and where
-a filter helps.
+"""Recordings of part of the state: which parameters can be trained, and with which score.
 
 The score of θ_l needs the residual of every component that θ_l acts on, and a residual needs the
 drift there, so every state which that drift depends on. With N(i) = {j: ∂μ_i/∂x_j ≠ 0},
 
-    component i is usable    if i and all of N(i) are observed (and so are all components its noise
-    is shared with), θ_l is trainable         if all components i with ∂μ_i/∂θ_l ≠ 0 or ∂Q_i/∂θ_l ≠
-    0 are usable.
+    component i is usable    if i and all of N(i) are observed, and so are all components that
+                             its noise is shared with;
+    θ_l is trainable         if all components i with ∂μ_i/∂θ_l ≠ 0 or ∂Q_i/∂θ_l ≠ 0 are usable.
 
 For a resonator network that is: the site and all its neighbours for ω, χ and γ; both sites and all
 neighbours of both for κ. The numbers of a trainable parameter are those of full observation, to the
@@ -40,16 +39,17 @@ from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 
 PROBES = 3
-"""Random states at which dependence is looked for: a derivative that is zero at all of them is
-taken as zero.
-"""
+"""Random states at which a derivative must be zero to be taken as zero."""
 
 NO_REWARD = Objective(terminal=lambda theta, x: jnp.zeros((), x.dtype))
 
 
 class Visibility(NamedTuple):
-    """usable: (M,) components with a residual. trainable: (P,) in the order of `ravel_pytree`.
-    missing: {parameter: components that would have to be measured}, for the refused ones.
+    """Components and parameters that the observed channels allow.
+
+    usable: components with a residual (M,).
+    trainable: parameters (P,), in the order of `ravel_pytree`.
+    missing: {parameter: components that would have to be measured}, for the others.
     """
 
     usable: np.ndarray
@@ -68,8 +68,9 @@ def visibility(
     context: PyTree = None,
     seed: int = 0,
 ) -> Visibility:
-    """What can be trained from some components of a state. A reward of hidden states is refused
-    outright.
+    """Find the parameters that can be trained from some components of a state.
+
+    A reward of hidden states is refused.
 
     Args:
         process: its drift and noise.
@@ -77,9 +78,9 @@ def visibility(
         theta: θ, a pytree of floats.
         observed: components that are seen.
         size: M, of the state.
-        t: time at which the couplings are looked at.
+        t: time at which derivatives are evaluated.
         context: that of one trajectory, if the process needs one.
-        seed: of the states that they are looked at.
+        seed: of the states at which they are evaluated.
 
     Returns: the parameters that can be trained, and those that are missing.
 
@@ -139,8 +140,9 @@ def visibility(
         reward |= touched[4] | touched[5]
     if (reward & ~seen).any():
         raise ValueError(
-            f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are "
-            "not observed: no return can be computed. Observe them, or reward what is observed."
+            f"the reward depends on components {_join_few(np.flatnonzero(reward & ~seen))}, which "
+            "are not observed: no return can be computed. Observe them, or reward "
+            "what is observed."
         )
     needs = on_state | np.eye(size, dtype=bool)
     complete: Any = ~(needs & ~seen).any(axis=1)
@@ -154,14 +156,12 @@ def visibility(
     return Visibility(usable, trainable, missing)
 
 
-def refuse(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
-    """Raise for parameters that were asked for by name and cannot be trained. label: component
-    -> its name.
-    """
+def refuse_untrainable(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
+    """Raise if required parameters cannot be trained. label: component -> its name."""
     bad = [name for name in asked if name in view.missing]
     if bad:
         reasons = "; ".join(
-            f"{name} needs {_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}"
+            f"{name} needs {_join_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}"
             for name in bad[:4]
         )
         raise ValueError(f"not trainable from the observed channels: {', '.join(bad)}. {reasons}.")
@@ -169,9 +169,13 @@ def refuse(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
 
 @dataclass(frozen=True)
 class Embedded:
-    """A callable of the whole state as one of the observed components; hidden ones are put to zero.
+    """A callable of the whole state as one of the observed components; hidden ones are zero.
 
-    states: how many of its arguments after θ are states.
+    f: the callable.
+    observed: numbers of the observed components.
+    size: of the whole state.
+    project: whether f returns a state, of which the observed components are taken.
+    states: number of arguments after θ that are states.
     """
 
     f: Any
@@ -183,19 +187,17 @@ class Embedded:
     def __call__(self, theta: Params, *rest: Any) -> Any:
         """F at the embedded state, its observed components if it is a state itself."""
 
-        def whole(x):
+        def embed(x):
             return jnp.zeros(self.size, x.dtype).at[np.array(self.observed)].set(x)
 
-        value = self.f(theta, *map(whole, rest[: self.states]), *rest[self.states :])
+        value = self.f(theta, *map(embed, rest[: self.states]), *rest[self.states :])
         return value[np.array(self.observed)] if self.project else value
 
 
-def observed_model(
+def make_observed_model(
     process: Process, objective: Objective | None, observed: Sequence[int], size: int
 ) -> tuple[Process, Objective]:
-    """Process and objective of the observed components only, for `gradient` with
-    `partial_score`.
-    """
+    """Process and objective of the observed components only, for `gradient` with `PartialScore`."""
     process = check.process(process)
     seen = tuple(int(i) for i in observed)
     if process.noise is None or not callable(process.noise):
@@ -207,17 +209,15 @@ def observed_model(
     def embed(f):
         return Embedded(f, seen, size, project=True)
 
-    return Process(embed(process.drift), embed(process.noise)), observed_objective(
+    return Process(embed(process.drift), embed(process.noise)), make_observed_objective(
         objective, seen, size
     )
 
 
-def observed_objective(
+def make_observed_objective(
     objective: Objective | None, observed: Sequence[int], size: int
 ) -> Objective:
-    """Rewards of the whole state as rewards of its observed components, on which alone they
-    depend.
-    """
+    """Rewards of the whole state as rewards of the observed components, on which they depend."""
     rewards = check.objective(objective or NO_REWARD)
     seen = tuple(int(i) for i in observed)
 
@@ -256,7 +256,7 @@ class PartialScore:
         return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
 
 
-def _few(items: Sequence[Any] | np.ndarray) -> str:
+def _join_few(items: Sequence[Any] | np.ndarray) -> str:
     listed = [str(i) for i in items]
     return ", ".join(listed[:6]) + (", …" if len(listed) > 6 else "")
 
@@ -271,7 +271,7 @@ class VisiblePart(NamedTuple):
 
 
 def select_visible(recording: RecordingFile, model: RecordingModel) -> VisiblePart | None:
-    """The part of a model that the channels of a file show; None if the file has all of them."""
+    """Part of a model that the channels of a file show; None if the file has all of them."""
     if not model.hidden:
         return None
     assert isinstance(model.process, Process)
@@ -287,20 +287,20 @@ def select_visible(recording: RecordingFile, model: RecordingModel) -> VisiblePa
         t=float(recording.t[0]),
         context=jax.tree.map(lambda leaf: leaf[0], first),
     )
-    process, objective = observed_model(
+    process, objective = make_observed_model(
         model.process, model.objective, tuple(map(int, model.observed)), model.size
     )
     score = PartialScore(tuple(view.usable[np.asarray(model.observed)].tolist()))
     return VisiblePart(view, process, objective, score)
 
 
-def blank(result: Estimate, view: Visibility) -> Estimate:
-    """The estimate with NaN in place of parameters that cannot be trained."""
+def blank_estimate(result: Estimate, view: Visibility) -> Estimate:
+    """Replace parameters that cannot be trained by NaN in an estimate."""
     names = ("gradient", "stderr", "second_moment")
     return result._replace(**{name: blank_tree(getattr(result, name), view) for name in names})
 
 
 def blank_tree(tree: Params, view: Visibility) -> Params:
-    """NaN in place of parameters that cannot be trained."""
+    """Replace parameters that cannot be trained by NaN."""
     flat, unravel = ravel_pytree(tree)
     return unravel(jnp.where(jnp.asarray(view.trainable), flat, jnp.nan))

@@ -12,7 +12,7 @@ from fluctua import tcmt
 from fluctua.core.arrays import Params
 from fluctua.core.knob import read_knob
 from fluctua.insitu.calibrate import knobs
-from fluctua.insitu.calibrate.network import linear_model
+from fluctua.insitu.calibrate.network import make_linear_model
 from fluctua.insitu.self_calibration import SelfCalibration
 from fluctua.insitu.unknowns import Unknown
 from fluctua.tcmt.coupled_modes import coefficients
@@ -23,9 +23,7 @@ MAX_STEP = 1e-3
 """Longest Euler step of the model that a training calibrates, in units of 1/κ."""
 
 EVERY = 20
-"""Such steps of which one counts for the information: features change by 1e-3 of themselves in a
-step.
-"""
+"""Steps of which one counts for the information: features change by 1e-3 per step."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def make_self_calibration(
     def context(phi: Params) -> knobs.KnobValues:
         effective_values = effective(settings, {name: jnp.asarray(v) for name, v in phi.items()})
         p = {name: np.asarray(v) for name, v in effective_values.items()}
-        drift = linear_model(task, p, kerr=False).theta
+        drift = make_linear_model(task, p, kerr=False).theta
         own = {name: np.asarray(phi[name], float) for name in phi if name != "loss"}
         noise = {
             "diffusion": coefficients(network, p).amplitude ** 2 / 2,

@@ -18,7 +18,7 @@ from fluctua.insitu.instrument.protocol import Batch
 from fluctua.insitu.model import Knob, Methods, Model
 from fluctua.insitu.network_self_calibration import make_self_calibration
 from fluctua.insitu.recording.description import Description
-from fluctua.insitu.recording.model import task_tables
+from fluctua.insitu.recording.model import tabulate_task
 from fluctua.insitu.unknowns import DeviceFit, Runs, Unknown
 
 KERR_SCALE = 0.01
@@ -91,7 +91,7 @@ def network_model(
         )
     laboratory = _Laboratory(task, dict(bounds), {**bounds, **(reach or {})}, rate)
     return Model(
-        process=knobs.process(task),
+        process=knobs.make_process(task),
         objective=task.objective,
         knobs=_list_knobs(network, bounds),
         unknowns=unknowns,
@@ -159,13 +159,13 @@ class _Laboratory:
 
     def correct(self, theta: Params, values: knobs.KnobValues) -> Params:
         """The settings at which a device does θ."""
-        return knobs.settings(values, theta, self.reach)
+        return knobs.compute_settings(values, theta, self.reach)
 
     def describe_batch(self, batch: Batch, settings: Params) -> Description:
         """The head of a recording."""
         values = {name: np.asarray(v, float) for name, v in settings.items()}
         sites = self.task.network.sites
-        tables: Any = task_tables(self.task)
+        tables: Any = tabulate_task(self.task)
         tables["network"]["observed"] = np.arange(sites)
         names = tuple(f"psi[{n}]" for n in range(sites))
         return Description(

@@ -3,18 +3,18 @@
 A reward of y has another mean than that of x, E[g(y) | x] = g(x) + ½ Tr[S ∂²g(x)] + O(S²). The
 reward of what is measured is therefore
 
-    g̃(y) = g(y) − ½ Tr[S ∂²g(y)],     E[g̃(y) | x] = g(x) up to O(S² ∂⁴g): exact up to the third
-    degree
+    g̃(y) = g(y) − ½ Tr[S ∂²g(y)],     E[g̃(y) | x] = g(x) up to O(S² ∂⁴g),
 
-(`correct_objective`). It takes the place of g in the return, in the baseline and in ∂θg, so that J
-and its gradient are those of the states. With the score of a filter, which is that of y itself,
-nothing else is due: the theorem holds for any reward of y. Without a filter the score is that of x,
-and at y the estimator gains two terms, derivatives at y:
+exact up to the third degree (`correct_objective`). It takes the place of g in the return, in the
+baseline and in ∂θg, so that J and its gradient are those of the states. With the score of a filter,
+which is that of y itself, nothing else is due: the theorem holds for any reward of y. Without a
+filter the score is that of x, and at y the estimator gains two terms, derivatives at y:
 
-    (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)            ε sits twice in the score, through the residual and
-    through ∂μ (b)  {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt      ε of sample n+1 sits in the
-    residual of step n and in
-                                                g̃(y_{n+1}); the later ones are independent of U_n
+    (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)
+         ε enters the score twice, through the residual and through ∂μ;
+    (b)  {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt
+         ε of sample n+1 enters the residual of step n and g̃(y_{n+1}); the later ones are
+         independent of U_n.
 
 (a) is taken off the score (`fluctua.core.scores.CorrectedScore`) and (b) off each trajectory's
 gradient. Exact where U and g are at most quadratic in the state, as for a linear network and the
@@ -55,10 +55,11 @@ from fluctua.core.trajectories import Trajectories
 
 @dataclass(frozen=True)
 class CorrectedReward:
-    """g − ½ Tr[S ∂²g] of a reward of measured states: on average the reward of the states
-    themselves.
+    """g − ½ Tr[S ∂²g], a reward of measured states whose mean is that of the true states.
 
-    variance: S (M,). states: how many of its arguments after θ are states.
+    reward: g.
+    variance: S (M,).
+    states: number of arguments after θ that are states.
     """
 
     reward: Callable[..., Array]
@@ -68,19 +69,21 @@ class CorrectedReward:
     def __call__(self, theta: Params, *rest: Any) -> Array:
         """g̃, a scalar."""
         z = jnp.concatenate(rest[: self.states])
-        return remove_readout_bias(self.joined(theta, *rest[self.states :]), self.spread(z))(z)
+        return remove_readout_bias(
+            self.join_states(theta, *rest[self.states :]), self.repeat_variance(z)
+        )(z)
 
-    def joined(self, theta: Params, *others: Any) -> Callable[[Array], Array]:
-        """g as a function of all its states end to end, (states · M,)."""
+    def join_states(self, theta: Params, *others: Any) -> Callable[[Array], Array]:
+        """g as a function of all its states concatenated, (states · M,)."""
         return lambda z: self.reward(theta, *jnp.split(z, self.states), *others)
 
-    def spread(self, z: Array) -> Array:
-        """S of all its states end to end."""
+    def repeat_variance(self, z: Array) -> Array:
+        """S of all its states concatenated."""
         return jnp.tile(jnp.asarray(self.variance, z.dtype), self.states)
 
 
 def correct_objective(objective: Objective, variance: np.ndarray) -> Objective:
-    """The objective of states as one of measured states with noise of variance S (M,) on them."""
+    """Correct an objective of states for measured states with noise of variance S (M,) on them."""
     rewards = check.objective(objective)
     s = tuple(np.asarray(variance, float).tolist())
     corrected = {}
@@ -93,7 +96,11 @@ def correct_objective(objective: Objective, variance: np.ndarray) -> Objective:
 
 
 class Remainder(NamedTuple):
-    """What a correction leaves in J: an estimate with its error, and the sum of absolute values."""
+    """What a correction leaves in J.
+
+    value, stderr: an estimate with its error.
+    bound: the sum of absolute values.
+    """
 
     value: float
     stderr: float
@@ -112,8 +119,7 @@ def measure_remainder(
     *,
     average: bool = False,
 ) -> Remainder:
-    """What `correct_objective` leaves in J, where the reward bends on the scale of the readout
-    noise.
+    """Measure what `correct_objective` leaves in J where the reward is strongly curved.
 
     The average over ε is by three points for each component, 0 and ±√3 s, right to the fifth
     degree.
@@ -126,7 +132,6 @@ def measure_remainder(
         average: whether J is the long-run average of the running reward.
 
     Returns: a `Remainder`.
-
     """
     t = np.asarray(recording.t, float)
     steps = len(recording.t) - 1
@@ -146,7 +151,7 @@ def measure_remainder(
         x = [recording.x[:rows, times] for times in used[name]]
         states = tuple(jnp.asarray(part, working_dtype(theta, part)) for part in x)
         each = np.asarray(
-            _remainders(corrected, name, theta, states, t[:steps:every], dt, context), float
+            _compute_remainders(corrected, name, theta, states, t[:steps:every], dt, context), float
         )
         weight = {
             "running": dt * length / dt.sum(),
@@ -159,7 +164,7 @@ def measure_remainder(
 
 
 @partial(jit, static_argnums=(0, 1))
-def _remainders(
+def _compute_remainders(
     corrected: CorrectedReward,
     name: str,
     theta: Params,
@@ -173,8 +178,8 @@ def _remainders(
     def one(states: tuple[Array, ...], t: Array, dt: Array, context: Any) -> Array:
         others = {"running": (t, context), "per_step": (t, dt, context)}.get(name, (context,))
         z = jnp.concatenate(states)
-        reward = corrected.joined(theta, *others)
-        s = corrected.spread(z)
+        reward = corrected.join_states(theta, *others)
+        s = corrected.repeat_variance(z)
 
         def along(i: Array) -> Array:
             def moved(h):
@@ -211,7 +216,7 @@ def warn_about_remainder(remainder: Remainder, value_stderr: float, stacklevel: 
 
 
 @partial(jit, static_argnums=(0, 1, 2))
-def reward_term(
+def compute_reward_term(
     process: Process,
     rewards: Rewards,
     score: Score,
@@ -219,11 +224,15 @@ def reward_term(
     theta: Params,
     data: Trajectories,
 ) -> Array:
-    """Term (b), Σ_n {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt_{n+1} and the terminal reward's,
-    of each trajectory.
+    """Term (b) of each trajectory, Σ_n {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt_{n+1}.
 
-    score: without term (a). variance: S (M,). data: y, in memory. Returns (E, P), in the order of
-    `ravel_pytree`.
+    The last one is of the terminal reward.
+
+    score: without term (a).
+    variance: S (M,).
+    data: y, in memory.
+
+    Returns (E, P), in the order of `ravel_pytree`.
     """
     t = jnp.asarray(data.t)
     dt = jnp.diff(jnp.asarray(data.t))
@@ -264,16 +273,16 @@ def reward_term(
     return jax.vmap(one)(jnp.asarray(data.x), data.context)
 
 
-def subtract(each: Params, off: Array, theta: Params) -> Params:
-    """Per-trajectory gradients, leaves (E, ...), less rows (E, P)."""
+def subtract_rows(each: Params, off: Array, theta: Params) -> Params:
+    """Subtract rows (E, P) from per-trajectory gradients, leaves (E, ...)."""
     _, unravel = ravel_pytree(theta)
     return jax.tree.map(
         lambda g, d: g - d, each, jax.vmap(unravel)(off.astype(jax.tree.leaves(theta)[0].dtype))
     )
 
 
-def observation_variance(variance: Any, size: int) -> np.ndarray:
-    """S as (M,), not negative."""
+def check_observation_variance(variance: Any, size: int) -> np.ndarray:
+    """Return S as (M,); refuse negative or infinite values."""
     s = np.asarray(variance, float)
     if s.shape not in ((), (size,)) or not np.all(np.isfinite(s)) or np.any(s < 0):
         raise ValueError(

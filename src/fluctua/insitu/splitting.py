@@ -1,7 +1,7 @@
-"""One long record in place of many trajectories: stretches that hardly know of each other.
+"""One long record of a steady state, cut into stretches that are nearly independent.
 
 The steps of a steady state are as good as any for a calibration, and the scatter of the stretches
-is an error.
+gives the error.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from fluctua.insitu.recording.trend import describe_trend, find_trend
 from fluctua.processes import stationary as stationary_record
 
 APART = 10
-"""Correlation times that a stretch is long, where the record has room for `FEWEST` of them."""
-FEWEST = 20
-MOST = 200
+"""Correlation times per stretch, where the record has room for `MIN_STRETCHES` of them."""
+MIN_STRETCHES = 20
+MAX_STRETCHES = 200
 """Stretches of a record."""
 SHORTEST = 2
-"""Correlation times that a stretch is long at the least."""
+"""Correlation times per stretch at least."""
 POINTS = 2**17
 """Samples of a trace that correlations are taken from; longer traces are averaged in groups."""
 TIMES = 7
-"""Times at which it is looked whether a drift depends on them."""
+"""Times at which the drift is compared, which must not depend on time."""
 
 
 class SplitRecord(NamedTuple):
-    """A record in pieces. recording: the pieces as trajectories. length: of one, in units of time.
+    """A record cut into stretches.
 
-    slowest: the number of the component that is correlated for longest. memory: how long, 1 +
-    2Σ|ρ|.
-    autocorrelation_time: integrated, 1 + 2Σρ, which is shorter where it oscillates. effective:
-    independent samples of that component that the record is worth. trend: a drift of the record, in
-    words; empty if there is none.
+    recording: the stretches as trajectories.
+    length: of one stretch, in units of time.
+    slowest: number of the component that is correlated for longest.
+    memory: its correlation time, 1 + 2Σ|ρ|.
+    autocorrelation_time: integrated, 1 + 2Σρ, which is shorter where it oscillates.
+    effective: number of independent samples of that component in the record.
+    trend: a drift of the record, in words; empty if there is none.
     """
 
     recording: RecordingFile
@@ -51,7 +53,7 @@ class SplitRecord(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """For machines."""
+        """Numbers of the split by name, for JSON."""
         fields = ("length", "memory", "autocorrelation_time", "effective", "trend")
         named = {name: getattr(self, name) for name in fields}
         return {
@@ -71,7 +73,7 @@ class SplitRecord(NamedTuple):
 
 
 def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord:
-    """Cut the traces of a steady state into stretches that hardly know of each other.
+    """Cut the traces of a steady state into stretches that are nearly independent.
 
     A stretch is ten times as long as the slowest component is correlated, or shorter down to twice,
     if that leaves twenty of them; a record that has no room for those is refused.
@@ -81,7 +83,6 @@ def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord
         model: its drift must not depend on time, because every stretch begins at the same one.
 
     Returns: the `SplitRecord`.
-
     """
     _check_autonomous(recording, model)
     steps = len(recording.t) - 1
@@ -90,7 +91,7 @@ def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord
     slowest = 0
     memory = 0.0
     own = 0.0
-    means = _grouped(recording, group)
+    means = _average_groups(recording, group)
     for i in range(means.shape[2]):
         series = means[:, :, i] - means[:, :, i].mean()
         if np.any(series):  # a channel that never moves is named elsewhere
@@ -100,15 +101,15 @@ def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord
                 memory = long
                 own = max(stationary_record.autocorrelation_time(series) * group, 1.0)
     trend = _find_drift(recording)
-    length = max(int(np.ceil(APART * memory)), steps // MOST, 2)
-    if recording.count * (steps // length) < FEWEST:
-        length = int(steps // np.ceil(FEWEST / recording.count))
+    length = max(int(np.ceil(APART * memory)), steps // MAX_STRETCHES, 2)
+    if recording.count * (steps // length) < MIN_STRETCHES:
+        length = int(steps // np.ceil(MIN_STRETCHES / recording.count))
     if length < max(SHORTEST * memory, 2):
         raise ValueError(
             f"{recording.path} is too short: {recording.count} × {steps * dt:.4g} units of time, "
             f"of which {recording.description.components[slowest]} is correlated over "
-            f"{memory * dt:.3g}. {FEWEST} stretches of {SHORTEST} such times take "
-            f"{FEWEST * SHORTEST * memory * dt:.4g}. "
+            f"{memory * dt:.3g}. {MIN_STRETCHES} stretches of {SHORTEST} such times take "
+            f"{MIN_STRETCHES * SHORTEST * memory * dt:.4g}. "
             + (f"That is because of a drift: {trend}" if trend else "Record for longer.")
         )
     whole = recording.count * steps
@@ -135,8 +136,8 @@ def _find_drift(recording: RecordingFile) -> str:
     )
 
 
-def _grouped(recording: RecordingFile, group: int) -> np.ndarray:
-    """Means of consecutive samples, so many together. (E, T // group, M)"""
+def _average_groups(recording: RecordingFile, group: int) -> np.ndarray:
+    """Average consecutive samples in groups. Shape (E, T // group, M)."""
     groups = []
     for j in range(recording.count):
         x = np.asarray(recording.x[j], np.float64)
@@ -146,6 +147,7 @@ def _grouped(recording: RecordingFile, group: int) -> np.ndarray:
 
 
 def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
+    """Refuse a drift that depends on time."""
     process = check.process(model.process)
     theta = check.parameters(model.theta)
     rows = recording.context
@@ -153,8 +155,9 @@ def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
     x = np.zeros(model.size or recording.x.shape[2], recording.x.dtype)
     x[slice(None) if model.observed is None else model.observed] = recording.x[0, 0]
     drift = jit(lambda t: process.drift(theta, jnp.asarray(x), t, context))
-    at = [np.asarray(drift(t)) for t in np.linspace(recording.t[0], recording.t[-1], TIMES)]
-    if np.abs(np.diff(at, axis=0)).max() > 1e-4 * np.abs(at).max():
+    times = np.linspace(recording.t[0], recording.t[-1], TIMES)
+    drifts = [np.asarray(drift(t)) for t in times]
+    if np.abs(np.diff(drifts, axis=0)).max() > 1e-4 * np.abs(drifts).max():
         raise ValueError(
             "the drift depends on time, so that stretches of a record are not alike. Only "
             "records of a drift that stays the same are cut; of a network, one in the frame of "

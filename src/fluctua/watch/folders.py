@@ -1,11 +1,11 @@
-"""Run folders as a page shows them: read, never written, never locked.
+"""Read run folders for the page; they are never written and never locked.
 
-Nothing of a request reaches the file system: a run is known by a number that was given to it when
-its folder was found below one of the folders to be watched. What leads out of these (symbolic
-links, links within HDF5) is not followed.
+No text of a request reaches the file system: a run has a number, assigned when its folder was found
+below one of the watched folders. Links that lead out of these (symbolic, or within HDF5) are not
+followed.
 
-Memory is bounded: of a long history at most `POINTS` rows leave, and of the histories of many runs
-the last few that were asked for are kept.
+Memory is bounded: at most `POINTS` rows of a history are sent, and the histories of the last `HELD`
+runs that were requested are kept.
 """
 
 from __future__ import annotations
@@ -39,21 +39,18 @@ MAX_FILE_BYTES = 256 * 2**20
 """Bytes of a file above which it is not read."""
 TEXT = 2**16
 """Bytes of a text that are shown."""
-DEEPEST = 3
-"""Levels below a watched folder at which runs are looked for."""
+MAX_DEPTH = 3
+"""Levels below a watched folder at which runs are searched."""
 MAX_RUNS = 200
 COMPONENTS = 64
-"""Parameters of a process of one's own whose course is drawn."""
+"""Parameters of a user's own process whose course is drawn."""
 MAX_NUMBERS = 2**20
-"""Numbers of one record of the parameters, and records of a file, that are shown.
-
-A small file can declare any.
-"""
+"""Numbers per record of the parameters, and records per file, that are shown at most."""
 DEVICES = 32
 """Instruments of a run that are shown."""
 KINDS = {"config.toml": "lattice", "plan.json": "instrument", "run.json": "process"}
 TREE = ("row", "iteration", "bonds", "positions", "lead_sites")
-"""Data sets of `parameters.h5` that are no parameters."""
+"""Data sets of `parameters.h5` that are not parameters."""
 
 Columns = dict[str, np.ndarray]
 
@@ -63,8 +60,12 @@ class UnreadableRun(ValueError):
 
 
 class Watched(NamedTuple):
-    """A run folder. name: its path below the folder that is watched. number: what requests call
-    it.
+    """A run folder.
+
+    number: by which requests name it.
+    name: its path below the watched folder.
+    path: of the folder.
+    root: the watched folder.
     """
 
     number: str
@@ -73,9 +74,7 @@ class Watched(NamedTuple):
     root: Path
 
     def file(self, name: str) -> Path | None:
-        """A file of the run, if it is there, is plain, lies in the watched folder and is
-        not too large.
-        """
+        """A file of the run, if it exists, lies in the watched folder and is not too large."""
         path = self.path / name
         try:
             real = path.resolve(strict=True)
@@ -98,7 +97,7 @@ class Cached(NamedTuple):
 
 
 class RunLibrary:
-    """The runs below some folders, and what was read of them last."""
+    """The runs below some folders, with what was read last of each."""
 
     def __init__(self, roots: list[Path]):
         for root in roots:
@@ -110,16 +109,18 @@ class RunLibrary:
         self._lock = threading.Lock()
 
     def find(self) -> dict[str, Watched]:
-        """Look for run folders; at most `MAX_RUNS`, the last changed ones."""
-        runs = {run.number: run for root in self.roots for run in _below(root, len(self.roots) > 1)}
-        newest = sorted(runs.values(), key=lambda run: -_changed(run))[:MAX_RUNS]
+        """Find run folders; at most `MAX_RUNS`, the last changed ones."""
+        runs = {
+            run.number: run for root in self.roots for run in _find_runs(root, len(self.roots) > 1)
+        }
+        newest = sorted(runs.values(), key=lambda run: -_read_change_time(run))[:MAX_RUNS]
         self.runs = {run.number: run for run in sorted(newest, key=lambda run: run.name)}
         return self.runs
 
     def overview(self) -> list[dict[str, Any]]:
-        """One line a run, from the end of its history."""
-        held = _held_locks()
-        return [_headline(run, held) for run in self.find().values()]
+        """One entry per run, from the end of its history."""
+        held = _list_held_locks()
+        return [_summarise_run(run, held) for run in self.find().values()]
 
     def run(self, number: str) -> Watched:
         """The run of a request."""
@@ -131,33 +132,31 @@ class RunLibrary:
             ) from None
 
     def history(self, number: str, low: float = -np.inf, high: float = np.inf) -> dict[str, Any]:
-        """J and the rest over the iterations between two, thinned, with events and the
-        signal of each family.
-        """
+        """J and other columns over a range of iterations, thinned, with events."""
         run = self.run(number)
         columns = self._columns(run)
         shown = history.find_kept(columns["iteration"])
         iteration = columns["iteration"][shown]
         shown = shown[(iteration >= low) & (iteration <= high)]
-        picked = shown[thinned(columns["J"][shown], POINTS)] if shown.size else shown
+        picked = shown[thin(columns["J"][shown], POINTS)] if shown.size else shown
         names = [name for name in columns if name != "event"]
         return {
-            "columns": {name: _numbers(columns[name][picked]) for name in names},
+            "columns": {name: _to_json_numbers(columns[name][picked]) for name in names},
             "rows": int(columns["row"].size),
             "iterations": int(shown.size),
-            "events": _events(columns),
+            "events": _list_events(columns),
         }
 
     def parameters(self, number: str) -> dict[str, Any]:
-        """What `parameters.h5` holds: its records, the arrays of θ, and the network if
-        there is one.
-        """
-        with _opened(self.run(number)) as file:
-            iteration = _dataset(file, "iteration")[:]
+        """Records of `parameters.h5`, the arrays of θ, and the network if there is one."""
+        with _open_parameters(self.run(number)) as file:
+            iteration = _get_dataset(file, "iteration")[:]
             kept = history.find_kept(iteration)
-            arrays = {name: list(_dataset(file, name).shape[1:]) for name in _families(file)}
+            arrays = {
+                name: list(_get_dataset(file, name).shape[1:]) for name in _list_families(file)
+            }
             network = (
-                {name: _dataset(file, name)[:].tolist() for name in TREE[2:]}
+                {name: _get_dataset(file, name)[:].tolist() for name in TREE[2:]}
                 if "bonds" in file
                 else None
             )
@@ -166,23 +165,25 @@ class RunLibrary:
                 "iterations": iteration[kept].tolist(),
                 "arrays": arrays,
                 "network": network,
-                "courses": None if network else _courses(file, kept, arrays),
-                "ranges": {name: _range(_dataset(file, name)) for name in arrays},
+                "courses": None if network else _read_courses(file, kept, arrays),
+                "ranges": {name: _find_range(_get_dataset(file, name)) for name in arrays},
             }
 
     def theta(self, number: str, record: int) -> dict[str, Any]:
         """θ of one record, its arrays flat."""
-        with _opened(self.run(number)) as file:
-            records = len(_dataset(file, "iteration"))
+        with _open_parameters(self.run(number)) as file:
+            records = len(_get_dataset(file, "iteration"))
             if not 0 <= record < records:
-                raise UnreadableRun(f"there are {records} records; {record} is none of them.")
+                raise UnreadableRun(f"record {record} does not exist; there are {records}.")
             return {
-                name: _numbers(np.ravel(_dataset(file, name)[record])) for name in _families(file)
+                name: _to_json_numbers(np.ravel(_get_dataset(file, name)[record]))
+                for name in _list_families(file)
             }
 
     def devices(self, number: str) -> dict[str, Any]:
-        """How each instrument was over the iterations: health, guard, drift of the
-        calibration (`insitu.device_training.device_table`).
+        """Health, guard and calibration drift of each instrument over the iterations.
+
+        See `insitu.device_training.device_table`.
         """
         run = self.run(number)
         path = run.file("devices.csv")
@@ -214,7 +215,7 @@ class RunLibrary:
         for k, name in enumerate(names):
             device, space, column = name.partition(" ")
             if k and space and (device in each or len(each) < DEVICES):
-                each.setdefault(device, {})[column] = _numbers(values[at, k])
+                each.setdefault(device, {})[column] = _to_json_numbers(values[at, k])
         iterations = [iteration[int(row)] for row in values[at, 0]]
         return {
             "iterations": iterations,
@@ -222,18 +223,16 @@ class RunLibrary:
         }
 
     def details(self, number: str) -> dict[str, Any]:
-        """Texts and tables beside the history: what was asked for, what came out,
-        incidents, calibration.
-        """
+        """Texts and tables beside the history: settings, summary, incidents, calibration."""
         run = self.run(number)
         several = (f"calibration-{k + 1}.txt" for k in range(DEVICES))
         texts = {
-            name: _text(run.file(name))
+            name: _read_text(run.file(name))
             for name in (*SETTINGS, "summary.txt", "devices.txt", "calibration.txt", *several)
         }
         return {
             "texts": {k: v for k, v in texts.items() if v},
-            "incidents": _incidents(run.file("incidents.csv")),
+            "incidents": _read_incidents(run.file("incidents.csv")),
         }
 
     def table(self, number: str) -> Iterator[str]:
@@ -250,7 +249,7 @@ class RunLibrary:
         if path is None:
             raise UnreadableRun("the run has no history.csv, or one too large to show.")
         beside = run.file("signal.csv")
-        stamp = (*_stamp(path), *(_stamp(beside) if beside else ()))
+        stamp = (*_read_stamp(path), *(_read_stamp(beside) if beside else ()))
         with self._lock:
             cached = self._held.get(run.number)
             if cached is None or cached.stamp != stamp:
@@ -262,14 +261,14 @@ class RunLibrary:
         return cached.columns
 
 
-def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Places of at most `most` values: of each stretch the lowest and the highest, and both ends.
+def thin(values: np.ndarray, maximum: int) -> np.ndarray:
+    """Places of at most `maximum` values: lowest and highest of each stretch, and both ends.
 
     Peaks stay.
     """
-    if len(values) <= most:
+    if len(values) <= maximum:
         return np.arange(len(values))
-    edges = np.linspace(0, len(values), most // 2, dtype=int)
+    edges = np.linspace(0, len(values), maximum // 2, dtype=int)
     finite = np.where(np.isfinite(values), values, 0.0)
     places = {0, len(values) - 1}
     for low, high in pairwise(edges):
@@ -280,8 +279,8 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 # ------------------------------------------------------------------------------------------ folders
 
 
-def _below(root: Path, several: bool) -> Iterator[Watched]:
-    """Run folders in a folder, itself included, that do not lie outside it."""
+def _find_runs(root: Path, several: bool) -> Iterator[Watched]:
+    """Find run folders in a folder, itself included, that do not lie outside it."""
     waiting = [(root, 0)]
     while waiting:
         folder, depth = waiting.pop()
@@ -293,24 +292,24 @@ def _below(root: Path, several: bool) -> Iterator[Watched]:
             inside = folder.relative_to(root).as_posix()
             name = root.name if inside == "." else f"{root.name}/{inside}" if several else inside
             yield Watched(hashlib.sha256(os.fsencode(folder)).hexdigest()[:16], name, folder, root)
-        elif depth < DEEPEST:
+        elif depth < MAX_DEPTH:
             folders = [
                 e for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
             ]
             waiting += [(Path(entry.path), depth + 1) for entry in folders]
 
 
-def _changed(run: Watched) -> float:
+def _read_change_time(run: Watched) -> float:
     path = run.file("history.csv")
     return path.stat().st_mtime if path else 0.0
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
+def _read_stamp(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _headline(run: Watched, held: set[tuple[int, int, int]] | None) -> dict[str, Any]:
+def _summarise_run(run: Watched, held: set[tuple[int, int, int]] | None) -> dict[str, Any]:
     kinds = [kind for name, kind in KINDS.items() if run.file(name)]
     line: dict[str, Any] = {
         "number": run.number,
@@ -322,25 +321,29 @@ def _headline(run: Watched, held: set[tuple[int, int, int]] | None) -> dict[str,
         return line | {"state": "unreadable", "version": ""}
     beside = ("parameters.h5", "signal.csv", "incidents.csv", "devices.csv", "summary.txt")
     others = [run.file(name) for name in beside]
-    stamps = [_stamp(file) for file in (path, *others) if file]
-    row = _last_row(path)
+    stamps = [_read_stamp(file) for file in (path, *others) if file]
+    row = _read_last_row(path)
     line |= {
-        "state": _state(run, path, row, held),
+        "state": _find_state(run, path, row, held),
         "version": hashlib.sha256(repr(stamps).encode()).hexdigest()[:16],
     }
     if row is not None:
-        line |= {"iteration": row.iteration, "J": _plain(row.J), "J_stderr": _plain(row.J_stderr)}
+        line |= {
+            "iteration": row.iteration,
+            "J": _to_json_number(row.J),
+            "J_stderr": _to_json_number(row.J_stderr),
+        }
         line |= {"trajectories": row.trajectories}
     return line
 
 
-def _state(
+def _find_state(
     run: Watched, path: Path, row: Row | None, held: set[tuple[int, int, int]] | None
 ) -> str:
-    """Running, ended or killed.
+    """Find whether a run is running, ended or killed.
 
     A run that ends, or is stopped with Ctrl-C, leaves final.npz after its last row, and a summary
-    that counts its rows; the second is true of copies too.
+    with the number of its rows; the second holds for copies too.
     """
     final = run.file("final.npz")
     lock = run.file(LOCK)
@@ -351,7 +354,7 @@ def _state(
     if final is not None and final.stat().st_mtime >= path.stat().st_mtime:
         return "ended"
     try:
-        summary = json.loads(_text(run.file("summary.json")) or "{}")
+        summary = json.loads(_read_text(run.file("summary.json")) or "{}")
         counted = summary.get("rows") if isinstance(summary, dict) else None
     except (ValueError, RecursionError):
         counted = None
@@ -360,11 +363,10 @@ def _state(
     return "killed" if held is not None else "unfinished"
 
 
-def _held_locks() -> set[tuple[int, int, int]] | None:
-    """(major, minor, inode) of every file that some process of this machine holds a lock on; None
-    if unknown.
+def _list_held_locks() -> set[tuple[int, int, int]] | None:
+    """List (major, minor, inode) of every locked file on this machine; None if unknown.
 
-    Trying a lock would tell as well, and could meet a training at the moment it begins.
+    Trying a lock would do as well, and could disturb a training at the moment it begins.
     """
     try:
         lines = Path("/proc/locks").read_text().splitlines()
@@ -379,8 +381,8 @@ def _held_locks() -> set[tuple[int, int, int]] | None:
     return places
 
 
-def _last_row(path: Path) -> Row | None:
-    """The last complete row of a history, from its end alone."""
+def _read_last_row(path: Path) -> Row | None:
+    """Read the last complete row of a history, from its end alone."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 4096))
@@ -426,8 +428,8 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
     return columns
 
 
-def _events(columns: Columns) -> list[dict[str, Any]]:
-    """What happened besides, in the order of the rows; the last ones."""
+def _list_events(columns: Columns) -> list[dict[str, Any]]:
+    """List the last events, in the order of the rows."""
     places = [k for k, event in enumerate(columns["event"]) if event][-EVENTS:]
     return [
         {"iteration": int(columns["iteration"][k]), "event": str(columns["event"][k])[:200]}
@@ -435,7 +437,7 @@ def _events(columns: Columns) -> list[dict[str, Any]]:
     ]
 
 
-def _opened(run: Watched) -> h5py.File:
+def _open_parameters(run: Watched) -> h5py.File:
     path = run.file("parameters.h5")
     if path is None:
         raise UnreadableRun("the run has no parameters.h5, or one too large to show.")
@@ -445,8 +447,8 @@ def _opened(run: Watched) -> h5py.File:
         raise UnreadableRun(f"parameters.h5 cannot be read ({error}).") from None
 
 
-def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """A data set that is in this file and nowhere else."""
+def _get_dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """Get a data set that is in this file and not behind a link."""
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
         raise UnreadableRun(f"parameters.h5 has no data set {name!r} of its own.")
     dataset = file[name]
@@ -457,7 +459,7 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
         or dataset.dtype.kind not in "fiu"
         or not dataset.shape
     ):
-        raise UnreadableRun(f"{name!r} in parameters.h5 is no plain array of numbers.")
+        raise UnreadableRun(f"{name!r} in parameters.h5 is not a plain array of numbers.")
     if (
         max(len(dataset), dataset.size // max(len(dataset), 1)) > MAX_NUMBERS
         or _chunk_bytes(dataset) > MAX_FILE_BYTES
@@ -470,12 +472,12 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
 
 
 def _chunk_bytes(dataset: h5py.Dataset) -> int:
-    """What HDF5 unpacks to read a single number."""
+    """Bytes that HDF5 unpacks to read a single number."""
     return 0 if dataset.chunks is None else math.prod(dataset.chunks) * dataset.dtype.itemsize
 
 
-def _families(file: h5py.File) -> list[str]:
-    """The arrays of θ, those within groups too."""
+def _list_families(file: h5py.File) -> list[str]:
+    """List the arrays of θ, including those within groups."""
     names: list[str] = []
     for name in file:
         if name in TREE:
@@ -486,7 +488,7 @@ def _families(file: h5py.File) -> list[str]:
             names += [f"{name}/{inner}" for inner in file[name]]
         else:
             names.append(name)
-    sizes = (_dataset(file, name).shape[1:] for name in names)
+    sizes = (_get_dataset(file, name).shape[1:] for name in names)
     if sum(map(math.prod, sizes)) > MAX_NUMBERS:
         raise UnreadableRun(
             f"parameters.h5 has more than {MAX_NUMBERS:,} parameters: too many to show."
@@ -494,49 +496,49 @@ def _families(file: h5py.File) -> list[str]:
     return names
 
 
-def _courses(file: h5py.File, kept: np.ndarray, arrays: Mapping[str, list[int]]) -> dict[str, Any]:
-    """Every parameter over the records, of those that are few."""
+def _read_courses(
+    file: h5py.File, kept: np.ndarray, arrays: Mapping[str, list[int]]
+) -> dict[str, Any]:
+    """Read every parameter over the records, where there are few."""
     picked = (
         kept[np.unique(np.linspace(0, len(kept) - 1, min(len(kept), POINTS // 4)).astype(int))]
         if kept.size
         else kept
     )
-    courses: dict[str, Any] = {"iterations": _dataset(file, "iteration")[:][picked].tolist()}
+    courses: dict[str, Any] = {"iterations": _get_dataset(file, "iteration")[:][picked].tolist()}
     for name, shape in arrays.items():
         size = int(np.prod(shape)) if shape else 1
         if len(courses) - 1 + size > COMPONENTS:
             continue
-        values = _dataset(file, name)[picked].reshape(len(picked), size)
+        values = _get_dataset(file, name)[picked].reshape(len(picked), size)
         labels = (
             [name]
             if not shape
             else [f"{name}{list(map(int, np.unravel_index(k, shape)))}" for k in range(size)]
         )
-        courses |= {label: _numbers(values[:, k]) for k, label in enumerate(labels)}
+        courses |= {label: _to_json_numbers(values[:, k]) for k, label in enumerate(labels)}
     return courses
 
 
-def _range(dataset: h5py.Dataset) -> list[float | None]:
-    """Least and greatest of the first, middle and last record: scales that a slider does not
-    change.
-    """
+def _find_range(dataset: h5py.Dataset) -> list[float | None]:
+    """Find the range of the first, middle and last record: scales that do not change."""
     if not dataset.shape[0] or not dataset.size:
         return [None, None]
     ends = np.concatenate(
         [np.ravel(dataset[0]), np.ravel(dataset[-1]), np.ravel(dataset[dataset.shape[0] // 2])]
     )
-    return [_plain(float(np.nanmin(ends))), _plain(float(np.nanmax(ends)))]
+    return [_to_json_number(float(np.nanmin(ends))), _to_json_number(float(np.nanmax(ends)))]
 
 
-def _text(path: Path | None) -> str:
+def _read_text(path: Path | None) -> str:
     if path is None:
         return ""
     with open(path, "rb") as file:
         return file.read(TEXT).decode("utf-8", "replace")
 
 
-def _incidents(path: Path | None) -> list[dict[str, str]]:
-    """The last incidents of an instrument."""
+def _read_incidents(path: Path | None) -> list[dict[str, str]]:
+    """Read the last incidents of an instrument."""
     if path is None:
         return []
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
@@ -544,17 +546,17 @@ def _incidents(path: Path | None) -> list[dict[str, str]]:
     return [{str(k): str(v)[:500] for k, v in row.items() if k is not None} for row in rows]
 
 
-def _plain(value: float) -> float | None:
-    """A number as JSON has it: none for what is not finite."""
+def _to_json_number(value: float) -> float | None:
+    """A number for JSON: None for what is not finite."""
     return float(value) if np.isfinite(value) else None
 
 
-def _numbers(values: np.ndarray) -> list[float | int | None]:
+def _to_json_numbers(values: np.ndarray) -> list[float | int | None]:
     if values.dtype.kind in "iu":
         return values.tolist()
     return [v if np.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 
 
-def encoded(tree: Any) -> bytes:
-    """As JSON."""
+def encode(tree: Any) -> bytes:
+    """Encode a tree as JSON."""
     return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()

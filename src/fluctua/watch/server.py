@@ -1,14 +1,17 @@
-"""The server of the page: a few reads of run folders over HTTP, on this machine alone unless asked
-otherwise.
+"""HTTP server of the page: it reads run folders, on this machine alone by default.
 
-    GET /                        the page          GET /runs/NUMBER/history      ?from=&to=
-    iterations GET /runs                    one line a run    GET /runs/NUMBER/parameters   records,
-    arrays, network GET /changes                 a stream of it    GET /runs/NUMBER/theta/RECORD
-    GET /runs/NUMBER/details     texts, incidents  GET /runs/NUMBER/history.csv  download
-    GET /runs/NUMBER/devices     of an instrument: health, guard, drift
+    GET /                             the page
+    GET /runs                         one entry per run
+    GET /changes                      a stream of it
+    GET /runs/NUMBER/history          ?from=&to= iterations
+    GET /runs/NUMBER/history.csv      download
+    GET /runs/NUMBER/parameters       records, arrays, network
+    GET /runs/NUMBER/theta/RECORD     parameters of one record
+    GET /runs/NUMBER/details          texts, incidents
+    GET /runs/NUMBER/devices          of an instrument: health, guard, drift
 
-Nothing is written, nothing but the page's own files and what is read of known runs is served, and
-every answer says that the page may load nothing from elsewhere.
+Nothing is written. Only the page's own files and data of known runs are served, and the headers of
+every answer forbid the page to load anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fluctua.watch.folders import RunLibrary, UnreadableRun, encoded
+from fluctua.watch.folders import RunLibrary, UnreadableRun, encode
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 EVERY = 1.0
-"""Seconds between two looks at the folders, for all pages together."""
+"""Seconds between two readings of the folders, for all pages together."""
 PULSE = 15.0
-"""Seconds after which a stream without news says that it lives."""
+"""Seconds after which a stream without changes sends a sign of life."""
 MAX_STREAMS = 32
 PORT = 8765
 PAGE = {
@@ -44,9 +47,10 @@ PAGE = {
     "uPlot.LICENSE": ("uPlot.LICENSE", "text/plain; charset=utf-8"),
 }
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' "
-    "'unsafe-inline'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -54,20 +58,18 @@ HEADERS = {
 
 
 class Changes:
-    """One look at the folders a second, shared by all pages that are open; none while no page
-    is.
-    """
+    """Changes of the folders, read once per second for all open pages, and never without one."""
 
     def __init__(self, library: RunLibrary):
         self.library = library
         self.streams = 0
-        self.news = asyncio.Event()  # set once, at the next change
+        self.changed = asyncio.Event()  # set once, at the next change
         self.overview: bytes = b""
         self.task: asyncio.Task[None] | None = None
 
-    async def look(self) -> bytes:
-        """The runs as they are now."""
-        self.overview = encoded(await asyncio.to_thread(self.library.overview))
+    async def read_overview(self) -> bytes:
+        """Read the runs as they are now."""
+        self.overview = encode(await asyncio.to_thread(self.library.overview))
         return self.overview
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -77,13 +79,13 @@ class Changes:
             self.task = asyncio.create_task(self._watch())
         shown = b""
         while True:
-            news = self.news
+            changed = self.changed
             if self.overview and self.overview != shown:
                 shown = self.overview
                 yield b"data: " + shown + b"\n\n"
             try:
                 async with asyncio.timeout(PULSE):
-                    await news.wait()
+                    await changed.wait()
             except TimeoutError:
                 yield b": still here\n\n"
 
@@ -91,24 +93,23 @@ class Changes:
         while self.streams:
             before = self.overview
             with contextlib.suppress(OSError, ValueError):  # a folder that goes while it is read
-                await self.look()
+                await self.read_overview()
             if self.overview != before:
-                self.news.set()
-                self.news = asyncio.Event()
+                self.changed.set()
+                self.changed = asyncio.Event()
             await asyncio.sleep(EVERY)
 
 
-def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
-    """The page of some folders, as an ASGI application.
+def make_application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
+    """Make the ASGI application of the page of some folders.
 
     Args:
         roots: folders with run folders in them, or run folders.
-        hosts: names under which the page is asked for; those of this machine if not given. Others
+        hosts: names under which the page is requested; those of this machine if not given. Others
             are refused, so that no page from elsewhere can read this one.
     Returns: the application.
-
     """
-    needed()
+    check_installed()
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -128,12 +129,12 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         return Response((files / file).read_bytes(), headers=HEADERS | {"Content-Type": kind})
 
     async def runs(request: Any) -> Response:
-        return Response(await changes.look(), media_type="application/json", headers=HEADERS)
+        return Response(
+            await changes.read_overview(), media_type="application/json", headers=HEADERS
+        )
 
     class Stream(StreamingResponse):
-        """Takes its place when it is made, and gives it up when it ends, however that comes
-        about.
-        """
+        """A stream that is counted from its creation to its end."""
 
         def __init__(self) -> None:
             super().__init__(changes.stream(), media_type="text/event-stream", headers=HEADERS)
@@ -153,7 +154,7 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
     def answer(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def endpoint(request: Any) -> Response:
             try:
-                tree = await asyncio.to_thread(lambda: encoded(read(request)))
+                tree = await asyncio.to_thread(lambda: encode(read(request)))
             except (UnreadableRun, OSError) as error:
                 return JSONResponse({"error": str(error)}, 404, HEADERS)
             except (ValueError, KeyError, OverflowError, csv.Error) as error:  # of damaged files
@@ -171,7 +172,7 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
             text = await asyncio.to_thread(lambda: "".join(library.table(number)))
         except (ValueError, OSError) as error:
             return JSONResponse({"error": str(error)}, 404, HEADERS)
-        attachment = f'attachment; filename="{_harmless(name)}-history.csv"'
+        attachment = f'attachment; filename="{_clean_name(name)}-history.csv"'
         return Response(
             text, headers=HEADERS | {"Content-Type": "text/csv", "Content-Disposition": attachment}
         )
@@ -196,7 +197,7 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         *(Route(f"/runs/{{number}}/{name}", answer(read)) for name, read in reads.items()),
         Route(
             "/runs/{number}/theta/{record}",
-            answer(lambda r: library.theta(number(r), _whole(r.path_params["record"]))),
+            answer(lambda r: library.theta(number(r), _parse_integer(r.path_params["record"]))),
         ),
         Route("/runs/{number}/history.csv", table),
         Route("/", page),
@@ -218,13 +219,13 @@ def serve(
         host: address of this machine to listen on; others than the loopback show the runs to the
             network.
         port: 0 takes `PORT`, or any free one where that is taken.
-        ready: is given the address once it is known.
+        ready: called with the address once it is known.
 
     """
-    app = application(roots, None if host in ("127.0.0.1", "localhost", "::1") else ["*"])
+    app = make_application(roots, None if host in ("127.0.0.1", "localhost", "::1") else ["*"])
     import uvicorn
 
-    with contextlib.closing(_bound(host, port)) as listening:
+    with contextlib.closing(_open_socket(host, port)) as listening:
         shown = f"[{host}]" if ":" in host else host
         ready(f"http://{shown}:{listening.getsockname()[1]}/")
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
@@ -232,14 +233,14 @@ def serve(
             uvicorn.Server(config).run(sockets=[listening])
 
 
-def needed() -> None:
-    """Raise if the packages that the page needs are not there."""
+def check_installed() -> None:
+    """Raise if the packages that the page needs are missing."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         raise ValueError("the page needs Starlette and uvicorn: pip install 'fluctua[watch]'.")
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A listening socket."""
+def _open_socket(host: str, port: int) -> socket.socket:
+    """Open a listening socket."""
     if not 0 <= port < 2**16:
         raise ValueError(f"--port must be 0 to 65535; got {port}.")
     for choice in [port] if port else [PORT, 0]:
@@ -255,12 +256,12 @@ def _bound(host: str, port: int) -> socket.socket:
     )
 
 
-def _whole(text: str) -> int:
-    """A number of an address. Those of thousands of digits are refused by Python."""
+def _parse_integer(text: str) -> int:
+    """Parse a number of an address; Python refuses those of thousands of digits."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise UnreadableRun(f"a record is a whole number; got {text[:20]!r}.")
     return int(text)
 
 
-def _harmless(name: str) -> str:
+def _clean_name(name: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)

@@ -120,7 +120,7 @@ def test_gains_of_the_kerr_knobs_are_found():
         dt=SHEET.interval,
         sigma_kappa=SIGMA_KAPPA,
     )
-    lines = knobs.gains(runs, knobs.fit_runs(task, runs, kerr=True))
+    lines = knobs.fit_gains(runs, knobs.fit_runs(task, runs, kerr=True))
     for name, g in lines.items():
         offset, gain = truth()[f"{name}_offset"], truth()[f"{name}_gain"]
         z = [(g.offset - offset) / g.offset_stderr, (g.gain - gain) / g.gain_stderr]
@@ -129,7 +129,9 @@ def test_gains_of_the_kerr_knobs_are_found():
     assert (
         np.median(lines["chi"].gain_stderr) < 0.1
     )  # half of the spread of the gains: a lost one would show
-    corrected = knobs.settings(values, {"chi": np.full(4, 0.01)}, {"chi": (-0.05, 0.05)})["chi"]
+    corrected = knobs.compute_settings(values, {"chi": np.full(4, 0.01)}, {"chi": (-0.05, 0.05)})[
+        "chi"
+    ]
     np.testing.assert_allclose(
         values["chi_offset"] + values["chi_gain"] * corrected, 0.01, atol=1e-6
     )

@@ -15,7 +15,7 @@ from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.core import check
 from fluctua.core.scores import local_linear
-from fluctua.insitu.calibrate.network import linear_model
+from fluctua.insitu.calibrate.network import make_linear_model
 from fluctua.insitu.calibrate.report import describe
 from fluctua.insitu.calibrate.table import read_noise, tabulate_calibration
 from problems import flat, tolerance
@@ -229,7 +229,7 @@ def test_linear_model_is_the_network():
         drive=tcmt.Drive(0, envelope=lambda t: 1 - jnp.exp(-t)),
     )
     theta = tcmt.initial_parameters(jax.random.key(0), network)
-    model = linear_model(task, theta)
+    model = make_linear_model(task, theta)
     x = jax.random.normal(jax.random.key(1), (8,))
     sine, cosine = jax.random.normal(jax.random.key(2), (2, 4, 10))
     context = {"sine": sine, "cosine": cosine}
@@ -362,7 +362,7 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
         "kappa": jnp.array([0.9, 1.1]),
         "chi": jnp.full(3, 0.01),
     }
-    model = linear_model(task, theta)
+    model = make_linear_model(task, theta)
     x = jax.random.normal(jax.random.key(1), (12,))
     ours, theirs = (jax.jit(check.process(p).drift) for p in (model.process, task.process))
     np.testing.assert_allclose(
@@ -396,7 +396,7 @@ def test_gains_need_settings_that_differ():
     fit = insitu.calibrate.fit_drift(linear(20, 20), PROCESS, THETA)
     with pytest.raises(ValueError, match="span 0 dimensions"):
         insitu.calibrate.actuator_gains([{"v": 1.0}, {"v": 1.0}], [fit, fit])
-    with pytest.raises(ValueError, match="recording 1 does not say what v was set to"):
+    with pytest.raises(ValueError, match="recording 1 has no setting of v"):
         insitu.calibrate.actuator_gains([{"v": 1.0}, {}], [fit, fit])
 
 
@@ -414,7 +414,7 @@ def test_entries_are_the_derivatives_of_the_drift(make, frame):
         "kappa": np.linspace(0.5, 1.5, 7),
         "chi": np.linspace(-0.1, 0.1, 6),
     }
-    model = linear_model(task, theta)
+    model = make_linear_model(task, theta)
     rng = np.random.default_rng(0)
     width = 12 * task.copies
     x, t, context = jnp.asarray(rng.normal(size=width)), jnp.asarray(0.3), _one_context(task)
@@ -441,7 +441,7 @@ def test_features_change_nothing_but_the_time(noisy):
     task = tcmt.transmission(network, horizon=0.5, dt=0.01, sigma_kappa=0.1)
     theta = {"omega": jnp.linspace(-1, 1, 4), "kappa": jnp.ones(4), "chi": jnp.full(4, 0.01)}
     data = task.simulator()(jax.random.key(0), theta, 40)
-    model, usable = linear_model(task, theta), np.array([1, 1, 0, 1] * 2)
+    model, usable = make_linear_model(task, theta), np.array([1, 1, 0, 1] * 2)
     options = {"diffusion": np.full(8, 0.3), "noisy_states": noisy, "usable": usable}
     ours = insitu.calibrate.fit_drift(data, model.process, model.theta, **options)
     plain = fl.Process(lambda th, x, t, c: model.process.drift(th, x, t, c), model.process.noise)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
-from fluctua.insitu.calibrate.table import scaled
+from fluctua.insitu.calibrate.table import scale_process_noise
 from fluctua.tcmt import exact
 from problems import tolerance
 
@@ -227,7 +227,11 @@ def test_noise_is_scaled_in_all_its_forms():
     ]
     for process in forms:
         scaled_q = diffusion_matrix(
-            check.process(scaled(check.process(process), scale)), {}, jnp.ones(2), 0.0, None
+            check.process(scale_process_noise(check.process(process), scale)),
+            {},
+            jnp.ones(2),
+            0.0,
+            None,
         )
         np.testing.assert_allclose(scaled_q, np.diag(scale) @ q @ np.diag(scale), rtol=1e-6)
 

@@ -15,7 +15,7 @@ from fluctua import insitu
 from fluctua.cli.app import app
 from fluctua.core.likelihood.guard import examine
 from fluctua.core.scores import local_linear
-from fluctua.insitu.advice import sampling
+from fluctua.insitu.advice import judge_sampling
 from problems import flat, tolerance
 
 MODEL = """
@@ -160,12 +160,12 @@ def test_a_parameter_of_a_silent_component_is_refused_by_name(key):
 def test_the_interval_of_an_oscillator_in_any_units():
     """Its rate is ω = √2 whatever the position is counted in, and a position is no dead channel."""
     data = oscillator(0.02, 8, 40)
-    mine = sampling(PROCESS, THETA, data, np.array([0.0, Q]))
+    mine = judge_sampling(PROCESS, THETA, data, np.array([0.0, Q]))
     milli = fl.Process(
         lambda th, x: PROCESS.drift(th, x * jnp.array([1e-3, 1])) * jnp.array([1e3, 1]),
         PROCESS.noise,
     )
-    other = sampling(
+    other = judge_sampling(
         milli, THETA, data._replace(x=data.x * np.array([1e3, 1.0])), np.array([0.0, Q])
     )
     assert other.euler == pytest.approx(mine.euler, rel=0.5)  # balanced to a factor of two

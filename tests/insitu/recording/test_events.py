@@ -160,7 +160,7 @@ def damaged(path, name, place, value):
         rows = event_rows.Rows(
             *(group[n][begin:count] for n in ("step", "after", "channel")), np.zeros((count, 1))
         )
-        group["checksum"][0] = event_rows.crc(rows, has_change=False)
+        group["checksum"][0] = event_rows.compute_crc(rows, has_change=False)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_flipped_bit_and_a_short_column_are_named(path, tmp_path):
 
 def test_what_is_written_must_belong_together(tmp_path, data):
     with insitu.files.create(tmp_path / "r.nc", head()) as writer:
-        with pytest.raises(ValueError, match="comes with its events"):
+        with pytest.raises(ValueError, match="needs its events"):
             writer.append(data.x[0])
         after, channel, change = of(data.events, 0)
         with pytest.raises(

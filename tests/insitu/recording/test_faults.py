@@ -98,7 +98,7 @@ def test_a_kill_in_plain_mode_locks_nothing(killed, tmp_path, where, door):
     path, count = tmp_path / where, 0 if where == "create" else 20
     for name in (where, f".{where}.writer"):
         shutil.copy(killed / name, tmp_path / name)
-    assert ownership.mark(path) == 1  # HDF5 opens such a file in no mode
+    assert ownership.read_mark(path) == 1  # HDF5 opens such a file in no mode
     with insitu.files.open(path) as r:
         assert (r.count, r.interrupted) == (count, True)
         assert insitu.files.inspect(r).summary["trajectories"] == count
@@ -430,7 +430,7 @@ def test_a_torn_page_of_a_dead_writer_is_named_at_once(tmp_path):
     """
     path = tmp_path / "run.nc"
     assert python(WRITES_AND_DIES, path).wait() == 9
-    assert ownership.mark(path) & ownership.SINGLE_WRITER
+    assert ownership.read_mark(path) & ownership.SINGLE_WRITER
     contents = bytearray(path.read_bytes())
     contents[contents.rindex(b"EAHD") + 12] ^= 0xFF
     path.write_bytes(contents)

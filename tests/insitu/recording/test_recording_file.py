@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from fluctua import insitu, tcmt
 from fluctua.insitu.recording import ownership
 from fluctua.insitu.recording.foreign import KNOWN
-from fluctua.insitu.recording.model import build_task, task_tables
+from fluctua.insitu.recording.model import build_task, tabulate_task
 
 T = np.array([0.0, 0.1, 0.3])
 
@@ -32,7 +32,7 @@ def simple(**changes):
 def test_a_recording_says_by_which_steps_its_network_is_meant(step):
     task = tcmt.transmission(tcmt.rectangular(1, 2), horizon=0.3, dt=0.1, integrator=step)
     head = insitu.files.Description(
-        t=task.t, channels=("a", "b"), dtype="complex64", **task_tables(task)
+        t=task.t, channels=("a", "b"), dtype="complex64", **tabulate_task(task)
     )
     assert ("step" in head.network) == (
         step == "heun"

@@ -49,7 +49,7 @@ def run_demo(out: Path | None, values: dict[str, Any], settings: dict[str, Any])
         draw_population(comparison).savefig(picture, dpi=150)
         say(f"figure     {picture}   numbers   {out / 'array.csv'}")
         return
-    result = demo.run(out, address=_visa_if_there(), **options)
+    result = demo.run(out, address=_find_visa_address(), **options)
     say(_summarise(result))
     draw_in_situ(result).savefig(picture, dpi=150)
     say(f"figure     {picture}")
@@ -81,7 +81,7 @@ def _tabulate_population(result: PopulationComparison) -> str:
     return "\n".join([*lines, "", "± is the standard error between boxes."])
 
 
-def _visa_if_there() -> Any:
+def _find_visa_address() -> Any:
     """Addresses for PyVISA where it is installed; None for a bare socket."""
     try:
         import pyvisa  # noqa: F401

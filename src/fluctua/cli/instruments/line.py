@@ -1,4 +1,4 @@
-"""How `fluctua insitu` reaches an instrument, and the model of what it reaches."""
+"""Connections of `fluctua insitu` to instruments, with their models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ Connect = Callable[[], instrument.VirtualBench]
 
 
 class Request(NamedTuple):
-    """What to train, and where. model: code of the model of an instrument of one's own."""
+    """What to train, and where.
+
+    targets: addresses, or `FILE.py:NAME`.
+    out: folder of a new run.
+    resume: folder of a run to continue.
+    model: code of the model of a user's own instrument.
+    """
 
     targets: list[str]
     out: Path | None
@@ -33,7 +39,12 @@ class Request(NamedTuple):
 
 
 class Line(NamedTuple):
-    """How to reach one instrument or several, their model, and the plan with injected noise."""
+    """Connection to one instrument or several.
+
+    connect: opens the instrument, or a list for several.
+    model: of the instruments.
+    plan: with injected noise.
+    """
 
     connect: Any
     model: insitu.Model
@@ -41,7 +52,7 @@ class Line(NamedTuple):
 
 
 def open_line(request: Request, plan: Plan, settings: dict[str, Any]) -> Line:
-    """How to reach the instruments of a request."""
+    """Make the connection to the instruments of a request."""
     code = [is_code(target) for target in request.targets]
     if any(code):
         if not all(code) or request.model is None:
@@ -52,7 +63,7 @@ def open_line(request: Request, plan: Plan, settings: dict[str, Any]) -> Line:
         connects = [
             load_code(one, "a function that opens an instrument") for one in request.targets
         ]
-        return Line(_one_or_all(connects), _load_model(request.model), plan)
+        return Line(_unwrap_single(connects), _load_model(request.model), plan)
     if request.model is not None:
         raise ValueError(
             "--model is for an instrument of your own, FILE.py:NAME; one at an address has the "
@@ -70,10 +81,10 @@ def open_line(request: Request, plan: Plan, settings: dict[str, Any]) -> Line:
         "sigma_kappa": plan.sigma_kappa,
     }
     each = [partial(instrument.VirtualBench, one, **options) for one in request.targets]
-    return Line(_one_or_all(each), build_model(sheet, plan), plan)
+    return Line(_unwrap_single(each), build_model(sheet, plan), plan)
 
 
-def _one_or_all(connects: list[Any]) -> Any:
+def _unwrap_single(connects: list[Any]) -> Any:
     """The only function that opens an instrument, or the list of several."""
     return connects if len(connects) > 1 else connects[0]
 
@@ -129,7 +140,7 @@ def build_model(sheet: Sheet, plan: Plan) -> insitu.Model:
 def _find_injected(text: str, sheet: Sheet, plan: Plan) -> float:
     """The noise to inject for the wanted σ_W; that of the device adds in squares."""
     own = sheet.sigma_w
-    most = float(np.hypot(sheet.sigma_w, MAX_NOISE))
+    largest = float(np.hypot(sheet.sigma_w, MAX_NOISE))
     if text == "auto":
         task = tcmt.transmission(
             _build_network(sheet),
@@ -137,7 +148,7 @@ def _find_injected(text: str, sheet: Sheet, plan: Plan) -> float:
             dt=sheet.interval,
             sigma_kappa=plan.sigma_kappa,
         )
-        grid = np.geomspace(own, most, 4).tolist()
+        grid = np.geomspace(own, largest, 4).tolist()
         start = {"omega": np.zeros(task.network.sites), "kappa": np.ones(len(task.network.bonds))}
         best = advise.advise(
             jax.random.key(plan.seed),
@@ -148,7 +159,7 @@ def _find_injected(text: str, sheet: Sheet, plan: Plan) -> float:
         ).best
         wanted = best.sigma_w
         say(
-            f"noise      σ_W = {wanted:.3g} of {own:.3g} to {most:.3g}, limited by the "
+            f"noise      σ_W = {wanted:.3g} of {own:.3g} to {largest:.3g}, limited by the "
             f"{best.limited_by}"
         )
     else:
@@ -156,10 +167,10 @@ def _find_injected(text: str, sheet: Sheet, plan: Plan) -> float:
             wanted = float(text)
         except ValueError:
             raise ValueError(f"--set sigma_w takes a number or auto; got {text!r}.") from None
-    if not own * (1 - 1e-9) <= wanted <= most * (1 + 1e-9):
+    if not own * (1 - 1e-9) <= wanted <= largest * (1 + 1e-9):
         raise ValueError(
-            f"--set sigma_w must be {own:g} to {most:.3g}: the device's own noise, and what can "
-            f"be added to it; got {wanted:g}."
+            f"--set sigma_w must be {own:g} to {largest:.3g}: the device's own noise, and what "
+            f"can be added to it; got {wanted:g}."
         )
     return float(np.sqrt(max(wanted**2 - own**2, 0.0)))
 

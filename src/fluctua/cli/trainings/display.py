@@ -38,9 +38,9 @@ def serve_page(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
         yield
         return
 
-    from fluctua.watch.server import needed
+    from fluctua.watch.server import check_installed
 
-    needed()
+    check_installed()
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "fluctua", "watch", str(folder), "--open"]
     page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)

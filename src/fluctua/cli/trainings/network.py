@@ -73,7 +73,7 @@ def resume(folder: Path, changes: dict[str, Any], place: Target) -> int:
 
 def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: list[Any]) -> int:
     """Train to the end, or until a signal stops it; the exit status."""
-    say(_opening(config, folder))
+    say(_describe_start(config, folder))
     with show_warnings(console), catch_signals(console) as asked:
         try:
             for _ in watch_run(rows, config, earlier=earlier, console=console):
@@ -99,7 +99,7 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
     return 0
 
 
-def _opening(config: Config, folder: Path) -> str:
+def _describe_start(config: Config, folder: Path) -> str:
     size = config.lattice
     b = config.bounds
     return (

@@ -21,7 +21,7 @@ from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.bench import device, levels
 from fluctua.insitu.bench.processes import bench_process, list_sheet_options
 from fluctua.insitu.bench.simulated import train_by_simulation
-from fluctua.insitu.calibrate.knobs import parameters
+from fluctua.insitu.calibrate.knobs import compute_parameters
 from fluctua.insitu.device_training import run_and_resume
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.instrument.substrate import Incident, instrument_substrate
@@ -127,7 +127,7 @@ def run(
         nominal = levels.measure_level(model, bench, at_nominal, measure)
         true = levels.measure_level(model, bench, at_true, measure)
         bench.close()
-    believed = parameters(calibration, settings)
+    believed = compute_parameters(calibration, settings)
     truth = device.compute_parameters(sheet, hidden, settings, shots)
     error = {
         name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2)))

@@ -1,8 +1,9 @@
 """Actuator gains dθ/d(setting), from fits at several settings, weighted by the fits' errors.
 
-θ = θ₀ + K(s − s̄)     every actuator may move every parameter (`actuator_gains`)
-θ_p = θ₀_p + k_p s_p    a knob for each parameter, which moves no other (`own_gains`): two settings
-are enough
+    θ = θ₀ + K(s − s̄)        every actuator may move every parameter (`actuator_gains`)
+    θ_p = θ₀_p + k_p s_p      one knob per parameter, which moves no other (`fit_own_gains`)
+
+With one knob per parameter two settings are enough.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from fluctua.core.text import names
 
 
 class Gains(NamedTuple):
-    """gain, stderr: (P, S), dθ_p/ds. parameters: P names. settings: S names. center: s̄ (S,).
-    offset: θ at s̄ (P,).
+    """Gains of S settings on P parameters.
 
-    p_values: (P,), that θ is linear in the settings; NaN where there are no recordings to spare for
-    the test.
+    gain, stderr: dθ_p/ds, (P, S).
+    parameters: P names.
+    settings: S names.
+    center: s̄ (S,).
+    offset: θ at s̄ (P,).
+    p_values: of the test that θ is linear in the settings (P,); NaN where no recording is to spare.
     """
 
     gain: np.ndarray
@@ -37,7 +41,7 @@ class Gains(NamedTuple):
 
 
 def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[DriftFit]) -> Gains:
-    """Gains of the actuators.
+    """Fit the gains of all actuators on all parameters.
 
     Args:
         settings: of R recordings, {name: value} each.
@@ -53,7 +57,7 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
     for k, setting in enumerate(settings):
         missing = [name for name in known if name not in setting]
         if missing:
-            raise ValueError(f"recording {k} does not say what {', '.join(missing)} was set to.")
+            raise ValueError(f"recording {k} has no setting of {', '.join(missing)}.")
     s = np.array(
         [[float(np.asarray(setting[name])) for name in known] for setting in settings]
     ).reshape(len(fits), -1)
@@ -72,7 +76,7 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
     values = np.stack([flat(f.theta) for f in fits])
     errors = np.stack([flat(f.stderr) for f in fits])
     design = np.column_stack([np.ones(len(fits)), moved])
-    lines = [_line(design, y, e) for y, e in zip(values.T, errors.T, strict=True)]
+    lines = [_fit_line(design, y, e) for y, e in zip(values.T, errors.T, strict=True)]
     return Gains(
         np.array([line.solution[1:] for line in lines]),
         np.array([line.stderr[1:] for line in lines]),
@@ -85,9 +89,11 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
 
 
 class OwnGains(NamedTuple):
-    """θ_p = offset + gain · setting_p for one family.
+    """Lines θ_p = offset + gain · setting_p of one family. Shape (P,) each.
 
-    (P,) each; p_values: that it is a line, NaN where untested.
+    offset, offset_stderr: θ where the setting is zero, with its error.
+    gain, gain_stderr: slope, with its error.
+    p_values: of the test that it is a line; NaN where untested.
     """
 
     offset: np.ndarray
@@ -97,17 +103,16 @@ class OwnGains(NamedTuple):
     p_values: np.ndarray
 
 
-def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
-    """Straight lines through values (R, P), found at settings (R, P) with errors (R, P), a knob for
-    each parameter.
+def fit_own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
+    """Fit a line to each parameter: values and errors (R, P) at settings (R, P) of its own knob.
 
-    >>> own_gains([[0.0], [1.0], [2.0]], [[0.1], [1.3], [2.5]], [[0.1], [0.1], [0.1]]).gain
+    >>> fit_own_gains([[0.0], [1.0], [2.0]], [[0.1], [1.3], [2.5]], [[0.1], [0.1], [0.1]]).gain
     """
     s, values, errors = (np.asarray(v, float) for v in (settings, values, errors))
     if len(s) < 2 or np.any(np.ptp(s, axis=0) == 0):
         raise ValueError("the gain of a knob needs at least two different settings of it.")
     lines = [
-        _line(np.column_stack([np.ones(len(s)), k]), y, e)
+        _fit_line(np.column_stack([np.ones(len(s)), k]), y, e)
         for k, y, e in zip(s.T, values.T, errors.T, strict=True)
     ]
     offset, gain = np.array([line.solution for line in lines]).T
@@ -117,16 +122,16 @@ def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
     )
 
 
-def knob_gains(
+def fit_knob_gains(
     settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]
 ) -> dict[str, OwnGains]:
-    """Family by family, what knobs do that are called as the parameters they move, one for each."""
+    """Fit offset and gain of every knob, family by family; knobs are named as their parameters."""
 
     def stack(rows):
         return np.stack([np.asarray(row, float) for row in rows])
 
     return {
-        name: own_gains(
+        name: fit_own_gains(
             stack(s[name] for s in settings),
             stack(f.theta[name] for f in fits),
             stack(f.stderr[name] for f in fits),
@@ -138,13 +143,13 @@ def knob_gains(
 def are_knobs(settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]) -> bool:
     """Whether every setting is an array with the name and the shape of a fitted parameter."""
 
-    def one(s: Mapping[str, Any], fit: DriftFit) -> bool:
+    def matches(s: Mapping[str, Any], fit: DriftFit) -> bool:
         shapes = {name: np.shape(value) for name, value in fit.theta.items()}
         return bool(s) and all(
             np.ndim(v) > 0 and shapes.get(name) == np.shape(v) for name, v in s.items()
         )
 
-    return all(map(one, settings, fits)) and all(set(s) == set(settings[0]) for s in settings)
+    return all(map(matches, settings, fits)) and all(set(s) == set(settings[0]) for s in settings)
 
 
 class _Line(NamedTuple):
@@ -153,10 +158,8 @@ class _Line(NamedTuple):
     p_value: float
 
 
-def _line(design: np.ndarray, y: np.ndarray, e: np.ndarray) -> _Line:
-    """Weighted least squares of y (R,) with errors e on design (R, K), and p of χ² if there are
-    values to spare.
-    """
+def _fit_line(design: np.ndarray, y: np.ndarray, e: np.ndarray) -> _Line:
+    """Weighted least squares of y (R,) with errors e on design (R, K), with p of χ² if R > K."""
     if not np.all(np.isfinite(e)):  # not determined by the data of some recording
         unknown = np.full(design.shape[1], np.nan)
         return _Line(unknown, unknown, np.nan)

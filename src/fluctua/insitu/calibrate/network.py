@@ -1,7 +1,7 @@
 """A resonator network whose drift is linear in everything that a calibration can find.
 
-    dψ_n/dt = −i ω_n ψ_n − i χ_n |ψ_n|²ψ_n − i Σ_m (κ_nm + δκ_nm) ψ_m − Γ_n ψ_n + Σ_drives d_k
-    f_k(t) [n is its site]
+    dψ_n/dt = −i ω_n ψ_n − i χ_n |ψ_n|²ψ_n − i Σ_m (κ_nm + δκ_nm) ψ_m − Γ_n ψ_n
+              + Σ_k d_k f_k(t) [n is the site of drive k]
 
 θ = {omega (N,), kappa (B,), chi (N,), decay: Γ_n = γ_n + γ_e (N,), drive_re, drive_im: d_k = D s⁺
 e^{iφ} (drives,)}. γ and γ_e are not separable by the drift of one site, nor D and s⁺: what
@@ -14,8 +14,8 @@ their own.
 
 The drift is linear in features of the state too, so a fit is quick (`core.likelihood.features`):
 
-    ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),     φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ,
-    Re f, Im f).
+    ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),
+    φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ, Re f, Im f).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LinearDrift:
         return to_x(rate)
 
     def features(self, x: Array, t: Array, context: PyTree) -> Array:
-        """φ. (4CN + 2 drives,)"""
+        """Features φ. Shape (4CN + 2 drives,)."""
         shapes = (
             jnp.stack([jnp.asarray(s) for s in self._shapes(t)])
             if self.drives
@@ -148,16 +148,18 @@ class FixedNoise:
 
 
 class LinearModel(NamedTuple):
-    """process, and theta as the network and its parameters say it should be."""
+    """Model of a network that a calibration fits.
+
+    process: drift and noise.
+    theta: coefficients by the network and its parameters.
+    """
 
     process: Process
     theta: dict[str, np.ndarray]
 
 
-def linear_model(task: Task, theta: Params, *, kerr: bool = True) -> LinearModel:
-    """The calibration's model of a task at θ. kerr: whether χ is among what is to be found, or
-    zero.
-    """
+def make_linear_model(task: Task, theta: Params, *, kerr: bool = True) -> LinearModel:
+    """Make the model of a task at θ for a calibration; without `kerr` χ is zero and not fitted."""
     c = coefficients(task.network, theta)  # refuses leads on several resonators
     coupling = np.tile(c.lead_coupling, task.copies)
     amplitude = [coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]

@@ -1,16 +1,16 @@
 """A calibration as the `noise` table of its recording, and back.
 
-`fluctua calibrate --write` puts it there and `fluctua estimate` takes it from there, so that a file
-carries what is known of its noise and of its drift with it. A table of another origin, with
-a `diffusion` from another measurement, will do as well; only that entry is needed.
+`fluctua calibrate --write` writes the table and `fluctua estimate` reads it, so that a file holds
+the calibration of its noise and drift. A table from another measurement does as well; only
+`diffusion` is needed.
 
 The score divides by Q, so a Q that is off by a factor c puts the whole gradient off by 1/c: the
 calibrated one is used wherever a file has it. It enters as a factor on each component's noise,
 
-    σ_i(θ, x, t) → σ_i(θ, x, t) √(Q̂_i / Q_i),     Q_i the model's own, averaged over recorded
-    states,
+    σ_i(θ, x, t) → σ_i(θ, x, t) √(Q̂_i / Q_i),
 
-so that what the model says about how σ depends on θ and on the state stays.
+with Q_i the model's own, averaged over recorded states, so that the dependence of σ on θ and on
+the state stays that of the model.
 
 The score also needs the drift at the parameters that the system really had. `theta="calibrated"`
 puts the fitted ones in the place of those that were set, and adds to a network's drift what was
@@ -45,10 +45,12 @@ ERROR = "_stderr"
 
 
 class NoiseTable(NamedTuple):
-    """diffusion, diffusion_stderr: Q (M,), the error NaN if it is not known. observation_variance:
-    s² (M,), None where none was seen. drift, drift_stderr: {name: fitted coefficients}, infinite
-    errors for what the data left open.
-    origin: date, transition and trajectories, for people.
+    """The `noise` table of a recording.
+
+    diffusion, diffusion_stderr: Q (M,); the error is NaN if it is not known.
+    observation_variance: s² (M,), None where none was seen.
+    drift, drift_stderr: {name: fitted coefficients}; errors are infinite where undetermined.
+    origin: date, transition and trajectories, in words.
     """
 
     diffusion: np.ndarray
@@ -60,7 +62,7 @@ class NoiseTable(NamedTuple):
 
 
 def tabulate_calibration(calibration: Calibration, trajectories: int) -> dict[str, Any]:
-    """What `put_table(path, "noise", …)` takes.
+    """Make the table of a calibration for `put_table(path, "noise", …)`.
 
     Args:
         calibration: of `calibrate`.
@@ -75,14 +77,14 @@ def tabulate_calibration(calibration: Calibration, trajectories: int) -> dict[st
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
     table: dict[str, Any] = {name: getattr(calibration.noise, name) for name in names}
     table["observation_seen"] = int(calibration.noise.observation_seen)
-    for name, value, error in _flat(calibration.fit.theta, calibration.fit.stderr):
+    for name, value, error in _list_entries(calibration.fit.theta, calibration.fit.stderr):
         table |= {f"{DRIFT}{name}": value, f"{DRIFT}{name}{ERROR}": error}
     how = {"transition": calibration.transition, "trajectories": trajectories}
-    return {**table, **how, "created": heads.now(), "software": heads.software_name()}
+    return {**table, **how, "created": heads.format_now(), "software": heads.software_name()}
 
 
 def read_noise(description: heads.Description) -> NoiseTable | None:
-    """The calibration in a recording's head; None if there is none.
+    """Read the calibration in a recording's head; None if there is none.
 
     >>> put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
     >>> with insitu.files.open("run.nc") as recording:
@@ -92,16 +94,22 @@ def read_noise(description: heads.Description) -> NoiseTable | None:
     size = len(description.components)
     if "diffusion" not in table:
         return None
-    q = _vector(table, "diffusion", size)
+    q = _read_vector(table, "diffusion", size)
     if not np.all(q >= 0):
         _refuse_diffusion(q, description.components)
-    s2 = _vector(table, "observation_variance", size) if "observation_variance" in table else None
+    s2 = (
+        _read_vector(table, "observation_variance", size)
+        if "observation_variance" in table
+        else None
+    )
     if s2 is not None and "observation_seen" in table:
         s2 = s2 if int(table["observation_seen"]) else None
     elif s2 is not None and "observation_stderr" in table:
-        s2 = s2 if is_observation_seen(s2, _vector(table, "observation_stderr", size)) else None
+        s2 = (
+            s2 if is_observation_seen(s2, _read_vector(table, "observation_stderr", size)) else None
+        )
     error = (
-        _vector(table, f"diffusion{ERROR}", size)
+        _read_vector(table, f"diffusion{ERROR}", size)
         if f"diffusion{ERROR}" in table
         else np.full(size, np.nan)
     )
@@ -112,7 +120,7 @@ def read_noise(description: heads.Description) -> NoiseTable | None:
         for n, v in drift.items()
     }
     return NoiseTable(
-        q, error, None if s2 is None else np.maximum(s2, 0), drift, errors, _origin(table)
+        q, error, None if s2 is None else np.maximum(s2, 0), drift, errors, _describe_origin(table)
     )
 
 
@@ -125,8 +133,8 @@ def _refuse_diffusion(q: np.ndarray, components: tuple[str, ...]) -> None:
     )
 
 
-def _vector(table: Any, name: str, size: int) -> np.ndarray:
-    """One number for each component; a single one stands for all."""
+def _read_vector(table: Any, name: str, size: int) -> np.ndarray:
+    """Read one number per component; a single one stands for all."""
     value = np.asarray(table[name], float)
     if value.shape not in ((), (1,), (size,)) or not np.all(np.isfinite(value)):
         raise ValueError(
@@ -137,15 +145,15 @@ def _vector(table: Any, name: str, size: int) -> np.ndarray:
     return np.broadcast_to(value, (size,)).copy()
 
 
-def _origin(table: Any) -> str:
+def _describe_origin(table: Any) -> str:
     parts = [str(table["created"])[:10]] if "created" in table else []
     parts += [f"{int(table['trajectories']):,} trajectories"] if "trajectories" in table else []
     parts += [f"{table['transition']} transition"] if "transition" in table else []
     return ", ".join(parts) or "of unknown origin"
 
 
-def _flat(theta: Any, stderr: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """The entries of a θ that is a table; of any other, none: a file has no names for them."""
+def _list_entries(theta: Any, stderr: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Entries of θ that a table can hold, with errors; none unless θ is a flat dictionary."""
     if not isinstance(theta, dict) or not all(
         str(n).isidentifier() and np.ndim(v) >= 0 for n, v in theta.items()
     ):
@@ -164,9 +172,12 @@ SAMPLES = 256
 
 
 class CalibratedModel(NamedTuple):
-    """model: as it is to be used. observation_variance: s² (M,) to correct for, or None. ratio:
-    Q̂/Q (M,) of the file's calibration, None if the model's noise was left alone. notes: what was
-    used, a line each, for people.
+    """A model with the calibration of its recording.
+
+    model: with the calibrated noise, and drift where requested.
+    observation_variance: s² (M,) to correct for, or None.
+    ratio: Q̂/Q (M,) of the file's calibration; None if the model's noise is used.
+    notes: what was used, one line each.
     """
 
     model: models.RecordingModel
@@ -182,7 +193,7 @@ def apply_calibration(
     noise: str = "auto",
     theta: str = "set",
 ) -> CalibratedModel:
-    """The model with what the recording's `noise` table says.
+    """Apply the `noise` table of a recording to its model.
 
     Args:
         recording: an open one.
@@ -217,7 +228,7 @@ def apply_calibration(
     ratio = variance = None
     if theta == "calibrated":
         assert table is not None
-        model, line = _with_drift(recording, model, table)
+        model, line = _apply_drift(recording, model, table)
         notes.append(line)
     if table is None or noise == "nominal":
         notes.insert(
@@ -226,10 +237,10 @@ def apply_calibration(
             + ("" if noise == "nominal" else "; the file has no calibration"),
         )
     else:
-        model, ratio = _with_noise(recording, model, table.diffusion)
+        model, ratio = _apply_noise(recording, model, table.diffusion)
         variance = table.observation_variance
-        notes.insert(0, _noise_line(table, ratio, variance))
-        notes += _off(recording, model, table) if theta == "set" else []
+        notes.insert(0, _describe_noise(table, ratio, variance))
+        notes += _describe_changes(recording, model, table) if theta == "set" else []
     return CalibratedModel(model, variance, ratio, tuple(notes))
 
 
@@ -263,10 +274,8 @@ class ScaledDiffusion:
         return scale * self.f(theta, x, t, context, scale * v)
 
 
-def scaled(process: Process, scale: np.ndarray) -> Process:
-    """The process with the noise of component i times scale_i, in whichever form it is given.
-    scale: (M,)
-    """
+def scale_process_noise(process: Process, scale: np.ndarray) -> Process:
+    """Multiply the noise of component i by scale_i, in whichever form it is given. scale: (M,)"""
     by = tuple(np.asarray(scale, float).tolist())
     noise: Any = process.noise
     if isinstance(noise, NoiseProduct):
@@ -277,10 +286,10 @@ def scaled(process: Process, scale: np.ndarray) -> Process:
     return process._replace(noise=noise, diffusion=diffusion)
 
 
-def _with_noise(
+def _apply_noise(
     recording: RecordingFile, model: models.RecordingModel, diffusion: np.ndarray
 ) -> tuple[models.RecordingModel, np.ndarray]:
-    """The model with Q of the observed components (C,) as given, and Q̂/Q (C,)."""
+    """The model with Q of the observed components (C,) replaced, and Q̂/Q (C,)."""
     process = check.process(model.process)
     seen = np.arange(len(diffusion)) if model.observed is None else model.observed
     size = len(diffusion) if model.size is None else model.size
@@ -293,12 +302,11 @@ def _with_noise(
         raise ValueError(
             f"the model has no noise on {bad}, so its calibrated diffusion has nothing to scale."
         )
-    ratio = np.where(
-        own > 0, diffusion / np.where(own > 0, own, 1), 1.0
-    )  # no noise in either: it stays so
+    # a component without noise in both stays so
+    ratio = np.where(own > 0, diffusion / np.where(own > 0, own, 1), 1.0)
     scale = np.ones(size)
     scale[seen] = np.sqrt(ratio)
-    return model._replace(process=scaled(process, scale)), ratio
+    return model._replace(process=scale_process_noise(process, scale)), ratio
 
 
 def _mean_diffusion(
@@ -316,10 +324,10 @@ def _mean_diffusion(
     times = jnp.asarray(data.t[n], dtype)
 
     def average_trajectory(x: Array, context: PyTree) -> Array:
-        def at(pair):
+        def diagonal(pair):
             return jnp.diagonal(diffusion_matrix(process, theta, pair[0], pair[1], context))
 
-        return jax.lax.map(at, (x, times)).mean(axis=0)
+        return jax.lax.map(diagonal, (x, times)).mean(axis=0)
 
     each = [
         average_trajectory(
@@ -335,8 +343,11 @@ def _mean_diffusion(
 
 @dataclass(frozen=True)
 class CorrectedDrift:
-    """μ plus what a calibration found besides θ: a linear model at differences of coefficients,
-    `rest`, as pairs.
+    """μ plus what a calibration found besides θ: a linear model at differences of coefficients.
+
+    f: the drift of the model.
+    linear: the linear model.
+    rest: pairs of name and difference.
     """
 
     f: Callable[..., Array]
@@ -349,9 +360,10 @@ class CorrectedDrift:
         return self.f(theta, x, t, context) + self.linear(known, x, t, None)
 
 
-def _with_drift(
+def _apply_drift(
     recording: RecordingFile, model: models.RecordingModel, table: NoiseTable
 ) -> tuple[models.RecordingModel, str]:
+    """The model with the fitted parameters, decay and drive, and a note about it."""
     if not table.drift:
         raise ValueError(
             f"the calibration in {recording.path} has no fitted drift. Calibrate it anew: fluctua "
@@ -363,19 +375,20 @@ def _with_drift(
             "has other parameters."
         )
     theta = {
-        name: _where_known(table, name, np.asarray(value, float))
+        name: _take_known(table, name, np.asarray(value, float))
         for name, value in model.theta.items()
     }
-    line = f"parameters: as calibrated ({table.origin}); {_furthest(table, model.theta, theta)}"
+    furthest = _describe_furthest(table, model.theta, theta)
+    line = f"parameters: as calibrated ({table.origin}); {furthest}"
     if model.observed is None:  # the user's own process: all of its drift is in θ
         return model._replace(theta=theta), line
     task = models.build_task(recording.description)
-    nominal = network.linear_model(task, theta).theta
+    nominal = network.make_linear_model(task, theta).theta
     rest = {name: 0 * nominal[name] for name in ("omega", "kappa", "chi")}
     if task.frame == "lab":  # where a linear model adds the carrier to ω
         rest["omega"] = rest["omega"] - carrier(task.drives)
     for name in ("decay", "drive_re", "drive_im"):
-        rest[name] = _where_known(table, name, nominal[name]) - nominal[name]
+        rest[name] = _take_known(table, name, nominal[name]) - nominal[name]
     linear = network.LinearDrift(task.simulated, task.drives, task.frame, None, task.copies)
     fixed = tuple((name, tuple(np.asarray(v, float).tolist())) for name, v in rest.items())
     process = check.process(model.process)
@@ -385,12 +398,11 @@ def _with_drift(
     ), f"{line}; decay and drive too"
 
 
-def _furthest(table: NoiseTable, before: Params, theta: Params) -> str:
-    """Which parameter the calibration moved by most of its errors, and by how much."""
-    moved = np.abs(report.flat(theta) - report.flat(before))
-    errors = report.flat(
-        {name: table.drift_stderr.get(name, np.zeros_like(value)) for name, value in theta.items()}
-    )
+def _describe_furthest(table: NoiseTable, before: Params, theta: Params) -> str:
+    """Name the parameter that the calibration moved by most of its errors, and by how much."""
+    moved = np.abs(report.flatten(theta) - report.flatten(before))
+    stderr = {name: table.drift_stderr.get(name, np.zeros_like(v)) for name, v in theta.items()}
+    errors = report.flatten(stderr)
     z = moved / np.where(errors > 0, errors, np.inf)
     worst = int(np.argmax(z))
     return (
@@ -399,8 +411,8 @@ def _furthest(table: NoiseTable, before: Params, theta: Params) -> str:
     )
 
 
-def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndarray:
-    """SystemFit values where the data determined them."""
+def _take_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndarray:
+    """Fitted values where the data determined them, else others."""
     if name not in table.drift:
         return otherwise
     if table.drift[name].shape != otherwise.shape:
@@ -414,7 +426,7 @@ def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndar
 # ----------------------------------------------------------------------------------------- in words
 
 
-def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | None) -> str:
+def _describe_noise(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | None) -> str:
     known = (
         np.nanmedian(
             table.diffusion_stderr / np.where(table.diffusion > 0, table.diffusion, np.nan)
@@ -434,14 +446,13 @@ def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | Non
     size = f"{deviation.min():.3g}" + (
         f" to {deviation.max():.3g}" if np.ptp(deviation) > 0 else ""
     )
-    return (
-        line
-        + f"; observation noise of {size} (standard deviation), corrected for in J and its gradient"
-    )
+    return f"{line}; observation noise of {size} (standard deviation), corrected in J and gradient"
 
 
-def _off(recording: RecordingFile, model: models.RecordingModel, table: NoiseTable) -> list[str]:
-    """A warning where the fit found other parameters than were set."""
+def _describe_changes(
+    recording: RecordingFile, model: models.RecordingModel, table: NoiseTable
+) -> list[str]:
+    """Warn in words where the fit found other parameters than were set."""
     if not isinstance(model.theta, dict):
         return []
     z = [
@@ -450,7 +461,7 @@ def _off(recording: RecordingFile, model: models.RecordingModel, table: NoiseTab
         if n in table.drift and table.drift[n].shape == np.shape(v)
     ]
     every = np.nan_to_num(np.abs(np.concatenate(z))) if z else np.zeros(0)
-    off = int(np.sum(every > report.limit(every.size)))
+    off = int(np.sum(every > report.alarm_limit(every.size)))
     if not off:
         return []
     return [

@@ -110,7 +110,7 @@ class CalibratedDevice:
         if follow is not None and self.substrate.last is not None:
             self.calibration = follow(self.calibration, *self.substrate.last)
 
-    def take(self, values: dict[str, Any]) -> None:
+    def use_calibration(self, values: dict[str, Any]) -> None:
         """Use a calibration that was made elsewhere; the first batch gives the noise."""
         self.calibration = values
         self.first = self.first or values

@@ -140,9 +140,9 @@ class Instruments:
         """Put the `arrays` of a checkpoint back."""
         several = isinstance(self.substrate, DeviceArray)
         if several and ARRAY not in arrays:
-            raise ValueError(_refuse_number("one device", "several"))
+            raise ValueError(_describe_mismatch("one device", "several"))
         if not several and ARRAY in arrays:
-            raise ValueError(_refuse_number("several devices", "one"))
+            raise ValueError(_describe_mismatch("several devices", "one"))
         if isinstance(self.substrate, DeviceArray):
             self.substrate.load(arrays)
         for device in self.devices:
@@ -159,5 +159,7 @@ class Instruments:
         self.substrate.close()
 
 
-def _refuse_number(began: str, now: str) -> str:
-    return f"the run is of {began}, and {now} was given. Go on with the same, or begin another run."
+def _describe_mismatch(earlier: str, now: str) -> str:
+    return (
+        f"the run is of {earlier}, and {now} was given. Go on with the same, or begin another run."
+    )

@@ -115,7 +115,7 @@ class TrainingSession:
         if isinstance(self.estimator, SelfCalibrating):
             assert self.self_calibration is not None
             values = self.self_calibration.context(self.estimator.phi)
-            self.instruments.devices[0].take(values)
+            self.instruments.devices[0].use_calibration(values)
         else:
             self.instruments.follow()
 

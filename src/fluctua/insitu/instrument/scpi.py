@@ -29,8 +29,8 @@ def make_block(data: bytes) -> bytes:
     length = str(len(data))
     if len(length) > MAX_DIGITS:
         raise ValueError(
-            "a definite-length block holds less than a gigabyte; got "
-            f"{len(data):,} bytes. Send parts."
+            f"a definite-length block holds less than a gigabyte; got {len(data):,} "
+            "bytes. Send parts."
         )
     return f"#{len(length)}{length}".encode() + data
 

@@ -132,8 +132,8 @@ class VirtualBench:
             )
         if parts[1] != "virtual bench":
             raise CommandRejected(
-                f"{address} is not a virtual bench; *IDN? was answered by {answer[:80]!r}. Write a "
-                "driver for it."
+                f"{address} is not a virtual bench; *IDN? was answered by {answer[:80]!r}. Write "
+                "a driver for it."
             )
         return ",".join(parts[:3])
 

@@ -1,8 +1,8 @@
-"""States as they were written: every trajectory is compared with its checksum before it is used.
+"""States of a recording that are compared with their checksums before they are used.
 
-HDF5's own checksums are per chunk, and do not see a chunk that was zeroed, swapped with another or
-copied over one, because its checksum goes with it. `/checksum` has one per trajectory, in the lower
-half that of the states, in the upper half that of the trajectory's number and context.
+HDF5's own checksums are per chunk, and do not detect a chunk that was zeroed, swapped with another
+or copied over one, because its checksum goes with it. `/checksum` has one per trajectory, in the
+lower half that of the states, in the upper half that of the trajectory's number and context.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import numpy as np
 from fluctua.insitu.recording import layout
 
 BLOCK = 16 * 2**20
-"""Bytes that are read at a time where trajectories are checked without being asked for whole."""
+"""Bytes that are read at a time where trajectories are checked and read in part."""
 
 
 class CheckedStates:
     """States (E, T+1, C) in a file, loaded when sliced by trajectory and time.
 
-    A trajectory is checked when any of it is first read. If it is asked for whole, that costs a
+    A trajectory is checked when any of it is first read. If it is read completely, that costs a
     CRC-32; if in part, it is read once from beginning to end.
+
+    numbers: compare the upper half too, which is that of the number where there is no context.
     """
 
     def __init__(self, data: Any, checksums: np.ndarray | None, path: Path, *, numbers: bool):
-        """numbers: compare the upper half too, which is that of the number where there is
-        no context.
-        """
         self.shape = data.shape
         self.dtype = data.dtype
         self._data = data
@@ -41,7 +40,7 @@ class CheckedStates:
 
     def __getitem__(self, key: Any) -> np.ndarray:
         keys = key if isinstance(key, tuple) else (key,)
-        rows = _rows(keys[0], self.shape[0])
+        rows = _list_rows(keys[0], self.shape[0])
         if self._checksums is None:
             return self._read(key, rows)
         whole = len(keys) == 1 or _covers(keys[1], self.shape[1])
@@ -51,7 +50,7 @@ class CheckedStates:
         raw = self._read(key, rows)
         each = raw if raw.ndim == 3 else raw[None]
         self._compare(
-            {n: _crc(one) for n, one in zip(rows, each, strict=True) if not self._passed[n]}
+            {n: _compute_crc(one) for n, one in zip(rows, each, strict=True) if not self._passed[n]}
         )
         return raw
 
@@ -62,7 +61,7 @@ class CheckedStates:
         for n in rows:
             crc = 0
             for first in range(0, self.shape[1], step):
-                crc = _crc(self._read((n, slice(first, first + step)), [n]), crc)
+                crc = _compute_crc(self._read((n, slice(first, first + step)), [n]), crc)
             crcs[n] = crc
         self._compare(crcs)
 
@@ -81,15 +80,13 @@ class CheckedStates:
         return True
 
     def _compare(self, crcs: dict[int, int]) -> None:
-        """Mark trajectories {number: CRC-32} as passed; raise with the numbers of those
-        that differ.
-        """
+        """Mark trajectories {number: CRC-32} as passed; raise if one differs."""
         assert self._checksums is not None
         wrong = []
         for n, crc in crcs.items():
             known = int(self._checksums[n])
             differs = known & 0xFFFFFFFF != crc
-            differs |= self._numbers and known >> 32 != layout.context_checksum(n, {})
+            differs |= self._numbers and known >> 32 != layout.compute_context_checksum(n, {})
             if differs:
                 wrong.append(n)
             else:
@@ -105,8 +102,8 @@ class CheckedStates:
         )
 
 
-def _rows(key: Any, size: int) -> Sequence[int]:
-    """The trajectories that a slice or a number means."""
+def _list_rows(key: Any, size: int) -> Sequence[int]:
+    """List the trajectories that a slice or a number selects."""
     return range(*key.indices(size)) if isinstance(key, slice) else [int(key)]
 
 
@@ -114,5 +111,5 @@ def _covers(key: Any, size: int) -> bool:
     return isinstance(key, slice) and key.indices(size) == (0, size, 1)
 
 
-def _crc(x: np.ndarray, before: int = 0) -> int:
+def _compute_crc(x: np.ndarray, before: int = 0) -> int:
     return zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data, before)

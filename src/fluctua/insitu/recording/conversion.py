@@ -1,4 +1,4 @@
-"""Any file of trajectories as a recording, and a sound copy of a damaged one."""
+"""Convert any file of trajectories to a recording, and copy what is sound of a damaged one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.insitu.recording.description import now, software_name
+from fluctua.insitu.recording.description import format_now, software_name
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import remove_trend
 from fluctua.insitu.recording.writer import Writer, create
 
 
 class Converted(NamedTuple):
-    """kept: trajectories in the copy. dropped: numbers of those with states that are not
-    finite. lost: unreadable.
+    """Trajectories of a copy.
+
+    kept: their number.
+    dropped: numbers of those with states that are not finite.
+    lost: numbers of those that could not be read.
     """
 
     kept: int
@@ -57,20 +60,20 @@ def convert(
     origin = f"converted from {recording.path.name} ({recording.kind})"
     samples = None
     if detrend is not None:
-        samples = _in_samples(recording, detrend)
+        samples = _convert_to_samples(recording, detrend)
         origin += f", detrended: what varies more slowly than {detrend:g} was subtracted"
     head = dataclasses.replace(
         d,
         parameters={**d.parameters, **(parameters or {})},
         provenance=f"{d.provenance}; {origin}" if d.provenance else origin,
         software=software_name(),
-        created=now(),
+        created=format_now(),
     )
     path = Path(path)
     writer = create(path, head, trajectories=recording.count)
     try:
         with writer:
-            dropped, lost = _copied(
+            dropped, lost = _copy(
                 recording, writer, drop, samples, progress or (lambda done, total: None)
             )
     except BaseException:
@@ -79,7 +82,7 @@ def convert(
     return Converted(writer.count, dropped, lost)
 
 
-def _in_samples(recording: RecordingFile, detrend: float) -> float:
+def _convert_to_samples(recording: RecordingFile, detrend: float) -> float:
     """The time of `detrend` in samples; refused where a trend has no meaning."""
     if not (np.isfinite(detrend) and detrend > 0):
         raise ValueError(f"`detrend` (--detrend) is a time, above 0; got {detrend:g}.")
@@ -91,14 +94,14 @@ def _in_samples(recording: RecordingFile, detrend: float) -> float:
     return detrend / float(np.median(np.diff(recording.t)))
 
 
-def _copied(
+def _copy(
     recording: RecordingFile,
     writer: Writer,
     drop: bool,
     samples: float | None,
     progress: Callable[[int, int], None],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers of the trajectories that were dropped, and of those that were lost."""
+    """Copy trajectories; returns the numbers of those that were dropped and of those lost."""
     d = recording.description
     dropped = []
     lost = []

@@ -1,6 +1,4 @@
-"""What a recording says about itself, apart from the states: channels, times, units, θ, settings,
-drive, noise.
-"""
+"""Head of a recording: channels, times, units, θ, settings, drive and noise."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ import numpy as np
 from fluctua.core import check
 
 GROUPS = ("parameters", "settings", "drive", "noise", "network", "simulation")
-"""The named tables of a recording: θ, what the actuators were set to, the drive, the calibration,
-the graph; and where nothing was measured, how it was simulated."""
+"""Tables of a recording: θ, settings of the actuators, drive, calibration, graph, simulation."""
 
 Table = Mapping[str, Any]
 
@@ -24,9 +21,9 @@ Table = Mapping[str, Any]
 class EventKinds(NamedTuple):
     """The events of a jump process that a recording keeps (`fluctua.Jumps`).
 
-    names: what they are called, R of them. changes: (R, M), what each adds to the state; None where
-    sizes are random, and are kept with every event. still: whether the state stays as it is between
-    events.
+    names: of the R kinds.
+    changes: of the state by each kind (R, M); None where sizes are random and stored per event.
+    still: whether the state is constant between events.
     """
 
     names: tuple[str, ...]
@@ -38,16 +35,19 @@ class EventKinds(NamedTuple):
 class Description:
     """The head of a recording, written before its first trajectory.
 
-    t: (T+1,) strictly increasing. channels: C names. dtype: of the states, float32, float64,
-    complex64 or complex128; a complex channel is two components of the state x = [Re, Im]. context:
-    {name: shape of one trajectory's value}, what is known of each trajectory (its modulation, the
-    phase of its drive); None if nothing.
-    events: the `EventKinds` of a jump process, whose times and marks come with every trajectory;
-    None if it has none.
-
-    parameters: θ as it was set. settings: of the actuators, in their own units. drive,
-    noise, network, simulation: see docs/recordings.md. Each is a table {name: array, number or
-    text}.
+    t: times (T+1,), strictly increasing.
+    channels: C names.
+    dtype: of the states, float32, float64, complex64 or complex128; a complex channel is two
+        components of the state x = [Re, Im].
+    units, time_units: of the states and of the times.
+    context: {name: shape of one trajectory's value}, known of each trajectory (its modulation, the
+        phase of its drive); None if nothing.
+    parameters: θ as it was set, a table {name: array, number or text} like the following.
+    settings: of the actuators, in their own units.
+    drive, noise, network, simulation: see docs/recordings.md.
+    provenance, software, created: where the data come from, which program wrote them, and when.
+    events: the `EventKinds` of a jump process, whose times and marks are stored with every
+        trajectory; None if it has none.
 
     >>> theta = {"omega": omega}
     >>> Description(t, ("psi[0]", "psi[1]"), "complex64", time_units="1/kappa", parameters=theta)
@@ -85,21 +85,21 @@ class Description:
         if self.context is not None:
             put(
                 "context",
-                {plain_name(k, "context"): tuple(map(int, v)) for k, v in self.context.items()}
+                {check_name(k, "context"): tuple(map(int, v)) for k, v in self.context.items()}
                 or None,
             )
         for group in GROUPS:
             put(
                 group,
                 {
-                    plain_name(k, group): table_value(k, v, group)
+                    check_name(k, group): check_value(k, v, group)
                     for k, v in getattr(self, group).items()
                 },
             )
         if self.events is not None:
-            put("events", _kinds(self.events, len(self.components)))
+            put("events", _check_kinds(self.events, len(self.components)))
         put("software", self.software or software_name())
-        put("created", self.created or now())
+        put("created", self.created or format_now())
 
     @property
     def is_complex(self) -> bool:
@@ -108,9 +108,7 @@ class Description:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Names of the M components of the state: the channels, or `Re …` of all and then
-        `Im …`.
-        """
+        """Names of the M components of the state: channels, or `Re …` of all, then `Im …`."""
         if not self.is_complex:
             return self.channels
         return tuple(f"{part} {name}" for part in ("Re", "Im") for name in self.channels)
@@ -121,22 +119,22 @@ class Description:
         return {name: np.asarray(value, np.float64) for name, value in self.parameters.items()}
 
 
-def _kinds(kinds: EventKinds, width: int) -> EventKinds:
-    """Names of their own, and a change of the whole state for each."""
+def _check_kinds(kinds: EventKinds, width: int) -> EventKinds:
+    """Check that kinds of events have distinct names and changes of the whole state."""
     names = check_names(kinds.names)
     if kinds.changes is None:
         return EventKinds(names, None, bool(kinds.still))
     changes = np.asarray(kinds.changes, np.float64)
     if changes.shape != (len(names), width) or not np.isfinite(changes).all():
         raise ValueError(
-            f"`events.changes` must be finite numbers ({len(names)}, {width}), one row an event "
-            f"and one column a component; got shape {changes.shape}."
+            f"`events.changes` must be finite numbers ({len(names)}, {width}), one row per event "
+            f"and one column per component; got shape {changes.shape}."
         )
     return EventKinds(names, changes, bool(kinds.still))
 
 
 def check_names(channels: Sequence[str]) -> tuple[str, ...]:
-    """Distinct names, one at least."""
+    """Check that names are distinct and one at least."""
     names = tuple(channels)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"`channels` must be one name or more, each a text; got {names!r}.")
@@ -148,8 +146,8 @@ def check_names(channels: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def plain_name(name: Any, group: str) -> str:
-    """A name that can be a variable of netCDF, and a name in MATLAB and Python."""
+def check_name(name: Any, group: str) -> str:
+    """Check that a name can be a variable in netCDF, MATLAB and Python."""
     if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
         raise ValueError(
             f"names in `{group}` must be like omega or gain_2 (letters, digits, _); got {name!r}."
@@ -157,8 +155,8 @@ def plain_name(name: Any, group: str) -> str:
     return name
 
 
-def table_value(name: str, value: Any, group: str) -> Any:
-    """A text, or an array of real numbers."""
+def check_value(name: str, value: Any, group: str) -> Any:
+    """Check that a value is a text or an array of real numbers."""
     if isinstance(value, str):
         return value
     array = np.asarray(value)
@@ -169,19 +167,19 @@ def table_value(name: str, value: Any, group: str) -> Any:
     return array
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 trajectory`, `2,000 trajectories`."""
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun: `1 trajectory`, `2,000 trajectories`."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def now() -> str:
-    """The time as files have it, ISO 8601 in UTC."""
+def format_now() -> str:
+    """Format the present time as in files, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def software_name() -> str:
-    """`fluctua` and its version."""
+    """Name and version of this program."""
     try:
         return f"fluctua {version('fluctua')}"
     except PackageNotFoundError:

@@ -1,5 +1,4 @@
-"""Samples that repeat the one before: by chance, because they were rounded to steps, or held by the
-instrument.
+"""Samples that repeat the one before: by chance, by rounding, or held by the instrument.
 
 A tie is a sample that equals the one before in every channel. Two things tell chance from holding.
 
@@ -21,30 +20,27 @@ import numpy as np
 import scipy
 
 SAMPLES = 20_000
-"""Samples of a channel that its steps are looked for in."""
+"""Samples of a channel in which steps are searched."""
 INEXACT = 0.05
 """Part of a step by which differences may miss a multiple of it."""
 ENOUGH = 20
-"""Ties from which the differences that follow them are judged, and near misses a prediction rests
-on.
-"""
+"""Ties from which the differences after them are judged; near misses for a prediction."""
 
 COARSE = 0.2
-"""Share of ties above which what follows them is not judged: differences are then of a step or
-less.
-"""
+"""Share of ties above which the differences after them, of a step or less, are not judged."""
 
 
 def find_steps(x: np.ndarray) -> np.ndarray | None:
-    """The steps that samples (n, M) were rounded to, (M,); None if a channel has none, as of
-    continuous numbers.
-    """
+    """Find the steps that samples (n, M) were rounded to, (M,); None if a channel has none."""
     steps = [_find_step(np.asarray(x[:SAMPLES, i], np.float64), x.dtype) for i in range(x.shape[1])]
     return np.array(steps) if all(steps) else None
 
 
 def _find_step(values: np.ndarray, dtype: np.dtype) -> float:
-    """0 where there is none. Neighbouring values of a rounded quantity are a few steps apart."""
+    """Find the step of one channel; 0 if there is none.
+
+    Neighbouring values of a rounded quantity are a few steps apart.
+    """
     unique = np.unique(values[np.isfinite(values)])
     gaps = np.diff(unique)
     rounding = 4 * float(np.finfo(dtype).eps) * float(np.abs(unique).max(initial=0.0))
@@ -56,15 +52,18 @@ def _find_step(values: np.ndarray, dtype: np.dtype) -> float:
             return 0.0
         single = gaps[gaps < 1.5 * step]
         step = float(single.mean()) if single.size else step
-        few = gaps[gaps < 16 * step] / step
-        if np.abs(few - np.rint(few)).max() < INEXACT:
+        multiples = gaps[gaps < 16 * step] / step
+        if np.abs(multiples - np.rint(multiples)).max() < INEXACT:
             return step
     return 0.0
 
 
 class Judgement(NamedTuple):
-    """expected: ties by chance. error: of that. held: whether there are more, or what follows
-    them is too large.
+    """Whether ties are chance.
+
+    expected: number of ties by chance.
+    error: of the expected number.
+    held: whether there are more, or the differences after them are too large.
     """
 
     expected: float
@@ -73,7 +72,7 @@ class Judgement(NamedTuple):
 
 
 class TieCounter:
-    """Gathers what a `Judgement` needs, chunk by chunk. steps: (M,), of `find_steps`."""
+    """Statistics of ties, gathered chunk by chunk. steps: (M,), of `find_steps`."""
 
     def __init__(self, steps: np.ndarray):
         self.steps = steps
@@ -104,7 +103,7 @@ class TieCounter:
         self._other += [moved.sum(), size[moved].sum()]
 
     def judge(self, ties: int, alarm: float) -> Judgement:
-        """Whether so many ties may be chance. alarm: probability of calling sound data held."""
+        """Judge whether ties may be chance. alarm: probability of a false alarm."""
         limit = float(scipy.stats.norm.isf(alarm / 3))
         expected, error = self._predict()
         excess = _excess(ties, expected, error)
@@ -123,15 +122,13 @@ class TieCounter:
         return Judgement(expected, error, bool(held))
 
     def _dimension(self) -> float:
-        """How many channels move by themselves: (Σλ)² / Σλ² of their correlations, 1 if all
-        move together.
-        """
+        """Effective number of independent channels: (Σλ)² / Σλ² of their correlations."""
         scale = np.sqrt(np.maximum(np.diag(self._products), np.finfo(float).tiny))
         correlations = self._products / np.outer(scale, scale)
         return max(1.0, float(np.trace(correlations) ** 2 / np.sum(correlations**2)))
 
     def _predict(self) -> tuple[float, float]:
-        """Ties by chance and their error; infinite where the steps are too wide to tell."""
+        """Predict ties by chance, with the error; infinite where the steps are too wide."""
         two, four = self._near
         rest = four - 2 * two
         if two < ENOUGH:  # too few for the power d: as many as channels move by themselves
@@ -144,9 +141,7 @@ class TieCounter:
 
 
 def _excess(ties: int, expected: float, error: float) -> float:
-    """Standard deviations by which a count is above a prediction, of Poisson's distribution
-    where it is small.
-    """
+    """Standard deviations by which a count exceeds a prediction; Poisson's where it is small."""
     if not np.isfinite(expected):
         return 0.0
     if expected > ENOUGH:

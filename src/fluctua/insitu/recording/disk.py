@@ -1,7 +1,7 @@
-"""Will it fit? How large a recording becomes, and how much room there is for it.
+"""Size of a recording on disk, and room for it.
 
-A measurement that fills the disk after a night has lost the night; it is better refused before it
-begins. The size is known beforehand, because the states are not compressed:
+A measurement that would fill the disk is refused before it begins. The size is known beforehand,
+because the states are not compressed:
 
     bytes ≈ E · (chunks · (rows · C · itemsize + 40) + context + 64) + head
 
@@ -21,18 +21,16 @@ from pathlib import Path
 import numpy as np
 
 from fluctua.insitu.recording.description import GROUPS, Description
-from fluctua.insitu.recording.layout import PAGE, chunk_rows
+from fluctua.insitu.recording.layout import PAGE, count_chunk_rows
 
 HEAD = 44 * 2**10
-"""Bytes of an empty recording and of the first chunks of its numbers; measured 10 to 20 kB, and 8
-kB each.
-"""
+"""Bytes of an empty recording (measured: 10 to 20 kB) and of its first chunks (8 kB each)."""
 KEPT = 0.01
 """Share of the disk's free space that is left to others."""
 
 
 def expected_bytes(description: Description, count: int, *, aligned: bool = False) -> int:
-    """The size of a recording of `count` trajectories, from above by a few per cent.
+    """Bytes of a recording of `count` trajectories, from above by a few per cent.
 
     aligned: whether chunks of a page or more begin with a page, as in durable recordings.
 
@@ -49,9 +47,9 @@ def expected_bytes(description: Description, count: int, *, aligned: bool = Fals
 
 
 def trajectory_bytes(description: Description, *, aligned: bool = False) -> int:
-    """What one trajectory takes, with its share of the index."""
+    """Bytes of one trajectory, with its share of the index."""
     d = description
-    rows = chunk_rows(d)
+    rows = count_chunk_rows(d)
     chunks = -(-len(d.t) // rows)
     chunk = rows * len(d.channels) * np.dtype(d.dtype).itemsize + 4
     if aligned and chunk >= PAGE:
@@ -62,7 +60,7 @@ def trajectory_bytes(description: Description, *, aligned: bool = False) -> int:
 
 
 def free_bytes(path: str | Path) -> int:
-    """Room on the disk of a file, which need not exist yet."""
+    """Free bytes on the disk of a file, which need not exist yet."""
     folder = Path(path).absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -70,16 +68,18 @@ def free_bytes(path: str | Path) -> int:
 
 
 def check_room(path: str | Path, needed: int, advice: str, *, freed: int = 0) -> None:
-    """Raise if `needed` more bytes do not fit. freed: bytes that writing will set free. advice:
-    what to do.
+    """Raise if `needed` more bytes do not fit on the disk.
+
+    advice: what to do, for the message.
+    freed: bytes that writing will set free.
 
     >>> check_room("run.nc", expected_bytes(description, 500), "Record fewer trajectories.")
     """
     free = free_bytes(path) + freed
     if needed > (1 - KEPT) * free:
         raise ValueError(
-            f"{path} would not fit: {_size(needed)} are needed and {_size(free)} are free on its "
-            f"disk. {advice}"
+            f"{path} would not fit: {_format_size(needed)} are needed and {_format_size(free)} "
+            f"are free on its disk. {advice}"
         )
 
 
@@ -88,14 +88,13 @@ def check_limit(path: str | Path, size: int) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and size > limit:
         raise ValueError(
-            f"{path} cannot become {_size(size)} large: files are limited to {_size(limit)} here "
-            "(ulimit -f). Raise that, or record less."
+            f"{path} cannot become {_format_size(size)} large: files are limited to "
+            f"{_format_size(limit)} here (ulimit -f). Raise that, or record less."
         )
 
 
 def reserve(descriptor: int, start: int, size: int) -> None:
-    """Take room on the disk for bytes that are to come, without making the file longer; OSError
-    where there is none.
+    """Reserve room on the disk without making the file longer; OSError if there is none.
 
     Where the system or the file system cannot do that, nothing is done.
     """
@@ -111,7 +110,7 @@ def reserve(descriptor: int, start: int, size: int) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """The folder that a file is to be in."""
+    """Make the folder of a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -122,8 +121,8 @@ def make_folder(path: Path) -> None:
         raise ValueError(f"{path.parent} cannot be made: {error.strerror}.") from None
 
 
-def _size(count: float) -> str:
-    """1.5 GB and the like, decimal as disks are sold."""
+def _format_size(count: float) -> str:
+    """Format a number of bytes as `1.5 GB`, decimal as disks are sold."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,4 +1,16 @@
-"""The events of a jump process in a recording: ragged, in order, checked when they are read.
+"""Events of a jump process in a recording: ragged, in order, checked when they are read.
+
+    /events/count     (trajectory)        number of its events
+    /events/checksum  (trajectory)        CRC-32 of them
+    /events/step      (event)             the step of the time grid in which it happened
+    /events/after     (event)             time since the beginning of that step
+    /events/channel   (event)             kind of event, 0 … R−1
+    /events/change    (event, component)  added to the state, where that is random
+    /events/name      (kind)              names of the R kinds
+    /events/changes   (kind, component)   added to the state, where that is fixed
+
+Those of a trajectory follow those of the one before. An event happened at time[step] + after; that
+sum is not stored, because it would be rounded, and the score with it.
 
 /events/count     (trajectory)        how many events it has
 /events/checksum  (trajectory)        CRC-32 of them
@@ -27,15 +39,19 @@ from fluctua.insitu.recording.description import Description
 from fluctua.processes.jumps import Events
 
 CHUNK = 1024
-KINDS = {"step": "<i4", "after": "<f8", "channel": "<i4", "change": "<f8"}
+COLUMNS = {"step": "<i4", "after": "<f8", "channel": "<i4", "change": "<f8"}
 ROUNDING = 8
-"""Units in the last place by which the states about a step may differ from the sum of its changes,
-for each event.
-"""
+"""Units in the last place per event by which states may differ from the sum of changes."""
 
 
 class Rows(NamedTuple):
-    """Events one after the other. step, after, channel (n,); change (n, M)."""
+    """Events one after the other.
+
+    step: of the time grid in which each happened (n,).
+    after: time since the beginning of that step (n,).
+    channel: kind of event (n,).
+    change: of the state (n, M).
+    """
 
     step: np.ndarray
     after: np.ndarray
@@ -44,18 +60,17 @@ class Rows(NamedTuple):
 
 
 def make_rows(d: Description, events: Any) -> Rows | None:
-    """The events of one trajectory, leaves (T, K, …), as rows; refused where they are not of
-    this recording.
-    """
+    """Convert the events of one trajectory, leaves (T, K, …), to rows; refuse unsuitable ones."""
     if d.events is None:
         if events is not None:
             raise ValueError(
-                "this recording keeps no events: say so in its head, Description(..., events=...)."
+                "this recording keeps no events; declare them in its "
+                "head, Description(..., events=...)."
             )
         return None
     if events is None:
         raise ValueError(
-            "every trajectory of this recording comes with its events: append(x, context, events)."
+            "every trajectory of this recording needs its events: append(x, context, events)."
         )
     after, channel, change = (np.asarray(leaf) for leaf in Events(*events))
     steps = len(d.t) - 1
@@ -80,7 +95,7 @@ def make_rows(d: Description, events: Any) -> Rows | None:
 
 
 def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
-    """What is wrong with the events of a trajectory x (T+1, M), in words; "" if nothing is."""
+    """Say what is wrong with the events of a trajectory x (T+1, M), in words; "" if nothing."""
     assert d.events is not None
     kinds = len(d.events.names)
     steps = len(d.t) - 1
@@ -131,10 +146,10 @@ def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
     return ""
 
 
-def crc(rows: Rows, has_change: bool) -> int:
-    """CRC-32 of the events of a trajectory as they lie in the file."""
+def compute_crc(rows: Rows, has_change: bool) -> int:
+    """CRC-32 of the events of a trajectory as stored."""
     total = 0
-    for name, kind in KINDS.items():
+    for name, kind in COLUMNS.items():
         if name != "change" or has_change:
             total = zlib.crc32(np.ascontiguousarray(getattr(rows, name), kind).tobytes(), total)
     return total
@@ -146,7 +161,7 @@ def crc(rows: Rows, has_change: bool) -> int:
 def create_group(
     file: h5py.File, d: Description, attach: Callable[..., None], dimension: str
 ) -> None:
-    """The group without events. attach: gives the axes of a data set their netCDF dimensions."""
+    """Create the group without events. attach: gives axes their netCDF dimensions."""
     assert d.events is not None
     group = file.create_group("events")
     group.attrs["still"] = int(d.events.still)
@@ -158,12 +173,11 @@ def create_group(
         data.dims[0].attach_scale(file["trajectory"])
     event = group.create_dataset("event", (0,), maxshape=(None,), chunks=(CHUNK,), dtype="i1")
     event.make_scale(dimension.format(0))
-    for name, kind in KINDS.items():
+    for name, kind in COLUMNS.items():
         if name == "change" and d.events.changes is not None:
             continue
         width = (len(d.components),) if name == "change" else ()
-        # no checksum of HDF5's own: a chunk is written again with every trajectory that it has a
-        # part of
+        # no checksum of HDF5's own: a chunk is rewritten with every trajectory that it has part of
         data = group.create_dataset(
             name, (0, *width), maxshape=(None, *width), chunks=(CHUNK, *width), dtype=kind
         )
@@ -171,17 +185,15 @@ def create_group(
         attach(group, data, 1)
 
 
-def flat_names(group: h5py.Group) -> list[str]:
-    """The data sets with a row an event."""
-    return [name for name in ("event", *KINDS) if name in group]
+def list_flat_names(group: h5py.Group) -> list[str]:
+    """List the data sets with one row per event."""
+    return [name for name in ("event", *COLUMNS) if name in group]
 
 
-def put(group: h5py.Group, n: int, begin: int, rows: Rows) -> int:
-    """Write the events of trajectory n behind the `begin` that are there; how many there are
-    then.
-    """
+def write_rows(group: h5py.Group, n: int, begin: int, rows: Rows) -> int:
+    """Write the events of trajectory n from row `begin` on; returns the row after the last."""
     end = begin + len(rows.step)
-    for name in flat_names(group):
+    for name in list_flat_names(group):
         data = group[name]
         if data.shape[0] < end:
             data.resize(end, axis=0)
@@ -189,7 +201,7 @@ def put(group: h5py.Group, n: int, begin: int, rows: Rows) -> int:
             data[begin:end] = getattr(rows, name)
     for name, value in (
         ("count", end - begin),
-        ("checksum", np.uint64(crc(rows, "change" in group))),
+        ("checksum", np.uint64(compute_crc(rows, "change" in group))),
     ):
         if group[name].shape[0] <= n:
             group[name].resize(n + 1, axis=0)
@@ -198,31 +210,31 @@ def put(group: h5py.Group, n: int, begin: int, rows: Rows) -> int:
 
 
 def trim(group: h5py.Group, count: int) -> None:
-    """Leave the events of the first `count` trajectories, of the data sets with a row an event."""
-    end = total(group, count)
-    for name in flat_names(group):
+    """Keep the events of the first `count` trajectories in the data sets with one row per event."""
+    end = count_events(group, count)
+    for name in list_flat_names(group):
         if group[name].shape[0] > end:
             group[name].resize(end, axis=0)
 
 
-def total(group: h5py.Group, count: int) -> int:
-    """Events of the first `count` trajectories."""
+def count_events(group: h5py.Group, count: int) -> int:
+    """Count the events of the first `count` trajectories."""
     return int(group["count"][:count].sum())
 
 
-def whole(group: h5py.Group, n: int) -> bool:
-    """Whether the events of trajectory n are as their checksum says."""
-    begin = total(group, n)
-    end = total(group, n + 1)
-    columns = {name: group[name][begin:end] for name in KINDS if name in group}
+def is_whole(group: h5py.Group, n: int) -> bool:
+    """Whether the events of trajectory n agree with their checksum."""
+    begin = count_events(group, n)
+    end = count_events(group, n + 1)
+    columns = {name: group[name][begin:end] for name in COLUMNS if name in group}
     rows = Rows(**{"change": np.zeros((0, 1)), **columns})
-    return len(rows.step) == end - begin and crc(rows, "change" in group) == int(
+    return len(rows.step) == end - begin and compute_crc(rows, "change" in group) == int(
         group["checksum"][n]
     )
 
 
 def count_bytes(rows: Rows | None) -> int:
-    """What they take in the file at most, a chunk of each data set begun."""
+    """Bytes that the rows take in the file at most, with one chunk per data set begun."""
     return 0 if rows is None else (24 + 8 * rows.change.shape[1]) * (len(rows.step) + CHUNK)
 
 
@@ -238,48 +250,43 @@ class EventReader:
         self._ends = np.concatenate([[0], np.cumsum(self.counts)])
         self._checked = np.zeros(count, bool)
         self._held: tuple[tuple[int, int], list[Rows]] | None = None
-        self._most: int | None = None
+        self._max_per_step: int | None = None
 
     @property
-    def most(self) -> int:
-        """K, the most events that any step has; 1 at least."""
-        if self._most is None:
-            most = 1
+    def max_per_step(self) -> int:
+        """K, the largest number of events in any step; 1 at least."""
+        if self._max_per_step is None:
+            largest = 1
             for j in range(len(self.counts)):
                 step = self._group["step"][self._ends[j] : self._ends[j + 1]]
-                most = (
-                    max(most, int(np.bincount(step[step >= 0]).max(initial=0)))
-                    if len(step)
-                    else most
-                )
-            self._most = most
-        return self._most
+                if len(step):
+                    largest = max(largest, int(np.bincount(step[step >= 0]).max(initial=0)))
+            self._max_per_step = largest
+        return self._max_per_step
 
     def rows(self, first: int, stop: int) -> list[Rows]:
-        """The events of trajectories first … stop−1."""
+        """Events of trajectories first … stop−1, as rows."""
         if self._held is None or self._held[0] != (first, stop):
-            self._held = (first, stop), [self._row(j) for j in range(first, stop)]
+            self._held = (first, stop), [self._read_rows(j) for j in range(first, stop)]
         return self._held[1]
 
     def count_kinds(self) -> np.ndarray:
-        """How many events of each kind there are. (R,)"""
+        """Count the events of each kind. Shape (R,)."""
         assert self._d.events is not None
         channel = np.asarray(self._group["channel"][: self._ends[-1]])
         return np.bincount(channel[channel >= 0], minlength=len(self._d.events.names))
 
-    def dense(self, first: int, stop: int, steps: slice) -> Events:
-        """As the library takes them, leaves (E, T, K, …), of some trajectories and steps."""
+    def load_dense(self, first: int, stop: int, steps: slice) -> Events:
+        """Load `Events` of some trajectories and steps, leaves (E, T, K, …)."""
         low, high, _ = steps.indices(len(self._d.t) - 1)
-        shape = (stop - first, max(0, high - low), self.most)
+        shape = (stop - first, max(0, high - low), self.max_per_step)
         after = np.zeros(shape)
         channel = np.full(shape, -1)
         change = np.zeros((*shape, len(self._d.components)))
         for j, rows in enumerate(self.rows(first, stop)):
             here = slice(*np.searchsorted(rows.step, (low, high)))
             step = rows.step[here] - low
-            rank = np.arange(len(step)) - np.searchsorted(
-                step, step
-            )  # first, second, … of its step
+            rank = np.arange(len(step)) - np.searchsorted(step, step)  # within its step
             for leaf, values in (
                 (after, rows.after),
                 (channel, rows.channel),
@@ -288,16 +295,16 @@ class EventReader:
                 leaf[j, step, rank] = values[here]
         return Events(after, channel, change)
 
-    def lazy(self) -> Events:
-        """All of them, loaded when sliced."""
-        return Events(*(_Leaf(self, name) for name in Events._fields))
+    def load_lazily(self) -> Events:
+        """All `Events`, loaded when sliced."""
+        return Events(*(_EventLeaf(self, name) for name in Events._fields))
 
-    def _row(self, j: int) -> Rows:
+    def _read_rows(self, j: int) -> Rows:
         d = self._d
         group = self._group
         part = slice(self._ends[j], self._ends[j + 1])
         assert d.events is not None
-        columns = {name: np.asarray(group[name][part]) for name in KINDS if name in group}
+        columns = {name: np.asarray(group[name][part]) for name in COLUMNS if name in group}
         if "change" not in columns:
             channel = np.clip(columns["channel"], 0, len(d.events.names) - 1)
             known = d.events.changes[channel]  # type: ignore[index]
@@ -306,8 +313,8 @@ class EventReader:
         if not self._checked[j]:
             wrong = ""
             if len(rows.step) != self.counts[j]:
-                wrong = f"{self.counts[j]} events are counted and {len(rows.step)} are there"
-            elif crc(rows, "change" in group) != int(group["checksum"][j]):
+                wrong = f"{self.counts[j]} events are counted and {len(rows.step)} are present"
+            elif compute_crc(rows, "change" in group) != int(group["checksum"][j]):
                 wrong = "its events are not what was written (their checksum differs)"
             wrong = wrong or check_rows(d, rows, self._states[j])
             if wrong:
@@ -316,17 +323,15 @@ class EventReader:
         return rows
 
 
-class _Leaf:
-    """One leaf of the `Events` of a recording, (E, T, K, …), loaded when sliced by trajectory
-    and step.
-    """
+class _EventLeaf:
+    """One leaf of the `Events` of a recording, (E, T, K, …), loaded when sliced."""
 
     def __init__(self, reader: EventReader, name: str):
         self._reader = reader
         self._name = name
         d = reader._d
         width = (len(d.components),) if name == "change" else ()
-        self.shape = (len(reader.counts), len(d.t) - 1, reader.most, *width)
+        self.shape = (len(reader.counts), len(d.t) - 1, reader.max_per_step, *width)
         self.dtype = np.dtype(int) if name == "channel" else np.dtype(float)
         self.ndim = len(self.shape)
 
@@ -344,4 +349,4 @@ class _Leaf:
             )
         first, stop, _ = keys[0].indices(self.shape[0])
         steps = keys[1] if len(keys) > 1 else slice(None)
-        return getattr(self._reader.dense(first, max(first, stop), steps), self._name)
+        return getattr(self._reader.load_dense(first, max(first, stop), steps), self._name)

@@ -1,15 +1,13 @@
-"""Trajectories that other programs saved: .npz, .npy, CSV and MATLAB v7.3, by a naming convention
-or by a mapping.
+"""Read trajectories of other programs: .npz, .npy, CSV and MATLAB v7.3, by names or a mapping.
 
 Names: `x` (trajectory, time, channel), real or complex; `t` (time); and, if there, `channels`,
 `units`, `time_units`, `provenance`, and tables `parameters.NAME`, `settings.NAME`, `context.NAME`,
 `drive.NAME`, `noise.NAME`. In an .npz the dot is part of the name. In MATLAB a table is a struct,
-and size(x) is [trajectory, time, channel]. A mapping {"x": "psi", "parameters.omega": "w0"} says
-where things are instead. A CSV file has a row a sample: a column `t` or `time`, a column
-`trajectory` or `run` if there are several, and a column for each channel.
+and size(x) is [trajectory, time, channel]. A mapping {"x": "psi", "parameters.omega": "w0"} gives
+other places. A CSV file has one row per sample: a column `t` or `time`, a column `trajectory` or
+`run` if there are several, and one column per channel.
 
-A file without times needs `dt`. Samples as an instrument counted them, integers, need `scale`,
-units a count.
+A file without times needs `dt`. Integer samples need `scale`, units per count.
 """
 
 from __future__ import annotations
@@ -40,8 +38,10 @@ NUMBERS = ("trajectory", "run")
 
 
 class Units(NamedTuple):
-    """What a file does not say of its numbers. dt: interval of its samples. scale: units a
-    count, one or (C,).
+    """Units that a file does not hold.
+
+    dt: interval of its samples.
+    scale: units per count, one or (C,).
     """
 
     dt: float | None = None
@@ -49,10 +49,13 @@ class Units(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a file of another program holds. x: states (E, T+1, C), loaded when sliced. context:
-    {name: (E, …)}.
+    """Contents of a file of another program.
 
-    rails: (2, C), the ends of the range of samples that were counted; None where they were not.
+    kind: of file.
+    description: the head.
+    x: states (E, T+1, C), loaded when sliced.
+    context: {name: (E, …)}.
+    rails: ends of the range of integer samples (2, C); None for others.
     """
 
     kind: str
@@ -63,22 +66,20 @@ class Contents(NamedTuple):
 
 
 def read_npz(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
-    """An .npz of plain arrays. Its states are loaded whole: a zip cannot be sliced."""
+    """Read an .npz of plain arrays. Its states are loaded completely: a zip cannot be sliced."""
     try:
         _check_members(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
-    places = _find(path, list(arrays), mapping, needs_times=units.dt is None)
+    places = _find_places(path, list(arrays), mapping, needs_times=units.dt is None)
     values = {name: arrays[where] for name, where in places.items()}
-    return _contents(path, "npz", values, values["x"], units)
+    return _make_contents(path, "npz", values, values["x"], units)
 
 
 def _check_members(path: Path) -> None:
-    """The shapes that an .npz declares against the bytes that it has, before memory is taken
-    for them.
-    """
+    """Compare the shapes that an .npz declares with its bytes, before memory is taken."""
     whole = 0
     with zipfile.ZipFile(path) as file:
         for member in file.infolist():
@@ -105,7 +106,7 @@ def _check_members(path: Path) -> None:
 
 
 def read_npy(path: Path, units: Units) -> Contents:
-    """One array, the states."""
+    """Read one array, the states."""
     try:
         x = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -114,11 +115,11 @@ def read_npy(path: Path, units: Units) -> Contents:
         raise ValueError(
             f"{path} is an array without times: give the interval of its samples, --set dt=0.01."
         )
-    return _contents(path, "npy", {}, x, units)
+    return _make_contents(path, "npy", {}, x, units)
 
 
 def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
-    """A table of numbers, a row a sample, with a line of names at its top or without."""
+    """Read a table of numbers, one row per sample, with or without a first line of names."""
     with open(path, encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
     delimiter = next((mark for mark in "\t;," if mark in first), None)
@@ -130,7 +131,7 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
         )
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{path} cannot be read as a table of numbers, a row a sample ({error})."
+            f"{path} cannot be read as a table of numbers, one row per sample ({error})."
         ) from None
     names = words if headed else [f"x[{k}]" for k in range(rows.shape[1])]
     if len(names) != rows.shape[1]:
@@ -139,8 +140,8 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     for name, where in mapping.items():
         if name not in ("t", "trajectory") or where not in columns:
             raise ValueError(
-                f"of a table --map says t=COLUMN and trajectory=COLUMN; got {name}={where}, and "
-                f"it has {_few(names)}."
+                f"--map takes t=COLUMN and trajectory=COLUMN for a table; got {name}={where}, and "
+                f"it has {_join_few(names)}."
             )
 
     def pick(name, usual):
@@ -151,7 +152,7 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     channels = [name for name in names if name not in (time, number)]
     if time is None and units.dt is None:
         raise ValueError(
-            f"{path} has no column of times; it has {_few(names)}. Give the interval, --set "
+            f"{path} has no column of times; it has {_join_few(names)}. Give the interval, --set "
             "dt=0.01, or say which it is, --map t=COLUMN."
         )
     if number is not None:
@@ -173,7 +174,7 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
             raise ValueError(f"{path}: all trajectories must have the times of the first.")
         values["t"] = times[0]
     x = np.stack([columns[name] for name in channels], axis=-1).reshape(*shape, len(channels))
-    return _contents(path, "text", values, x, units)
+    return _make_contents(path, "text", values, x, units)
 
 
 def _is_number(word: str) -> bool:
@@ -191,11 +192,11 @@ def read_hdf5(
     units: Units,
     unreadable: Sequence[str] = (),
 ) -> Contents:
-    """MATLAB v7.3, whose arrays have their axes in reverse, or any HDF5 file through a mapping.
+    """Read MATLAB v7.3, whose arrays have their axes in reverse, or any HDF5 file by a mapping.
 
     unreadable: data sets of texts that are left out, because HDF5 would hang on them.
     """
-    matlab = file.userblock_size >= 128 and _userblock(path).startswith(b"MATLAB 7.3")
+    matlab = file.userblock_size >= 128 and _read_userblock(path).startswith(b"MATLAB 7.3")
     places: list[str] = []
 
     def collect(name: str, item: Any) -> None:
@@ -208,8 +209,10 @@ def read_hdf5(
 
     file.visititems(collect)
     shown = [name for name in places if not name.startswith("#")]
-    mapped = _find(path, shown, mapping, separator="/", needs_times=units.dt is None)
-    text: Callable[[Any], Any] = (lambda d: _matlab_text(file, d)) if matlab else (lambda d: d[()])
+    mapped = _find_places(path, shown, mapping, separator="/", needs_times=units.dt is None)
+    text: Callable[[Any], Any] = (
+        (lambda d: _read_matlab_text(file, d)) if matlab else (lambda d: d[()])
+    )
     values: dict[str, Any] = {}
     for name, where in mapped.items():
         data = file[where]
@@ -218,11 +221,11 @@ def read_hdf5(
         if name in ("channels", *TEXTS):
             values[name] = text(data)
         else:
-            values[name] = _squeezed(name, data[()].T if matlab else data[()])
+            values[name] = _squeeze(name, data[()].T if matlab else data[()])
     x = file[mapped["x"]]
     if (x.dtype.names and set(x.dtype.names) >= {"real", "imag"}) or matlab:
         x = _Reversed(x) if matlab else _Compound(x)
-    return _contents(path, "MATLAB v7.3" if matlab else "HDF5", values, x, units)
+    return _make_contents(path, "MATLAB v7.3" if matlab else "HDF5", values, x, units)
 
 
 class _Compound:
@@ -267,7 +270,7 @@ class _ScaledSamples:
         return np.asarray(self._data[key]).astype(self.dtype) * self._scale.astype(self.dtype)
 
 
-def _find(
+def _find_places(
     path: Path,
     places: list[str],
     mapping: Mapping[str, str],
@@ -275,7 +278,7 @@ def _find(
     *,
     needs_times: bool = True,
 ) -> dict[str, str]:
-    """{our name: place in the file}."""
+    """Find places in the file by our names."""
     for name, where in mapping.items():
         if name not in KNOWN and name.split(".")[0] not in TABLES:
             raise ValueError(
@@ -285,7 +288,7 @@ def _find(
         if where.strip("/") not in places:
             raise ValueError(
                 f"{path} has no {where!r} for {name}; it has "
-                f"{_few(places)}.{close_match(where, places)}"
+                f"{_join_few(places)}.{close_match(where, places)}"
             )
     mapped = {name: where.strip("/") for name, where in mapping.items()}
     for place in places:
@@ -299,13 +302,13 @@ def _find(
         if name not in mapped:
             interval = ", or give the interval of the samples, --set dt=0.01" if name == "t" else ""
             raise ValueError(
-                f"{path} has no `{name}`, {meaning}; it has {_few(places)}. Say where they are: "
-                f"--map {name}=PLACE (in Python, mapping={{{name!r}: ...}}){interval}."
+                f"{path} has no `{name}`, {meaning}; it has {_join_few(places)}. Say where they "
+                f"are: --map {name}=PLACE (in Python, mapping={{{name!r}: ...}}){interval}."
             )
     return mapped
 
 
-def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Units) -> Contents:
+def _make_contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Units) -> Contents:
     if units.dt is None:
         t = np.ravel(values["t"])
     elif "t" in values:
@@ -319,7 +322,7 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Unit
             f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got "
             f"{x.shape}.{hint}"
         )
-    x, rails = _scaled(path, x, units.scale)
+    x, rails = _scale_samples(path, x, units.scale)
     names = values.get("channels")
     if names is None:
         names = [f"x[{k}]" for k in range(x.shape[2])]
@@ -335,8 +338,8 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Unit
     for name, value in (context or {}).items():
         if value.shape[:1] != (x.shape[0],):
             raise ValueError(
-                f"{path}: `context.{name}` must be ({x.shape[0]}, ...), a row a "
-                f"trajectory; got {value.shape}."
+                f"{path}: `context.{name}` must be ({x.shape[0]}, ...), one row per trajectory; "
+                f"got {value.shape}."
             )
     dtype = np.result_type(x.dtype, np.float32).name
     texts: dict[str, Any] = {name: str(values[name]) for name in TEXTS if name in values}
@@ -353,8 +356,8 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Unit
     return Contents(kind, description, x, context, rails)
 
 
-def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
-    """The states in their units, and the ends of the range that they were counted in."""
+def _scale_samples(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
+    """States in their units, and the ends of the range of integer samples."""
     if x.dtype.kind not in "fciu":
         raise ValueError(f"{path}: `x` must be numbers; it is {x.dtype}.")
     if scale is None:
@@ -378,8 +381,8 @@ def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
     return scaled, np.sort(ends[:, None] * each.astype(scaled.dtype), axis=0)
 
 
-def _squeezed(name: str, value: np.ndarray) -> np.ndarray:
-    """MATLAB has no vectors and no scalars: a 1×N or N×1 matrix is a vector, 1×1 a number."""
+def _squeeze(name: str, value: np.ndarray) -> np.ndarray:
+    """Squeeze MATLAB's matrices: 1×N or N×1 is a vector, 1×1 a number."""
     if name.startswith("context."):
         return value.reshape(
             value.shape[0] if value.shape[0] > 1 else -1, *(n for n in value.shape[1:] if n > 1)
@@ -387,8 +390,8 @@ def _squeezed(name: str, value: np.ndarray) -> np.ndarray:
     return value.squeeze()
 
 
-def _matlab_text(file: h5py.File, data: h5py.Dataset) -> Any:
-    """A char array, or a cell array of them."""
+def _read_matlab_text(file: h5py.File, data: h5py.Dataset) -> Any:
+    """Read a char array, or a cell array of them."""
 
     def char(d):
         return "".join(map(chr, np.ravel(np.asarray(d).T)))
@@ -398,10 +401,10 @@ def _matlab_text(file: h5py.File, data: h5py.Dataset) -> Any:
     return char(data)
 
 
-def _userblock(path: Path) -> bytes:
+def _read_userblock(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(128)
 
 
-def _few(places: list[str]) -> str:
+def _join_few(places: list[str]) -> str:
     return ", ".join(places[:12]) + (", …" if len(places) > 12 else "") if places else "nothing"

@@ -1,4 +1,4 @@
-"""What is wrong with a recording, if anything: one pass over the file, in chunks.
+"""Inspect a recording for faults: one pass over the file, in chunks.
 
 Serious is what makes a gradient wrong: numbers that are not finite, samples that are missing,
 repeated or clipped, channels that never move, a mean that wanders while the measurement runs. The
@@ -15,21 +15,24 @@ import numpy as np
 import scipy
 
 from fluctua.insitu.recording import layout
-from fluctua.insitu.recording.description import Description, counted
+from fluctua.insitu.recording.description import Description, format_count
 from fluctua.insitu.recording.digitisation import Judgement, TieCounter, find_steps
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import LOST, describe_trend, find_trend
 
 CHUNK_BYTES = 64 * 2**20
 ALARM = 1e-4
-"""Probability that a sound recording is said to drift, all its components together."""
+"""Probability of a false alarm, of all components together."""
 CLIPPED = 5
-"""Samples at one extreme value that are too many for a continuous quantity; see `_clipping`."""
+"""Samples at one extreme value that are too many for a continuous quantity."""
 
 
 class RecordingFinding(NamedTuple):
-    """what: a word. serious: whether a gradient would be wrong. text: for people, with what to
-    do.
+    """A fault or a peculiarity of a recording.
+
+    what: a word.
+    serious: whether a gradient would be wrong.
+    text: a description, with what to do.
     """
 
     what: str
@@ -38,8 +41,11 @@ class RecordingFinding(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """A summary and the findings. mean, spread, lowest, highest: (M,) over all samples but the
-    first of each.
+    """Summary and findings of a recording.
+
+    summary: of the file and its head, by name.
+    findings: what was found.
+    mean, spread, lowest, highest: (M,), over all samples but the first of each trajectory.
     """
 
     summary: dict[str, Any]
@@ -51,12 +57,12 @@ class Inspection(NamedTuple):
 
     @property
     def serious(self) -> bool:
-        """Whether anything is."""
+        """Whether any finding is serious."""
         return any(f.serious for f in self.findings)
 
 
 def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Inspection:
-    """Look at every number of a recording once.
+    """Inspect every number of a recording once.
 
     Args:
         recording: an open one.
@@ -68,27 +74,25 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     ...     for finding in inspect(recording).findings: print(finding.text)
     """
     d = recording.description
-    findings = _whole(recording) + _grid(d.t)
-    seen = _Seen(recording.x.shape[2], recording.rails)
+    findings = _check_completeness(recording) + _check_grid(d.t)
+    seen = _Statistics(recording.x.shape[2], recording.rails)
     lost: dict[int, str] = {}
     for first, x in _read_sound(recording, chunk_bytes, lost):
         seen.add(x, first)
         if recording.count == 1 and np.isfinite(x).all():
-            findings += _slow(x[0], d)
+            findings += _check_trend(x[0], d)
     if lost:
         text = (
-            f"{counted(len(lost), 'trajectory')} of {recording.count:,} cannot be used, and what "
-            f"follows is of the others: {layout.name_trajectories(list(lost))} "
+            f"{format_count(len(lost), 'trajectory')} of {recording.count:,} cannot be used, and "
+            f"what follows is of the others: {layout.name_trajectories(list(lost))} "
             f"({next(iter(lost.values()))})"
         )
         findings.append(RecordingFinding("damaged", True, text))
     if seen.count:
-        findings += [*_finite(seen), *_stuck(seen, d.components)]
-        if (
-            d.events is None or not d.events.still
-        ):  # a state that only events change repeats itself, and its extremes
-            findings += [*_clipping(seen, d.components), *_repeats(seen, d)]
-        findings += [*_drift(seen, d.components), *_twice(seen, d.components)]
+        findings += [*_check_finite(seen), *_check_stuck(seen, d.components)]
+        if d.events is None or not d.events.still:  # else a state repeats itself, and its extremes
+            findings += [*_check_clipping(seen, d.components), *_check_repeats(seen, d)]
+        findings += [*_check_drift(seen, d.components), *_check_identical(seen, d.components)]
     summary = {
         "file": str(recording.path),
         "kind": recording.kind,
@@ -105,7 +109,7 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
         "parameters": {name: list(np.shape(v)) for name, v in d.parameters.items()},
         "settings": sorted(d.settings),
         "context": sorted(d.context or {}),
-        "events": _events(recording),
+        "events": _summarise_events(recording),
         "tables": [
             name for name in ("drive", "noise", "network", "simulation") if getattr(d, name)
         ],
@@ -119,10 +123,10 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
 def _read_sound(
     recording: RecordingFile, chunk_bytes: int, lost: dict[int, str]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Chunks of states with the number of their first trajectory.
+    """Yield chunks of states with the number of their first trajectory.
 
-    A chunk that cannot be read is tried trajectory by trajectory; those that cannot are added to
-    `lost`, with why.
+    A chunk that cannot be read is tried trajectory by trajectory; those that cannot be read are
+    added to `lost`, with the reason.
     """
     size = recording.chunk_size(chunk_bytes)
     for first in range(0, recording.count, size):
@@ -138,8 +142,8 @@ def _read_sound(
                 yield n, one
 
 
-def _events(recording: RecordingFile) -> dict[str, Any] | None:
-    """How many of each kind."""
+def _summarise_events(recording: RecordingFile) -> dict[str, Any] | None:
+    """Count the events of each kind."""
     kinds = recording.description.events
     reader = recording.events
     if kinds is None or reader is None:
@@ -148,8 +152,8 @@ def _events(recording: RecordingFile) -> dict[str, Any] | None:
     return {"kinds": each, "random_sizes": kinds.changes is None, "still": kinds.still}
 
 
-class _Seen:
-    """What is gathered chunk by chunk, per component (M,) or per trajectory (E, …)."""
+class _Statistics:
+    """Statistics gathered chunk by chunk, per component (M,) or per trajectory (E, …)."""
 
     def __init__(self, size: int, rails: np.ndarray | None = None):
         self.count = 0
@@ -184,9 +188,8 @@ class _Seen:
         if self.counter is not None:
             self.counter.add(x, ties)
         self.repeats += [(first + int(j), int(held[j])) for j in np.flatnonzero(held)]
-        later = np.where(bad, np.nan, x)[:, 1:].astype(
-            np.float64
-        )  # a prepared start is one value on purpose
+        # without the first samples: a prepared start is one value on purpose
+        later = np.where(bad, np.nan, x)[:, 1:].astype(np.float64)
         each = later.reshape(-1, x.shape[2])
         if self.shift is None:
             self.shift = np.nan_to_num(_nanmean(each))
@@ -210,7 +213,7 @@ class _Seen:
 
 
 class _Extreme:
-    """The largest value of each component, how often it came, and how often the next one did."""
+    """The largest value of each component and the next one, with their numbers of samples."""
 
     def __init__(self, size: int):
         self.value = np.full(size, -np.inf)
@@ -248,7 +251,8 @@ def _nanmean(x: np.ndarray) -> np.ndarray:
 # --------------------------------------------------------------------------------------- the checks
 
 
-def _whole(recording: RecordingFile) -> list[RecordingFinding]:
+def _check_completeness(recording: RecordingFile) -> list[RecordingFinding]:
+    """Find damage and incomplete or missing parts of the file."""
     findings = [
         RecordingFinding("damaged", True, f"{text}. `fluctua convert` copies what is whole.")
         for text in recording.damage
@@ -268,8 +272,8 @@ def _whole(recording: RecordingFile) -> list[RecordingFinding]:
         findings.append(RecordingFinding("interrupted", False, text))
     if recording.incomplete:
         text = (
-            f"{counted(recording.incomplete, 'trajectory')} at the end, cut short, left out; the "
-            "others are whole."
+            f"{format_count(recording.incomplete, 'trajectory')} at the end, cut short, left out; "
+            "the others are whole."
         )
         findings.append(RecordingFinding("incomplete", False, text))
     if recording.kind == "recording" and not recording.has_checksums:
@@ -287,10 +291,8 @@ def _whole(recording: RecordingFile) -> list[RecordingFinding]:
     return findings
 
 
-def _grid(t: np.ndarray) -> list[RecordingFinding]:
-    """Gaps of two intervals or more are dropped samples; smaller departures are an irregular
-    grid.
-    """
+def _check_grid(t: np.ndarray) -> list[RecordingFinding]:
+    """Find dropped samples, gaps of two intervals or more, and irregular grids."""
     dt = np.diff(t)
     usual = np.median(dt)
     gaps = np.flatnonzero(dt > 1.5 * usual)
@@ -314,7 +316,7 @@ def _grid(t: np.ndarray) -> list[RecordingFinding]:
     return []
 
 
-def _finite(seen: _Seen) -> list[RecordingFinding]:
+def _check_finite(seen: _Statistics) -> list[RecordingFinding]:
     if not seen.bad:
         return []
     j, n, i = seen.bad[0]
@@ -326,30 +328,32 @@ def _finite(seen: _Seen) -> list[RecordingFinding]:
     return [RecordingFinding("not finite", True, text)]
 
 
-def _stuck(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
+def _check_stuck(seen: _Statistics, components: tuple[str, ...]) -> list[RecordingFinding]:
     still = np.flatnonzero(seen.moments()[1] == 0)
     if not still.size:
         return []
-    one = "s" if still.size == 1 else ""
-    text = f"{_named(still, components)} never change{one}: disconnected, or not part of the state."
+    verb = "changes" if still.size == 1 else "change"
+    text = f"{_join_names(still, components)} never {verb}: disconnected, or not part of the state."
     return [RecordingFinding("dead channel", True, text)]
 
 
-def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
-    """Clipping piles samples up on one value. A continuous quantity takes its extreme once, and one
-    rounded to steps takes its last step less often than the last but one; so: at least `CLIPPED`
-    samples, and three times the next.
+def _check_clipping(seen: _Statistics, components: tuple[str, ...]) -> list[RecordingFinding]:
+    """Find clipped channels, in which samples pile up on one value.
+
+    A continuous quantity takes its extreme once, and one rounded to steps takes its last step less
+    often than the last but one. A finding needs at least `CLIPPED` samples, and three times the
+    next.
     """
     moving = seen.moments()[1] > 0
     findings = []
-    for side, at in (("below", 0), ("above", 1)):
-        which = np.flatnonzero(seen.railed[at])
+    for side, railed in zip(("below", "above"), seen.railed, strict=True):
+        which = np.flatnonzero(railed)
         if which.size:
-            worst = which[np.argmax(seen.railed[at][which])]
+            worst = which[np.argmax(railed[which])]
             text = (
-                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, "
-                f"{counted(int(seen.railed[at][worst]), 'sample')} at the end of the counter's "
-                "range. Lower the gain and record again."
+                f"clipped {side}: {_join_names(which, components)}; worst is {components[worst]}, "
+                f"{format_count(int(railed[worst]), 'sample')} at the end of the counter's range. "
+                "Lower the gain and record again."
             )
             findings.append(RecordingFinding("clipping", True, text))
     if findings:
@@ -361,7 +365,7 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding
             worst = which[np.argmax(end.times[which])]
             share = end.times[worst] / max(1, seen.samples)
             text = (
-                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, "
+                f"clipped {side}: {_join_names(which, components)}; worst is {components[worst]}, "
                 f"{end.times[worst]:,} samples ({share:.2%}) at exactly "
                 f"{sign * end.value[worst]:g}. Lower the gain and record again."
             )
@@ -369,14 +373,16 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding
     return findings
 
 
-def _repeats(seen: _Seen, d: Description) -> list[RecordingFinding]:
+def _check_repeats(seen: _Statistics, d: Description) -> list[RecordingFinding]:
     if not seen.repeats:
         return []
     total = sum(n for _, n in seen.repeats)
-    where = f"{counted(total, 'sample')} in {len(seen.repeats)} of {seen.count} trajectories"
+    where = f"{format_count(total, 'sample')} in {len(seen.repeats)} of {seen.count} trajectories"
     chance = None if seen.counter is None else seen.counter.judge(total, ALARM)
     predicted = (
-        "" if chance is None or seen.counter is None else _predicted(chance, seen.counter.steps, d)
+        ""
+        if chance is None or seen.counter is None
+        else _describe_prediction(chance, seen.counter.steps, d)
     )
     if chance is not None and not chance.held:
         return [
@@ -395,8 +401,8 @@ def _repeats(seen: _Seen, d: Description) -> list[RecordingFinding]:
     return [RecordingFinding("dropped samples", True, text)]
 
 
-def _predicted(chance: Judgement, steps: np.ndarray, d: Description) -> str:
-    """What digitisation in steps makes of it, in words."""
+def _describe_prediction(chance: Judgement, steps: np.ndarray, d: Description) -> str:
+    """Describe the ties that digitisation in steps predicts."""
     widths = ", ".join(f"{step:.3g}" for step in np.unique(np.round(steps, 12))[:4])
     unit = f" {d.units}" if d.units else ""
     if not np.isfinite(chance.expected):
@@ -410,8 +416,8 @@ def _predicted(chance: Judgement, steps: np.ndarray, d: Description) -> str:
     )
 
 
-def _slow(x: np.ndarray, d: Description) -> list[RecordingFinding]:
-    """A drift of one long record (T+1, M), or that it is too short to tell."""
+def _check_trend(x: np.ndarray, d: Description) -> list[RecordingFinding]:
+    """Find a drift of one long record (T+1, M), or that it is too short to tell."""
     search = find_trend(x)
     time = search.memory * float(np.median(np.diff(d.t)))
     if search.trend is not None:
@@ -433,10 +439,8 @@ def _slow(x: np.ndarray, d: Description) -> list[RecordingFinding]:
     return []
 
 
-def _drift(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
-    """Time averages of the first and of the last quarter of the trajectories, in standard
-    errors.
-    """
+def _check_drift(seen: _Statistics, components: tuple[str, ...]) -> list[RecordingFinding]:
+    """Compare time averages of the first and the last quarter of the trajectories."""
     means = np.concatenate(seen.means)
     quarter = len(means) // 4
     if quarter < 5:
@@ -453,7 +457,7 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     worst = which[np.argmax(np.abs(z[which]))]
     change = last[:, worst].mean() - first[:, worst].mean()
     text = (
-        f"the mean drifts while the measurement runs: {_named(which, components)}; worst is "
+        f"the mean drifts while the measurement runs: {_join_names(which, components)}; worst is "
         f"{components[worst]}, by {change:.3g} between the first and the last {quarter} "
         f"trajectories ({abs(z[worst]):.1f} standard errors). The system, or its parameters, were "
         "not the same throughout."
@@ -461,10 +465,8 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     return [RecordingFinding("drift", True, text)]
 
 
-def _twice(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
-    """Channels that are the same numbers throughout: their noise is one, and the score counts
-    it twice.
-    """
+def _check_identical(seen: _Statistics, components: tuple[str, ...]) -> list[RecordingFinding]:
+    """Find channels with the same numbers throughout: the score would count their noise twice."""
     groups: dict[bytes, list[int]] = {}
     for k in np.flatnonzero(seen.moments()[1] > 0):
         groups.setdefault(seen.hashes[k].digest(), []).append(int(k))
@@ -481,6 +483,6 @@ def _twice(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     ]
 
 
-def _named(which: np.ndarray, components: tuple[str, ...]) -> str:
+def _join_names(which: np.ndarray, components: tuple[str, ...]) -> str:
     shown = ", ".join(components[i] for i in which[:4])
     return shown + (f" and {len(which) - 4} more" if len(which) > 4 else "")

@@ -1,5 +1,16 @@
-"""The file format: how a `Description` and the states lie in HDF5, as netCDF-4 reads it. See
-docs/recordings.md.
+"""The file format: layout of a `Description` and of the states in HDF5, readable as netCDF-4.
+
+    /x           (trajectory, time, channel)  states; complex as the compound {r, i} of h5py
+    /time        (time)                       with attribute `units`
+    /channel     (channel)                    names
+    /trajectory  (trajectory)                 0, 1, 2, …: written last, counts the complete ones
+    /context/*   (trajectory, …)              known of each trajectory
+    /checksum    (trajectory)                 CRC-32 of states; upper half: of number and context
+    /events/*    (event, …)                   of jump processes; see `event_rows`
+    /parameters/*, /settings/*, /drive/*, /noise/*, /network/*, /simulation/*
+                                              tables, each with an attribute `checksum`
+
+See docs/recordings.md.
 
 /x           (trajectory, time, channel)   the states; complex as the compound {r, i} that h5py
 writes /time        (time)                        with attribute `units`
@@ -29,13 +40,9 @@ from fluctua.insitu.recording.description import GROUPS, Description, EventKinds
 
 FORMAT = "fluctua-recording"
 VERSION = 2
-"""2: texts of fixed length, and checksums always. 1: texts of variable length; the first files had
-no checksums.
-"""
+"""2: texts of fixed length, checksums always. 1: texts of variable length, checksums later."""
 WRITING: dict[str, Any] = {"libver": ("v110", "v110")}
-"""HDF5 1.10's format: the first that can be read while it is written, and after its writer was
-killed.
-"""
+"""HDF5 1.10's format, the first that can be read during writing and after a kill."""
 PAGE = 4096
 """Bytes that a disk writes whole."""
 ALIGNED: dict[str, Any] = {
@@ -49,16 +56,14 @@ CHUNK_BYTES = 64 * 2**10
 CHECKSUM = "checksum"
 DEFLATE = 1032
 SPARE = 64 * 2**20
-"""As much as compression can shrink data, and bytes that may be declared and not be there."""
+"""Largest factor of compression, and bytes that may be declared and missing."""
 UNWRITTEN = (-1, 0)
-"""In place of a number that was not written: what HDF5 fills with, and a page that a power cut kept
-from the disk.
-"""
+"""Values of a number that was not written: HDF5's fill value, and a page lost by a power cut."""
 _DIMENSION = "This is a netCDF dimension but not a netCDF variable. {:10d}"
 
 
 def write_head(file: h5py.File, description: Description) -> None:
-    """Everything but the trajectories, of which there are none yet."""
+    """Write everything but the trajectories, of which there are none yet."""
     d = description
     attributes = {"format": FORMAT, "software": d.software, "created": d.created}
     attributes |= {"provenance": d.provenance, "Conventions": "netCDF-4"}
@@ -67,7 +72,7 @@ def write_head(file: h5py.File, description: Description) -> None:
     file.attrs["format_version"] = VERSION
     # No checksum where one chunk holds several trajectories: it is written again with each of them,
     # and a kill in the middle would leave a wrong one. Without, the bytes of earlier trajectories
-    # are the same before and after. What such chunks hold is checked by `checksum`, an entry a
+    # are the same before and after. What such chunks hold is checked by `checksum`, one entry per
     # trajectory.
     trajectory = file.create_dataset(
         "trajectory", (0,), maxshape=(None,), chunks=(1024,), dtype="i8", fillvalue=-1
@@ -85,7 +90,7 @@ def write_head(file: h5py.File, description: Description) -> None:
     steps = len(d.t)
     width = len(d.channels)
     dtype = np.dtype(d.dtype)
-    rows = chunk_rows(d)
+    rows = count_chunk_rows(d)
     x = file.create_dataset(
         "x",
         (0, steps, width),
@@ -106,35 +111,33 @@ def write_head(file: h5py.File, description: Description) -> None:
                 name, (0, *shape), maxshape=(None, *shape), chunks=block, dtype="f8"
             )
             data.dims[0].attach_scale(trajectory)
-            _attach(group, data, 1)
+            _attach_dimensions(group, data, 1)
     if d.events is not None:
-        event_rows.create_group(file, d, _attach, _DIMENSION)
-        texts.write_attribute(file["events"], CHECKSUM, digest(_kinds_table(file["events"])))
+        event_rows.create_group(file, d, _attach_dimensions, _DIMENSION)
+        texts.write_attribute(file["events"], CHECKSUM, digest(_read_kinds_table(file["events"])))
     for name in GROUPS:
         table = getattr(d, name)
         if table:
             write_table(file.create_group(name), table)
 
 
-def chunk_rows(d: Description) -> int:
-    """Times in one chunk of the states."""
+def count_chunk_rows(d: Description) -> int:
+    """Count the times in one chunk of the states."""
     return max(1, min(len(d.t), CHUNK_BYTES // (len(d.channels) * np.dtype(d.dtype).itemsize)))
 
 
 def write_table(group: h5py.Group, table: Any) -> None:
-    """Arrays and texts as variables with named dimensions."""
+    """Write arrays and texts as variables with named dimensions."""
     for name, value in table.items():
         if isinstance(value, str):
             texts.write_texts(group, name, value)
         else:
-            _attach(group, group.create_dataset(name, data=value), 0)
+            _attach_dimensions(group, group.create_dataset(name, data=value), 0)
     texts.write_attribute(group, CHECKSUM, digest(read_table(group)))
 
 
-def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
-    """Give every axis a netCDF dimension, `size-…` by its length: readers know no anonymous
-    ones.
-    """
+def _attach_dimensions(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
+    """Give every axis a netCDF dimension, `size-…` by its length: anonymous ones cannot be read."""
     for axis in range(first, data.ndim):
         length = data.shape[axis]
         name = f"size-{length}"  # no name that a table may have
@@ -144,7 +147,7 @@ def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
 
 
 def read_head(file: h5py.File, path: Path) -> Description:
-    """The description in an open file, whose format is checked first."""
+    """Read the description in an open file, after checking its format."""
     if texts.read_attribute(file, "format") != FORMAT:
         raise ValueError(
             f"{path} is an HDF5 file, but not a recording (no attribute format = {FORMAT!r}). If "
@@ -166,7 +169,7 @@ def read_head(file: h5py.File, path: Path) -> Description:
     tables = {name: read_table(file[name]) if name in file else {} for name in GROUPS}
     context = None
     if "context" in file:
-        context = {name: d.shape[1:] for name, d in _variables(file["context"]).items()}
+        context = {name: d.shape[1:] for name, d in _list_variables(file["context"]).items()}
     return Description(
         t=file["time"][:],
         channels=tuple(file["channel"].asstr()[:]),
@@ -182,8 +185,8 @@ def read_head(file: h5py.File, path: Path) -> Description:
     )
 
 
-def _kinds_table(group: h5py.Group) -> dict[str, Any]:
-    """What is known of the events before any happened."""
+def _read_kinds_table(group: h5py.Group) -> dict[str, Any]:
+    """Read the kinds of events, which are known before any event."""
     table = {"name": group["name"].asstr()[:], "still": int(group.attrs["still"])}
     return {**table, **({"changes": group["changes"][()]} if "changes" in group else {})}
 
@@ -191,20 +194,20 @@ def _kinds_table(group: h5py.Group) -> dict[str, Any]:
 def _read_kinds(file: h5py.File) -> EventKinds | None:
     if "events" not in file:
         return None
-    table = _kinds_table(file["events"])
+    table = _read_kinds_table(file["events"])
     return EventKinds(tuple(table["name"]), table.get("changes"), bool(table["still"]))
 
 
 def read_table(group: h5py.Group) -> dict[str, Any]:
-    """The variables of a group."""
+    """Read the variables of a group."""
     return {
         name: data.asstr()[()] if h5py.check_string_dtype(data.dtype) else data[()]
-        for name, data in _variables(group).items()
+        for name, data in _list_variables(group).items()
     }
 
 
-def _variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
-    """Its data sets, without those that are nothing but a dimension."""
+def _list_variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
+    """List the data sets of a group, without those that are only a dimension."""
     return {
         name: d
         for name, d in group.items()
@@ -213,17 +216,18 @@ def _variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
 
 
 class Completeness(NamedTuple):
-    """whole: how many trajectories are, the leading ones. damage: what a kill cannot have done,
-    in words.
+    """Complete trajectories of a file.
+
+    count: number of complete trajectories, the leading ones.
+    damage: what a kill cannot have caused, in words.
     """
 
-    whole: int
+    count: int
     damage: tuple[str, ...] = ()
 
 
-def complete(file: h5py.File) -> Completeness:
-    """How many trajectories are whole, by the numbers in `trajectory`, which are written last and
-    in order.
+def count_complete(file: h5py.File) -> Completeness:
+    """Count the complete trajectories, by the numbers in `trajectory`, which are written last.
 
     A kill leaves one unfinished at most, with -1 in place of its number. Any other wrong number is
     damage to the numbers, and says nothing against the trajectories that it belongs to.
@@ -237,7 +241,7 @@ def complete(file: h5py.File) -> Completeness:
     damage += [f"and {len(wrong) - 3} more of its entries"] if len(wrong) > 3 else []
     lengths = {
         data.name: data.shape[0]
-        for data in _growing(file)
+        for data in _list_growing(file)
         if data.name not in ("/trajectory", "/checksum")
     }
     whole = min(lengths.values())
@@ -248,16 +252,16 @@ def complete(file: h5py.File) -> Completeness:
     if count > whole:
         short = min(lengths, key=lambda name: lengths[name])
         damage.append(f"/trajectory counts {count} trajectories and {short} has {whole}")
-    elif count == whole - 1 and _whole_states(file, count):
+    elif count == whole - 1 and _has_whole_states(file, count):
         count += 1  # flushed with its checksum; only its number is missing
     if "events" in file:
         there = min(count, whole)
         group = file["events"]
-        wanted = event_rows.total(group, there)
+        wanted = event_rows.count_events(group, there)
         damage += [
             f"/events/{name} has {group[name].shape[0]} entries, and {there} trajectories count "
             f"{wanted} events"
-            for name in event_rows.flat_names(group)
+            for name in event_rows.list_flat_names(group)
             if name != "event" and group[name].shape[0] < wanted
         ]
     if begun - count > 1:
@@ -268,28 +272,25 @@ def complete(file: h5py.File) -> Completeness:
     return Completeness(min(count, whole), tuple(damage))
 
 
-def _whole_states(file: h5py.File, n: int) -> bool:
-    """Whether trajectory n is as its checksum says, states and context."""
+def _has_whole_states(file: h5py.File, n: int) -> bool:
+    """Whether trajectory n agrees with its checksum, states and context."""
     if "checksum" not in file or file["checksum"].shape[0] <= n or not file["checksum"][n]:
         return False
     rows = (
-        {name: data[n] for name, data in _variables(file["context"]).items()}
+        {name: data[n] for name, data in _list_variables(file["context"]).items()}
         if "context" in file
         else {}
     )
     try:
-        if "events" in file and not event_rows.whole(file["events"], n):
+        if "events" in file and not event_rows.is_whole(file["events"], n):
             return False
-        return bool(file["checksum"][n] == checksum(n, rows, file["x"][n]))
+        return bool(file["checksum"][n] == compute_checksum(n, rows, file["x"][n]))
     except OSError:  # a chunk that is not as its own checksum says
         return False
 
 
 def read_checksums(file: h5py.File, count: int) -> np.ndarray | None:
-    """Of the first `count` trajectories, 0 where one is missing; None of files without them.
-
-    (E,)
-    """
+    """Read the checksums of `count` trajectories (E,), 0 where missing; None of files without."""
     if "checksum" not in file:
         return None
     known = np.zeros(count, np.uint64)
@@ -298,12 +299,14 @@ def read_checksums(file: h5py.File, count: int) -> np.ndarray | None:
     return known
 
 
-def checksum(number: int, context: Mapping[str, Any], x: np.ndarray) -> int:
-    """CRC-32 of the states, and 2³² times that of number and context (`context_checksum`)."""
-    return context_checksum(number, context) << 32 | zlib.crc32(np.ascontiguousarray(x).tobytes())
+def compute_checksum(number: int, context: Mapping[str, Any], x: np.ndarray) -> int:
+    """CRC-32 of the states, plus 2³² times `compute_context_checksum`."""
+    return compute_context_checksum(number, context) << 32 | zlib.crc32(
+        np.ascontiguousarray(x).tobytes()
+    )
 
 
-def context_checksum(number: int, context: Mapping[str, Any]) -> int:
+def compute_context_checksum(number: int, context: Mapping[str, Any]) -> int:
     """CRC-32 of a trajectory's number and of its context, by name."""
     crc = zlib.crc32(number.to_bytes(8, "little"))
     for name in sorted(context):
@@ -312,7 +315,7 @@ def context_checksum(number: int, context: Mapping[str, Any]) -> int:
 
 
 def name_trajectories(numbers: Sequence[int]) -> str:
-    """`trajectory 3`, or `trajectories 0, 4, 5`; the first ten."""
+    """Name trajectories by number, the first ten: `trajectory 3`, `trajectories 0, 4, 5`."""
     shown = ", ".join(map(str, numbers[:10])) + (
         f" and {len(numbers) - 10:,} more" if len(numbers) > 10 else ""
     )
@@ -337,16 +340,14 @@ def digest(table: Mapping[str, Any]) -> str:
     return total.hexdigest()
 
 
-def damaged_tables(file: h5py.File) -> list[str]:
-    """The tables and axes that are not as their checksum says; those of files without checksums
-    are not looked at.
-    """
+def find_damaged_tables(file: h5py.File) -> list[str]:
+    """Find tables and axes that differ from their checksums; files without are not checked."""
     values: dict[str, Any] = {name: read_table(file[name]) for name in GROUPS if name in file}
     values |= {
         name: {f"/{name}": file[name].asstr()[:] if name == "channel" else file[name][:]}
         for name in ("time", "channel")
     }
-    values |= {"events": _kinds_table(file["events"])} if "events" in file else {}
+    values |= {"events": _read_kinds_table(file["events"])} if "events" in file else {}
     return [
         f"/{name} is not what was written (its checksum differs)"
         for name, table in values.items()
@@ -355,8 +356,8 @@ def damaged_tables(file: h5py.File) -> list[str]:
     ]
 
 
-def damaged_dimensions(unreadable: texts.UnreadableTexts) -> list[str]:
-    """What is lost with the names of the axes, which only other programs use."""
+def describe_lost_names(unreadable: texts.UnreadableTexts) -> list[str]:
+    """Describe axes that have lost their names, which only other programs use."""
     if not unreadable.dimensions:
         return []
     shown = ", ".join(unreadable.dimensions[:3]) + (", …" if len(unreadable.dimensions) > 3 else "")
@@ -364,8 +365,8 @@ def damaged_dimensions(unreadable: texts.UnreadableTexts) -> list[str]:
 
 
 def resize(file: h5py.File, count: int) -> None:
-    """Make it `count` trajectories long: leave the first ones, or make room."""
-    for data in _growing(file):
+    """Make the file `count` trajectories long: drop the last ones, or make room."""
+    for data in _list_growing(file):
         if data.shape[0] != count:
             data.resize(count, axis=0)
     if "events" in file:
@@ -373,15 +374,15 @@ def resize(file: h5py.File, count: int) -> None:
 
 
 def write_number(file: h5py.File, n: int) -> None:
-    """Say that trajectory n is complete. Only what is in the file already may be counted."""
+    """Mark trajectory n as complete. Its data must be in the file already."""
     index = file["trajectory"]
     if index.shape[0] <= n:
         index.resize(n + 1, axis=0)
     index[n] = n
 
 
-def _growing(file: h5py.File) -> list[h5py.Dataset]:
-    context = list(_variables(file["context"]).values()) if "context" in file else []
+def _list_growing(file: h5py.File) -> list[h5py.Dataset]:
+    context = list(_list_variables(file["context"]).values()) if "context" in file else []
     checks = [file["checksum"]] if "checksum" in file else []
     happened = [file["events"][name] for name in ("count", "checksum")] if "events" in file else []
     return [file["x"], file["trajectory"], *checks, *context, *happened]
@@ -390,9 +391,8 @@ def _growing(file: h5py.File) -> list[h5py.Dataset]:
 # ------------------------------------------------------------------------- what a file may point to
 
 
-def refuse_elsewhere(file: h5py.File, path: Path) -> None:
-    """Refuse data that lie in another file, and shapes that are far larger than what the file
-    holds.
+def refuse_external_data(file: h5py.File, path: Path) -> None:
+    """Refuse data in other files, and shapes far larger than what the file holds.
 
     HDF5 follows external storage, virtual data sets and external links wherever they point. A shape
     is a mere number: one of terabytes costs a file nothing and its reader all memory.

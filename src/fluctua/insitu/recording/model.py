@@ -1,4 +1,4 @@
-"""Models of recordings: the network in the tables of a file, or code of the user's."""
+"""Models of recordings: the network in the tables of a file, or the user's code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fluctua.tcmt.assembly import Dynamics, assemble_power
 from fluctua.tcmt.tasks import Task
 
 
-def task_tables(task: Task) -> dict[str, dict[str, Any]]:
-    """`network` and `drive` of a task whose reward is a weighted sum of output powers.
+def tabulate_task(task: Task) -> dict[str, dict[str, Any]]:
+    """Make the tables `network` and `drive` of a task that rewards weighted output powers.
 
     drive: lead, amplitude, phase, frequency (drives,), and envelope (drives, T+1) where one has an
     envelope.
@@ -69,7 +69,7 @@ class SampledEnvelope:
 
 
 def build_network(description: Description) -> tcmt.Network:
-    """The network in a recording's table."""
+    """Build the network in a recording's table."""
     table = description.network
     names = [f.name for f in dataclasses.fields(tcmt.Network)]
     missing = [name for name in names if name not in table]
@@ -82,18 +82,18 @@ def build_network(description: Description) -> tcmt.Network:
 
 
 def build_task(description: Description) -> Task:
-    """The task that a recording was made with, on the recording's own time grid."""
+    """Build the task of a recording, on its own time grid."""
     d = description
     table = description.network
     if not table:
         raise ValueError(
-            "this recording does not say what system it is of (no `network`). Give a model: "
-            "--model FILE.py:NAME, an object with `process` and `objective` (in Python, call "
+            "this recording has no `network`, so its system is unknown. Give a model: --model "
+            "FILE.py:NAME, an object with `process` and `objective` (in Python, call "
             "fluctua.gradient with yours)."
         )
     network = build_network(d)
     count = int(table["copies"])
-    drives = _drives(d)
+    drives = _build_drives(d)
     modulation = tcmt.Modulation(
         float(table["sigma_kappa"]), int(table["harmonics"]), float(table["omega_max"])
     )
@@ -104,8 +104,8 @@ def build_task(description: Description) -> Task:
     return Task(*assemble_power(network, count, drives, weights, dynamics))
 
 
-def observed_sites(description: Description, sites: int) -> np.ndarray:
-    """Which resonators the channels are of: the table's `observed`, or all in order. (C,)"""
+def find_observed_sites(description: Description, sites: int) -> np.ndarray:
+    """Find the resonators of the channels: the table's `observed`, or all in order. (C,)"""
     if "observed" in description.network:
         return np.asarray(description.network["observed"], int)
     if len(description.channels) != sites:
@@ -116,22 +116,20 @@ def observed_sites(description: Description, sites: int) -> np.ndarray:
     return np.arange(sites)
 
 
-def _drives(d: Description) -> tuple[tcmt.Drive, ...]:
+def _build_drives(d: Description) -> tuple[tcmt.Drive, ...]:
     table = d.drive
     drives = []
     for k in range(len(np.atleast_1d(table["lead"]))):
-
-        def at(name):
-            return float(np.atleast_1d(table[name])[k])  # noqa: B023
-
+        lead, amplitude, phase, frequency = (
+            float(np.atleast_1d(table[name])[k])
+            for name in ("lead", "amplitude", "phase", "frequency")
+        )
         envelope = None
         if "envelope" in table:
             envelope = SampledEnvelope(
                 tuple(d.t.tolist()), tuple(np.atleast_2d(table["envelope"])[k].tolist())
             )
-        drives.append(
-            tcmt.Drive(int(at("lead")), at("amplitude"), at("phase"), at("frequency"), envelope)
-        )
+        drives.append(tcmt.Drive(int(lead), amplitude, phase, frequency, envelope))
     return tuple(drives)
 
 
@@ -141,8 +139,11 @@ def _drives(d: Description) -> tuple[tcmt.Drive, ...]:
 class RecordingModel(NamedTuple):
     """The model of a recording, for estimates and calibrations.
 
-    theta: parameters at which it was recorded; None takes those in the file. observed: components
-    of the state that are in the file; None for all. size: of the state.
+    process: drift and noise, or rates.
+    objective: the reward.
+    theta: parameters at which it was recorded; None takes those in the file.
+    observed: components of the state that are in the file; None for all.
+    size: of the state.
     """
 
     process: AnyProcess
@@ -162,7 +163,7 @@ class RecordingModel(NamedTuple):
 def load_model(
     recording: RecordingFile, source: str | None = None, changes: Params | None = None
 ) -> RecordingModel:
-    """The model of a recording.
+    """Load the model of a recording.
 
     Args:
         recording: an open one.
@@ -183,7 +184,7 @@ def load_model(
     else:
         task = build_task(d)
         sites = task.simulated.sites
-        seen = observed_sites(d, sites)
+        seen = find_observed_sites(d, sites)
         model = RecordingModel(
             task.process, task.objective, theta, np.concatenate([seen, seen + sites]), 2 * sites
         )
@@ -193,12 +194,16 @@ def load_model(
             "--params FILE.npz."
         )
     if source is not None and recording.count:
-        _try(recording, model, source)
+        _check_parameters(recording, model, source)
     return model
 
 
 class Difference(NamedTuple):
-    """The first component in which two values of one parameter differ, and both values as text."""
+    """The first difference of two values of one parameter.
+
+    component: its name.
+    first, second: both values as text.
+    """
 
     component: str
     first: str
@@ -231,7 +236,7 @@ def find_difference(name: str, first: Any, second: Any) -> Difference | None:
 
 
 def name_leaves(theta: Params) -> dict[str, Any]:
-    """Leaves of θ by name; those of nested tables as `drift.k`."""
+    """List the leaves of θ by name; those of nested tables as `drift.k`."""
     leaves = jax.tree_util.tree_leaves_with_path(theta)
     return {_name_path(path): leaf for path, leaf in leaves}
 
@@ -241,7 +246,7 @@ def _name_path(path: Any) -> str:
 
 
 def _merge_recorded(recording: RecordingFile, theta: Params, source: str) -> Params:
-    """θ of a model file with the values in the recording, where it has them.
+    """Replace θ of a model file by the values in the recording, where it has them.
 
     A difference is refused.
     """
@@ -261,8 +266,8 @@ def _merge_recorded(recording: RecordingFile, theta: Params, source: str) -> Par
     )
 
 
-def _try(recording: RecordingFile, model: RecordingModel, source: str) -> None:
-    """Name a parameter that the model looks up and that is missing, before any gradient."""
+def _check_parameters(recording: RecordingFile, model: RecordingModel, source: str) -> None:
+    """Refuse a model that needs a parameter which is missing, before any gradient."""
     context = recording.trajectories(0, 1, load=True).context
     one = None if context is None else {name: leaf[0] for name, leaf in context.items()}
     state = jax.ShapeDtypeStruct((len(recording.description.components),), np.float32)
@@ -276,13 +281,13 @@ def _try(recording: RecordingFile, model: RecordingModel, source: str) -> None:
     except KeyError as error:
         there = ", ".join([*model.theta, *(f"context {entry}" for entry in one or {})])
         raise ValueError(
-            f"the {name} of {source} looks for {error}; there is {there}. Parameters come from "
+            f"the {name} of {source} needs {error}; available are {there}. Parameters come from "
             "the recording and from --params FILE.npz."
         ) from error
 
 
 def _load_code(text: str) -> Any:
-    """The object with `process`, `objective` and perhaps `theta` that `FILE.py:NAME` is."""
+    """Load the object with `process`, `objective` and perhaps `theta` at `FILE.py:NAME`."""
     expected = "a model, an object with `process` and `objective`"
     model = load_code(text, expected)
     if callable(model) and not isinstance(model, type):

@@ -1,18 +1,17 @@
-"""Who writes a file: HDF5's mark in the superblock, how it is taken away, and the claim of a writer
-that lives.
+"""Ownership of a file: HDF5's mark of a writer in the superblock, and the lock of a living writer.
 
 A file that is being written is marked in its superblock, and HDF5 refuses to open it in the plain
 way until the writer closes it. A killed writer never does. The mark is one byte, 1 for plain
 writing and 5 for single-writer mode, of which HDF5 reads only the second; the superblock ends with
 a checksum (Bob Jenkins' lookup3) and holds the length of the file, so both are brought up to date.
-This is what HDF5's own `h5clear --status --increment=0` does, without asking anyone to install it.
+HDF5's own `h5clear --status --increment=0` does the same.
 
     offset  0  signature, 8 bytes        offset 12  base address            offset 28  end of file
     offset  8  version, 3                offset 20  extension               offset 36  root group
     offset  9  sizes, 8 and 8            offset 11  marks                   offset 44  checksum
 
-A writer that lives holds a lock on a file beside the recording, `.NAME.writer`, with its name in
-it. The lock goes with the process, however it ends.
+A living writer holds a lock on a file beside the recording, `.NAME.writer`, which contains its
+name. The lock ends with the process.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ from typing import IO, Any
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 LENGTH = 48
 SINGLE_WRITER = 4
-"""Bit of the mark that says that the file can be read while it is written."""
+"""Bit of the mark of a file that can be read while it is written."""
 
 
-def mark(path: Path) -> int:
-    """The mark of a writer: 0 for none. Another value is that of a writer, running or killed."""
-    head = _head(path)
+def read_mark(path: Path) -> int:
+    """Read the mark of a writer, running or killed; 0 for none."""
+    head = _read_head(path)
     return 0 if head is None else head[11]
 
 
-def unmark(path: Path) -> None:
-    """Take the mark away. Only for a file whose writer is gone."""
-    head = _head(path)
+def clear_mark(path: Path) -> None:
+    """Clear the mark, of a file whose writer is gone."""
+    head = _read_head(path)
     if head is None:
         raise ValueError(
             f"{path} has no HDF5 superblock of version 3: it was not written by fluctua."
         )
     with open(path, "r+b") as file:
-        file.write(_without_mark(head, os.path.getsize(path)))
+        file.write(_make_unmarked_head(head, os.path.getsize(path)))
 
 
 class Unmarked(io.RawIOBase):
-    """A file as it would be without its mark, for reading: nothing is changed on the disk."""
+    """A file for reading with its mark cleared; nothing is changed on the disk."""
 
     def __init__(self, path: Path):
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by `close`
         self._size = os.fstat(self._file.fileno()).st_size
-        head = _head(path)
-        self._head = _without_mark(head, self._size) if head is not None and head[11] else b""
+        head = _read_head(path)
+        self._head = _make_unmarked_head(head, self._size) if head is not None and head[11] else b""
         self._at = 0
 
     def readable(self) -> bool:
@@ -90,9 +89,9 @@ class Claim:
 
     def __init__(self, path: Path):
         self._lock = path.with_name(f".{path.name}.writer")
-        self._file: IO[str] | None = self._taken(path)
+        self._file: IO[str] | None = self._take(path)
 
-    def _taken(self, path: Path) -> IO[str]:
+    def _take(self, path: Path) -> IO[str]:
         while True:
             try:
                 file = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115
@@ -116,22 +115,20 @@ class Claim:
                     break
             file.close()  # the one before released it, and took the name away, while we waited
         file.truncate(0)
-        file.write(this_process())
+        file.write(name_process())
         file.flush()
         return file
 
     def release(self) -> None:
-        """Let others write."""
+        """Release the claim, so that others can write."""
         if self._file is not None:
             self._lock.unlink(missing_ok=True)
             self._file.close()
             self._file = None
 
 
-def being_written(path: Path) -> bool:
-    """Whether a writer of the file lives, on this machine or, as far as its lock file says, on
-    another.
-    """
+def is_being_written(path: Path) -> bool:
+    """Whether a writer of the file is alive, as far as known from the lock file."""
     try:
         file = open(path.with_name(f".{path.name}.writer"), encoding="utf-8")  # noqa: SIM115
     except OSError:
@@ -141,21 +138,21 @@ def being_written(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
-        return alive(file.read().strip())
+        return is_alive(file.read().strip())
 
 
-def left_behind(path: Path) -> bool:
-    """Whether a writer of the file was killed: its lock file is still there."""
+def has_lock_file(path: Path) -> bool:
+    """Whether the lock file of a writer is still there, as after a kill."""
     return path.with_name(f".{path.name}.writer").exists()
 
 
-def this_process() -> str:
-    """As a writer is named."""
+def name_process() -> str:
+    """Name of this process as a writer."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def alive(writer: str) -> bool:
-    """Whether the process that a file names still runs. One on another machine may."""
+def is_alive(writer: str) -> bool:
+    """Whether the process that a file names still runs; one on another machine may."""
     words = writer.split()
     if len(words) != 4 or words[3] != socket.gethostname():
         return bool(words)
@@ -170,12 +167,12 @@ def alive(writer: str) -> bool:
     return True
 
 
-def _without_mark(head: bytes, length: int) -> bytes:
+def _make_unmarked_head(head: bytes, length: int) -> bytes:
     fresh = head[:11] + b"\0" + head[12:28] + length.to_bytes(8, "little") + head[36:44]
     return fresh + lookup3(fresh).to_bytes(4, "little")
 
 
-def _head(path: Path) -> bytes | None:
+def _read_head(path: Path) -> bytes | None:
     with open(path, "rb") as file:
         head = file.read(LENGTH)
     if len(head) < LENGTH or head[:8] != SIGNATURE or head[8] != 3 or head[9:11] != b"\x08\x08":
@@ -187,33 +184,33 @@ def lookup3(data: bytes) -> int:
     """hashlittle(data, 0), the checksum of HDF5's metadata. 32 bits."""
     mask = 0xFFFFFFFF
 
-    def rotated(v, k):
+    def rotate(v, k):
         return ((v << k) | (v >> (32 - k))) & mask
 
     a = b = c = (0xDEADBEEF + len(data)) & mask
 
-    def words(part):
+    def split_words(part):
         return [int.from_bytes(part[k : k + 4], "little") for k in (0, 4, 8)]
 
     while len(data) > 12:
-        x, y, z = words(data[:12])
+        x, y, z = split_words(data[:12])
         a = (a + x) & mask
         b = (b + y) & mask
         c = (c + z) & mask
-        for turn in (4, 6, 8, 16, 19, 4):  # the three words take turns in the same three operations
-            mixed = ((a - c) & mask) ^ rotated(c, turn)
+        for turn in (4, 6, 8, 16, 19, 4):  # the same operations on the three words in turn
+            mixed = ((a - c) & mask) ^ rotate(c, turn)
             a = b
             b = (c + b) & mask
             c = mixed
         data = data[12:]
     if not data:
         return c
-    x, y, z = words(data.ljust(12, b"\0"))
+    x, y, z = split_words(data.ljust(12, b"\0"))
     a = (a + x) & mask
     b = (b + y) & mask
     c = (c + z) & mask
     for turn in (14, 11, 25, 16, 4, 14, 24):
-        mixed = ((c ^ b) - rotated(b, turn)) & mask
+        mixed = ((c ^ b) - rotate(b, turn)) & mask
         c = a
         a = b
         b = mixed

@@ -14,7 +14,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.simulate import sample_states
 from fluctua.insitu.recording.description import Description
-from fluctua.insitu.recording.model import task_tables
+from fluctua.insitu.recording.model import tabulate_task
 from fluctua.insitu.recording.writer import append_to, create
 from fluctua.tcmt.tasks import Task
 
@@ -34,7 +34,7 @@ def describe(
     settings: dict[str, Any] | None = None,
     settle: float = 0.0,
 ) -> Description:
-    """The head of a simulated recording of a network's task.
+    """Make the head of a simulated recording of a network's task.
 
     Args:
         task: what is simulated.
@@ -62,7 +62,7 @@ def describe(
     seen = np.arange(sites) if observe is None else np.array(sorted(set(observe)), int)
     if seen.size == 0 or seen.min() < 0 or seen.max() >= sites:
         raise ValueError(f"`observe` names resonators 0…{sites - 1}; got {list(observe or ())}.")
-    tables: dict[str, Any] = task_tables(task._replace(t=task.t[::every]))
+    tables: dict[str, Any] = tabulate_task(task._replace(t=task.t[::every]))
     tables["network"]["observed"] = seen
     shape = None
     if task.modulation is not None:
@@ -117,7 +117,7 @@ def record(
     check.count(count)
     if append and Path(path).exists():
         writer = append_to(path, trajectories=count)
-        _same(path, writer.description, description)
+        _refuse_different(path, writer.description, description)
     else:
         writer = create(path, description, replace=replace, trajectories=count)
     how = description.simulation
@@ -131,19 +131,18 @@ def record(
     seen = np.asarray(description.network["observed"])
     columns = np.concatenate([seen, seen + task.simulated.sites])
     before = int(how.get("settle", 0))
-    substrate = _settling(task, before).simulator()
+    substrate = _extend_grid(task, before).simulator()
     each = (before // every + len(description.t)) * 2 * task.simulated.sites * 4
     batch = max(1, min(256, count, BATCH_BYTES // each))
     with writer:
         while writer.count < count:
-            j = jnp.arange(
-                writer.count, writer.count + batch
-            )  # a fixed size compiles once; the rest is left out
+            # a fixed size compiles once; the rest is left out
+            j = jnp.arange(writer.count, writer.count + batch)
             x, context = sample_states(substrate, key, theta, j, every)
             x = x[:, -len(description.t) :]
             check.finite_simulation(x, substrate.t)
             if spread:
-                x = x + spread * _standard(noise_key, j, x.shape[1:]).astype(x.dtype)
+                x = x + spread * _draw_normals(noise_key, j, x.shape[1:]).astype(x.dtype)
             states = np.asarray(x)[:, :, columns]
             for k in range(min(batch, count - writer.count)):
                 one = (
@@ -155,25 +154,25 @@ def record(
                 yield writer.count
 
 
-def _settling(task: Task, steps: int) -> Task:
-    """The task on a grid that begins so many steps earlier."""
+def _extend_grid(task: Task, steps: int) -> Task:
+    """Extend the time grid of a task by so many steps before its start."""
     if not steps:
         return task
     dt = (task.t[-1] - task.t[0]) / (len(task.t) - 1)
     return task._replace(t=np.concatenate([task.t[0] - dt * np.arange(steps, 0, -1), task.t]))
 
 
-def _standard(key: Array, trajectories: Array, shape: tuple[int, ...]) -> Array:
-    """Standard normals of each trajectory, whichever batch it is in. (E, …)"""
+def _draw_normals(key: Array, trajectories: Array, shape: tuple[int, ...]) -> Array:
+    """Draw standard normals of each trajectory, whichever batch it is in. Shape (E, …)."""
     return jax.vmap(lambda j: jax.random.normal(jax.random.fold_in(key, j), shape))(trajectories)
 
 
-def _same(path: str | Path, there: Description, asked: Description) -> None:
-    """An appended trajectory must be of the same system, θ and grid."""
+def _refuse_different(path: str | Path, there: Description, asked: Description) -> None:
+    """Refuse to append trajectories of another system, θ or grid."""
     different = [
         group
         for group in ("parameters", "network", "drive", "simulation")
-        if not _equal(getattr(there, group), getattr(asked, group))
+        if not _are_equal(getattr(there, group), getattr(asked, group))
     ]
     if there.dtype != asked.dtype or not np.array_equal(there.t, asked.t):
         different.append("time grid or precision")
@@ -185,5 +184,5 @@ def _same(path: str | Path, there: Description, asked: Description) -> None:
         )
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _are_equal(a: Any, b: Any) -> bool:
     return set(a) == set(b) and all(np.array_equal(a[name], b[name]) for name in a)

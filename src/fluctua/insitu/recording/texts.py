@@ -31,39 +31,37 @@ HEADER = 16
 
 
 def write_attribute(where: Any, name: str, text: str) -> None:
-    """Keep a text with a data set, a group or a file, in its header, which has a checksum."""
+    """Write a text as an attribute of a data set, a group or a file; headers have checksums."""
     raw = text.encode()
     where.attrs.create(name, np.array(raw, h5py.string_dtype("utf-8", max(1, len(raw)))))
 
 
 def read_attribute(where: Any, name: str) -> str:
-    """The text of an attribute, of whatever length it is; empty where there is none."""
+    """Read the text of an attribute of any length; "" where there is none."""
     value = where.attrs.get(name, "")
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def write_texts(group: h5py.Group, name: str, texts: str | Sequence[str]) -> h5py.Dataset:
-    """A data set of one text or several, all of the length of the longest."""
+    """Write a data set of one text or several, all of the length of the longest."""
     raw = np.char.encode(np.asarray(texts, dtype=np.str_), "utf-8")
-    length = max(
-        2, raw.dtype.itemsize
-    )  # xarray takes texts of one byte for the letters of one text
+    length = max(2, raw.dtype.itemsize)  # xarray joins texts of one byte to one text
     data = group.create_dataset(name, data=raw.astype(h5py.string_dtype("utf-8", length)))
     write_attribute(data, "_Encoding", "utf-8")
     return data
 
 
 def is_dimension(data: h5py.Dataset) -> bool:
-    """Whether a data set is nothing but an axis that netCDF knows by name."""
+    """Whether a data set is only the name of an axis for netCDF."""
     name = data.attrs.get("NAME", b"") if data.is_scale else b""
     return isinstance(name, bytes) and name.startswith(b"This is a netCDF dimension")
 
 
 class UnreadableTexts(NamedTuple):
-    """What lies in damaged heaps.
+    """Contents of damaged heaps.
 
-    texts: names of attributes and data sets. dimensions: data sets whose axes have lost their
-    names.
+    texts: names of attributes and data sets.
+    dimensions: data sets whose axes have lost their names.
     """
 
     texts: tuple[str, ...]
@@ -71,7 +69,7 @@ class UnreadableTexts(NamedTuple):
 
 
 def find_unreadable(path: Path) -> UnreadableTexts:
-    """Name what an HDF5 file holds in damaged heaps; everything of variable length is read.
+    """Find what an HDF5 file holds in damaged heaps, by reading everything of variable length.
 
     Of a file that cannot be opened for another reason nothing is named: its reader finds that one.
     """

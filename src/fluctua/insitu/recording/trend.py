@@ -1,4 +1,4 @@
-"""Slow drifts of one long record: how they are found, and how they are taken away.
+"""Slow drifts of one long record: how to find and how to remove them.
 
 A record x of n samples is written in cosines, aₖ = √(2/n) Σₙ xₙ cos(πk(n + ½)/n), k half periods
 per record. In a steady state those with k ≪ n/τ, τ the correlation time, are independent and have
@@ -19,19 +19,16 @@ import scipy
 from fluctua.processes.stationary import memory_time
 
 ALARM = 1e-4
-"""Probability that a steady record is said to drift, all components, means and variances together.
-"""
+"""Probability of a false alarm, of all components, means and variances together."""
 POINTS = 2**15
 """Means of consecutive samples that a record is reduced to."""
 SLOWEST = 2
-"""Half periods per record that a drift is looked for in."""
-FEWEST = 8
-MOST = 40
+"""Half periods per record in which a drift is searched."""
+MIN_FREQUENCIES = 8
+MAX_FREQUENCIES = 40
 """Half periods per record that it is compared with, K."""
 ASIDE = 4
-"""Half periods that are taken away before the correlation time is measured: a drift would lengthen
-it.
-"""
+"""Half periods that are removed before the correlation time is measured."""
 LOST = 0.02
 """Share of the variance of its fluctuations that a record may lose with its trend."""
 
@@ -39,8 +36,11 @@ LOST = 0.02
 class RecordTrend(NamedTuple):
     """A drift of one component.
 
-    what: "mean" or "variance". component: its number. change: second half of the record − first.
-    errors: that in standard errors. probability: of such a drift by chance, for this component.
+    what: "mean" or "variance".
+    component: its number.
+    change: second half of the record − first.
+    errors: the change in standard errors.
+    probability: of such a drift by chance, for this component.
     """
 
     what: str
@@ -51,11 +51,12 @@ class RecordTrend(NamedTuple):
 
 
 class TrendSearch(NamedTuple):
-    """trend: the drift that stands out most, or None. memory: 1 + 2Σ|ρ| of the slowest component,
-    in samples.
+    """Result of the search for a drift.
 
-    slowest: its number. resolved: whether the record is long enough to tell its fluctuations from a
-    drift.
+    trend: the drift that stands out most, or None.
+    slowest: number of the slowest component.
+    memory: its correlation time 1 + 2Σ|ρ|, in samples.
+    resolved: whether the record is long enough to tell its fluctuations from a drift.
     """
 
     trend: RecordTrend | None
@@ -83,12 +84,14 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
     for i in range(x.shape[1]):
         series = np.asarray(x[:whole, i], np.float64)
         series = series - series.mean()
-        if len(series) < 4 * FEWEST or not np.any(series):
+        if len(series) < 4 * MIN_FREQUENCIES or not np.any(series):
             continue
-        means = _average(series, group)
-        squares = _average((series - np.repeat(_slow_part(means, SLOWEST), group)) ** 2, group)
+        means = _average_groups(series, group)
+        squares = _average_groups(
+            (series - np.repeat(_slow_part(means, SLOWEST), group)) ** 2, group
+        )
         for what, values in (("mean", means), ("variance", squares)):
-            tested = _test(values)
+            tested = _test_trend(values)
             if tested.memory * group > memory and what == "mean":
                 slowest = i
                 memory = tested.memory * group
@@ -103,14 +106,14 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
 
 
 def describe_trend(trend: RecordTrend, components: tuple[str, ...]) -> str:
-    """What drifts and by how much, without a full stop."""
+    """Say what drifts and by how much, without a full stop."""
     return (
         f"the {trend.what} of {components[trend.component]} differs by {trend.change:.3g} between "
         f"the halves of the record, {trend.errors:.1f} standard errors"
     )
 
 
-class _Tested(NamedTuple):
+class _TrendTest(NamedTuple):
     probability: float
     change: float
     errors: float
@@ -118,32 +121,32 @@ class _Tested(NamedTuple):
     resolved: bool
 
 
-def _test(values: np.ndarray) -> _Tested:
-    """The F test of one series (n,), and the difference of its halves."""
+def _test_trend(values: np.ndarray) -> _TrendTest:
+    """F test of one series (n,), and the difference of its halves."""
     n = len(values)
     a = scipy.fft.dct(values - values.mean(), norm="ortho")
     fast = values - values.mean() - _slow_part(values - values.mean(), ASIDE)
     memory = memory_time(fast[None]) if np.any(fast) else 1.0
     flat = int(n / (np.pi * memory))  # memory is 2τ
-    count = min(MOST, max(FEWEST, flat), n - 1)
+    count = min(MAX_FREQUENCIES, max(MIN_FREQUENCIES, flat), n - 1)
     level = float(np.mean(a[SLOWEST + 1 : count + 1] ** 2))
     half = n // 2
     change = float(values[-half:].mean() - values[:half].mean())
     if not level > 0:
-        return _Tested(1.0, change, 0.0, memory, flat >= FEWEST)
+        return _TrendTest(1.0, change, 0.0, memory, flat >= MIN_FREQUENCIES)
     statistic = float(np.mean(a[1 : SLOWEST + 1] ** 2)) / level
     probability = float(scipy.stats.f.sf(statistic, SLOWEST, count - SLOWEST))
-    return _Tested(
-        probability, change, abs(change) / (2 * np.sqrt(level / n)), memory, flat >= FEWEST
+    return _TrendTest(
+        probability, change, abs(change) / (2 * np.sqrt(level / n)), memory, flat >= MIN_FREQUENCIES
     )
 
 
-def _average(values: np.ndarray, group: int) -> np.ndarray:
+def _average_groups(values: np.ndarray, group: int) -> np.ndarray:
     return values.reshape(-1, group).mean(axis=1)
 
 
 def _slow_part(values: np.ndarray, count: int) -> np.ndarray:
-    """The cosines 1 … count of a series (n, …), without its mean."""
+    """Cosines 1 … count of a series (n, …), without its mean."""
     a = scipy.fft.dct(values, axis=0, norm="ortho")
     a[0] = 0
     a[count + 1 :] = 0
@@ -151,7 +154,7 @@ def _slow_part(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
-    """Take from a record (n, M) what varies more slowly than `samples`; its mean stays.
+    """Remove from a record (n, M) what varies more slowly than `samples`; its mean stays.
 
     The trend is taken for an offset of the detector, added to a system that is in a steady state.
     A system whose parameters drift is not mended by this. The fluctuations lose 2m/`samples` of

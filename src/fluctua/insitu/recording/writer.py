@@ -1,17 +1,16 @@
-"""Writing a recording while it is measured: after a kill, every trajectory that `append` returned
-from is there.
+"""Write a recording while it is measured: trajectories that were appended survive a kill.
 
-What HDF5 promises. Without care a killed writer leaves a file that cannot be opened: the index of
-the data is in the memory of the process. In single-writer mode (SWMR) metadata reach the file in an
-order that keeps it readable at every moment, and `flush` hands everything to the operating system,
-which outlives the process. So a trajectory is written and flushed first, and only then its number,
-which is what counts it. A reader may look at any moment. This covers crashes and kills of the
-program; a power cut may take what the system had not yet put on disk.
+HDF5 keeps the index of the data in the memory of the process, so that a killed writer can leave a
+file that cannot be opened. In single-writer mode (SWMR) metadata reach the file in an order that
+keeps it readable at every moment, and `flush` hands everything to the operating system, which
+outlives the process. A trajectory is therefore written and flushed first, and only then its number,
+which counts it. This covers crashes and kills of the program; a power cut may lose what the system
+had not yet written to disk.
 
 `durable` covers power cuts. The states are on the disk itself (fsync) before their number is
-written, and the number is when `append` returns. What a cut then leaves is the file of one moment
-with some pages of the next: every trajectory that counts is whole, which the tests try with such
-mixtures.
+written, and the number is when `append` returns. A power cut then leaves the file of one moment
+with some pages of the next: every trajectory that is counted is complete (tested with such
+mixtures).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import h5py
 import numpy as np
 
 from fluctua.insitu.recording import disk, event_rows, layout, ownership, texts
-from fluctua.insitu.recording.description import GROUPS, Description, table_value
+from fluctua.insitu.recording.description import GROUPS, Description, check_value
 from fluctua.insitu.recording.ownership import Claim
 from fluctua.insitu.recording.reader import open_hdf5, open_recording
 
@@ -77,33 +76,32 @@ class Writer:
         if description.events is not None:
             self._data |= {"events": file["events"]}
             self._data |= {f"events/{name}": file["events"][name] for name in file["events"]}
-        self.count = layout.complete(file).whole
+        self.count = layout.count_complete(file).count
         if (self.count and file["trajectory"].shape[0] < self.count) or (
             self.count and file["trajectory"][self.count - 1] != self.count - 1
         ):
-            layout.write_number(
-                file, self.count - 1
-            )  # of one that was whole when its writer was killed
+            layout.write_number(file, self.count - 1)  # its writer was killed before it could
             file.flush()
         self._event_count = (
-            0 if description.events is None else event_rows.total(file["events"], self.count)
+            0 if description.events is None else event_rows.count_events(file["events"], self.count)
         )
         if durable:
             self._sync()
             disk.sync(path.parent)
 
     def append(self, x: Any, context: Mapping[str, Any] | None = None, events: Any = None) -> int:
-        """One trajectory x (T+1, C), with its context; returns its number. It is safe when this
-        returns.
+        """Append one trajectory x (T+1, C) with its context, and return its number.
+
+        It is safe when this returns.
 
         A complex recording also takes the state [Re, Im], (T+1, 2C) real. events: the `Events` of
         the trajectory, leaves (T, K, …), where the recording keeps them.
         """
         d = self.description
         n = self.count
-        states = _states(d, x)
-        known = _context(d, context)
-        rows = _rows(d, states, events)
+        states = _convert_states(d, x)
+        known = _convert_context(d, context)
+        rows = _convert_events(d, states, events)
         if not self._file:
             raise ValueError(f"{self.path} is closed; append_to goes on with it.")
         self._reserve(event_rows.count_bytes(rows))
@@ -111,35 +109,39 @@ class Writer:
             due = self.durable is True or (
                 self.durable and time.monotonic() - self._synced >= self.durable
             )
-            _put(self._data["x"], n, states)
+            _write_row(self._data["x"], n, states)
             for name, value in known.items():
-                _put(self._data[f"context/{name}"], n, value)
+                _write_row(self._data[f"context/{name}"], n, value)
             end = (
                 self._event_count
                 if rows is None
-                else event_rows.put(self._data["events"], n, self._event_count, rows)
+                else event_rows.write_rows(self._data["events"], n, self._event_count, rows)
             )
             if "checksum" in self._data:
-                _put(self._data["checksum"], n, np.uint64(layout.checksum(n, known, states)))
+                _write_row(
+                    self._data["checksum"], n, np.uint64(layout.compute_checksum(n, known, states))
+                )
             self._file.flush()
             if due:
                 self._sync()
-            _put(self._data["trajectory"], n, n)  # after the flush: what it counts is in the file
+            _write_row(
+                self._data["trajectory"], n, n
+            )  # after the flush: what it counts is in the file
             self._file.flush()
             if due:
                 self._sync()
         except (OSError, RuntimeError) as error:
             self._abandon()
             raise ValueError(
-                f"{self.path} cannot grow: {_reason(error)}. The {n} trajectories before are in "
-                "it; make room and go on with append_to (--append)."
+                f"{self.path} cannot grow: {_explain_error(error)}. The {n} trajectories before "
+                "are in it; make room and go on with append_to (--append)."
             ) from None
         self.count = n + 1
         self._event_count = end
         return n
 
     def close(self) -> None:
-        """Leave a file that any HDF5 or netCDF program opens."""
+        """Close the file, so that any HDF5 or netCDF program opens it."""
         if self._file:
             try:
                 self._file.flush()  # what fails must fail while the file can still be given up
@@ -148,7 +150,7 @@ class Writer:
             except (OSError, RuntimeError) as error:
                 self._abandon()
                 raise ValueError(
-                    f"{self.path} could not be closed: {_reason(error)}. Its {self.count} "
+                    f"{self.path} could not be closed: {_explain_error(error)}. Its {self.count} "
                     "trajectories are in it."
                 ) from None
             if self.durable:
@@ -156,11 +158,10 @@ class Writer:
         self._claim.release()
 
     def _reserve(self, more: int) -> None:
-        """Room for one more trajectory, before HDF5 is asked to write it.
+        """Reserve room for one more trajectory, before HDF5 writes it.
 
-        A write that fails in the middle leaves HDF5 with what it can neither write nor forget, and
-        the file with half an index. Where a file system has no room, or a file may not grow
-        further, it says so here.
+        A write that fails in the middle leaves half an index in the file. A full disk or a limit
+        of the file size is therefore reported here.
         """
         end = self._file.id.get_filesize()
         each = (
@@ -175,13 +176,13 @@ class Writer:
                 disk.reserve(self._file.id.get_vfd_handle(), end, each)
             except OSError as error:
                 raise ValueError(
-                    f"{self.path} cannot grow: {_reason(error)}. Its {self.count} trajectories "
-                    "are safe; make room and go on with append_to (--append)."
+                    f"{self.path} cannot grow: {_explain_error(error)}. Its {self.count} "
+                    "trajectories are safe; make room and go on with append_to (--append)."
                 ) from None
             self._reserved = end + each
 
     def _abandon(self) -> None:
-        """Give the file up as a kill would: what HDF5 still wants to write goes nowhere."""
+        """Give the file up as a kill would: what HDF5 has not written yet is lost."""
         if self._file:
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.dup2(nowhere, self._file.id.get_vfd_handle())
@@ -189,7 +190,7 @@ class Writer:
         self._data = {}
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             self._file.close()
-        ownership.unmark(self.path)
+        ownership.clear_mark(self.path)
         self._claim.release()
 
     def _sync(self) -> None:
@@ -216,22 +217,22 @@ def create(
     trajectories: int | None = None,
     durable: bool | float = False,
 ) -> Writer:
-    """A new recording without trajectories.
+    """Create a recording without trajectories.
 
     Args:
         path: the file.
         description: times, channels, units and parameters.
         replace: an existing file, which is otherwise left alone.
-        trajectories: how many are to come, if known: a recording that would not fit on the disk is
-            then refused.
+        trajectories: their number in the end, if known: a recording that would not fit on the disk
+            is then refused.
         durable: True waits for the disk at every trajectory, which then survives a power cut; a
-            number of seconds waits no more often than that, and a cut may take what came since (see
-            docs/recordings.md).
+            number of seconds waits no more often than that, and a cut may lose what was written
+            since (see docs/recordings.md).
 
     Returns: the writer.
     """
     path = Path(path)
-    _checked(durable)
+    _check_durable(durable)
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder; give the name of a file for the recording, such as "
@@ -251,10 +252,10 @@ def create(
             freed=freed,
         )
     disk.make_folder(path)
-    claim = _claimed(path)
+    claim = _take_claim(path)
     try:
-        _begin(path, description, [], {}, durable=durable)
-        return _growing(path, description, durable, claim)
+        _write_file(path, description, [], {}, durable=durable)
+        return _open_growing(path, description, durable, claim)
     except BaseException:
         claim.release()
         raise
@@ -267,7 +268,7 @@ def save(
     context: Mapping[str, Any] | None = None,
     events: Any = None,
 ) -> None:
-    """A recording from arrays that are there already.
+    """Save trajectories in memory as a recording.
 
     Args:
         path: the file, which must not exist.
@@ -278,14 +279,13 @@ def save(
             `Trajectories`.
 
     >>> save("saved.nc", Description(t, ("left", "right")), x)
-
     """
     path = Path(path)
     if path.exists():
         raise ValueError(f"{path} exists; choose another name, or remove it.")
     disk.check_room(path, disk.expected_bytes(description, len(x)), FEWER)
     known = [
-        _context(description, {name: leaf[j] for name, leaf in (context or {}).items()})
+        _convert_context(description, {name: leaf[j] for name, leaf in (context or {}).items()})
         for j in range(len(x))
     ]
     rows = {
@@ -293,20 +293,20 @@ def save(
         for name in (description.context or {} if known else {})
     }
     disk.make_folder(path)
-    states = [_states(description, one) for one in x]
+    states = [_convert_states(description, one) for one in x]
     each = [
         None if events is None else [np.asarray(leaf)[j] for leaf in events] for j in range(len(x))
     ]
-    _begin(
+    _write_file(
         path,
         description,
         states,
         rows,
-        [_rows(description, *pair) for pair in zip(states, each, strict=True)],
+        [_convert_events(description, *pair) for pair in zip(states, each, strict=True)],
     )
 
 
-def _begin(
+def _write_file(
     path: Path,
     description: Description,
     states: list[np.ndarray],
@@ -314,8 +314,8 @@ def _begin(
     happened: Sequence[event_rows.Rows | None] = (),
     durable: bool | float = False,
 ) -> None:
-    """A closed file with its head and what is given, under another name until it is whole."""
-    draft = _draft(path)
+    """Write a closed file with its head and data, under another name until it is complete."""
+    draft = _name_draft(path)
     pairs = [
         ({name: leaf[j] for name, leaf in context.items()}, one) for j, one in enumerate(states)
     ]
@@ -327,25 +327,25 @@ def _begin(
         )
         with h5py.File(draft, "w", **_options(durable)) as file:
             layout.write_head(file, description)
-            texts.write_attribute(file, "writer", ownership.this_process())
+            texts.write_attribute(file, "writer", ownership.name_process())
             layout.resize(file, len(states))  # which makes room as well
-            together = max(1, BLOCK // max(1, states[0].nbytes)) if states else 1
-            for j in range(
-                0, len(states), together
-            ):  # a call of HDF5 for each would take longer than all the rest
-                file["x"][j : j + together] = np.stack(states[j : j + together])
+            # in blocks: one call of HDF5 per trajectory would take longer than all the rest
+            block = max(1, BLOCK // max(1, states[0].nbytes)) if states else 1
+            for j in range(0, len(states), block):
+                file["x"][j : j + block] = np.stack(states[j : j + block])
             file["checksum"][:] = np.array(
-                [layout.checksum(j, *pair) for j, pair in enumerate(pairs)], np.uint64
+                [layout.compute_checksum(j, *pair) for j, pair in enumerate(pairs)], np.uint64
             )
             for name, leaf in context.items():
                 file["context"][name][:] = leaf
             end = 0
-            for j, those in enumerate(happened):
-                end = end if those is None else event_rows.put(file["events"], j, end, those)
+            for j, rows in enumerate(happened):
+                if rows is not None:
+                    end = event_rows.write_rows(file["events"], j, end, rows)
             file["trajectory"][:] = np.arange(len(states))
         os.replace(draft, path)
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {_reason(error)}.") from None
+        raise ValueError(f"{path} cannot be written: {_explain_error(error)}.") from None
     finally:
         draft.unlink(missing_ok=True)
 
@@ -353,7 +353,7 @@ def _begin(
 def append_to(
     path: str | Path, *, trajectories: int | None = None, durable: bool | float = False
 ) -> Writer:
-    """An existing recording, to go on with. One whose writer was killed is repaired first.
+    """Open an existing recording to append to it. One whose writer was killed is repaired first.
 
     Args:
         path: the file.
@@ -364,17 +364,17 @@ def append_to(
     Returns: the writer.
     """
     path = Path(path)
-    _checked(durable)
-    claim = _claimed(path)
+    _check_durable(durable)
+    claim = _take_claim(path)
     try:
-        description, count = _trimmed(path)
+        description, count = _trim(path)
         more = max(0, (trajectories or 0) - count)
         disk.check_room(
             path,
             disk.expected_bytes(description, more, aligned=bool(durable)) if more else 0,
             FEWER,
         )
-        return _growing(path, description, durable, claim)
+        return _open_growing(path, description, durable, claim)
     except BaseException:
         claim.release()
         raise
@@ -393,33 +393,32 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
     Returns: whether that was needed.
     """
     path = Path(path)
-    claim = _claimed(path, force=force)
+    claim = _take_claim(path, force=force)
     try:
-        needed = bool(ownership.mark(path))
-        _trimmed(path)
+        needed = bool(ownership.read_mark(path))
+        _trim(path)
     finally:
         claim.release()
     return needed
 
 
-def _claimed(path: Path, *, force: bool = False) -> Claim:
-    """The right to write `path`, which may be there or not.
+def _take_claim(path: Path, *, force: bool = False) -> Claim:
+    """Take the right to write `path`, which need not exist.
 
     Refused while another writer is alive, unless `force`.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file.")
-    killed = ownership.left_behind(
-        path
-    )  # then the lock says whether it lives, and not the name in the file
+    # with a lock file, the lock shows whether the writer is alive, and not the name in the file
+    killed = ownership.has_lock_file(path)
     claim = Claim(path)
     try:
-        if path.exists() and ownership.mark(path) and not killed and not force:
+        if path.exists() and ownership.read_mark(path) and not killed and not force:
             texts.refuse_unreadable(texts.find_unreadable(path), path)
             file, _ = open_hdf5(path)
             with file:
                 writer = texts.read_attribute(file, "writer")
-            if ownership.alive(writer):
+            if ownership.is_alive(writer):
                 raise ValueError(
                     f"{path} is being written by {writer}. Wait for it, or stop it first."
                 )
@@ -431,11 +430,10 @@ def _claimed(path: Path, *, force: bool = False) -> Claim:
     return claim
 
 
-def _trimmed(path: Path) -> tuple[Description, int]:
-    """Take away what a killed writer left, its mark and the trajectory that it was writing; the
-    head and the count.
+def _trim(path: Path) -> tuple[Description, int]:
+    """Remove the mark of a killed writer and its unfinished trajectory; returns head and count.
 
-    Looked at first: where something else is wrong nothing is changed.
+    Where something else is wrong nothing is changed.
     """
     with open_recording(path) as recording:
         if recording.kind != "recording":
@@ -445,8 +443,8 @@ def _trimmed(path: Path) -> tuple[Description, int]:
         description = recording.description
         count = recording.count
         left = recording.incomplete
-    if ownership.mark(path):
-        ownership.unmark(path)
+    if ownership.read_mark(path):
+        ownership.clear_mark(path)
     with h5py.File(path, "r") as file:
         numbers = file["trajectory"][:]
     if left or len(numbers) != count or (count and numbers[-1] != count - 1):
@@ -457,12 +455,14 @@ def _trimmed(path: Path) -> tuple[Description, int]:
     return description, count
 
 
-def _draft(path: Path) -> Path:
-    """The name of a file that is not whole yet."""
+def _name_draft(path: Path) -> Path:
+    """Name of a file that is not complete yet."""
     return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
-def _growing(path: Path, description: Description, durable: bool | float, claim: Claim) -> Writer:
+def _open_growing(
+    path: Path, description: Description, durable: bool | float, claim: Claim
+) -> Writer:
     try:
         file = h5py.File(path, "r+", **_options(durable))
     except BlockingIOError:
@@ -474,26 +474,26 @@ def _growing(path: Path, description: Description, durable: bool | float, claim:
 
 
 def _options(durable: bool | float) -> dict[str, Any]:
-    """How HDF5 lays out what it writes."""
+    """Options of HDF5 for files that are written."""
     return layout.ALIGNED if durable else layout.WRITING
 
 
-def _checked(durable: bool | float) -> None:
+def _check_durable(durable: bool | float) -> None:
     if durable is not True and not durable >= 0:
         raise ValueError(
             f"`durable` is True, False or the seconds between two syncs; got {durable!r}."
         )
 
 
-def _put(data: h5py.Dataset, n: int, value: Any) -> None:
-    """Row n of what grows."""
+def _write_row(data: h5py.Dataset, n: int, value: Any) -> None:
+    """Write row n of a data set that grows."""
     if data.shape[0] <= n:
         data.resize(n + 1, axis=0)
     data[n] = value
 
 
-def _reason(error: BaseException) -> str:
-    """Why a write failed, as the system says; HDF5 has it in the middle of its own words."""
+def _explain_error(error: BaseException) -> str:
+    """Say why a write failed, by the number of the system error, also within HDF5's message."""
     number = getattr(error, "errno", None)
     if number is None and (match := re.search(r"errno = (\d+)", str(error))):
         number = int(match[1])
@@ -501,7 +501,7 @@ def _reason(error: BaseException) -> str:
     return words.get(number or 0, os.strerror(number) if number else str(error).splitlines()[0])
 
 
-def _states(d: Description, states: Any) -> np.ndarray:
+def _convert_states(d: Description, states: Any) -> np.ndarray:
     x = np.asarray(states)
     want = (len(d.t), len(d.channels))
     if d.is_complex and x.dtype.kind == "f" and x.shape == (want[0], 2 * want[1]):
@@ -515,8 +515,8 @@ def _states(d: Description, states: Any) -> np.ndarray:
     return x.astype(d.dtype)
 
 
-def _rows(d: Description, states: np.ndarray, events: Any) -> event_rows.Rows | None:
-    """The events of one trajectory, which must be of its states."""
+def _convert_events(d: Description, states: np.ndarray, events: Any) -> event_rows.Rows | None:
+    """Convert the events of one trajectory to rows, and check them against its states."""
     rows = event_rows.make_rows(d, events)
     if rows is not None:
         x = np.concatenate([states.real, states.imag], axis=1) if d.is_complex else states
@@ -526,19 +526,20 @@ def _rows(d: Description, states: np.ndarray, events: Any) -> event_rows.Rows | 
     return rows
 
 
-def _context(d: Description, context: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    known = dict(d.context or {})
-    came = dict(context or {})
-    if set(known) != set(came):
+def _convert_context(d: Description, context: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    shapes = dict(d.context or {})
+    received = dict(context or {})
+    if set(shapes) != set(received):
         raise ValueError(
-            f"the context of every trajectory of this recording is {', '.join(known) or 'empty'}; "
-            f"got {', '.join(came) or 'nothing'}."
+            "the context of every trajectory of this recording is "
+            f"{', '.join(shapes) or 'empty'}; got {', '.join(received) or 'nothing'}."
         )
-    values = {name: np.asarray(value, np.float64) for name, value in came.items()}
+    values = {name: np.asarray(value, np.float64) for name, value in received.items()}
     for name, value in values.items():
-        if value.shape != known[name]:
+        if value.shape != shapes[name]:
             raise ValueError(
-                f"`context[{name!r}]` of one trajectory has shape {known[name]}; got {value.shape}."
+                f"`context[{name!r}]` of one trajectory has shape {shapes[name]}; got "
+                f"{value.shape}."
             )
     return values
 
@@ -560,10 +561,10 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
     """
     if name not in GROUPS:
         raise ValueError(f"a recording has the tables {', '.join(GROUPS)}; got {name!r}.")
-    values = {k: table_value(k, v, name) for k, v in table.items()}
+    values = {k: check_value(k, v, name) for k, v in table.items()}
     path = Path(path).resolve()  # a link stays a link
-    claim = _claimed(path)
-    draft = _draft(path)
+    claim = _take_claim(path)
+    draft = _name_draft(path)
     try:
         size = path.stat().st_size
         disk.check_room(
@@ -573,7 +574,7 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
             path, size + disk.HEAD + 2 * sum(np.asarray(v).nbytes for v in values.values())
         )
         shutil.copy2(path, draft)
-        _trimmed(draft)
+        _trim(draft)
         with h5py.File(draft, "r+", **layout.WRITING) as file:
             if name in file:
                 del file[name]
@@ -582,7 +583,9 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
         os.replace(draft, path)
         disk.sync(path.parent)
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {_reason(error)}. It is as it was.") from None
+        raise ValueError(
+            f"{path} cannot be written: {_explain_error(error)}. It is as it was."
+        ) from None
     finally:
         draft.unlink(missing_ok=True)
         claim.release()
