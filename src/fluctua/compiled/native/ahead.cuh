@@ -1,7 +1,7 @@
-// What is the same for all trajectories, computed from θ on the device: parameters that JAX has there stay there.
+// Numbers shared by all trajectories, computed from θ on the device: parameters of JAX never leave it.
 #define OUT_OF_RANGE 4  // a flag: a number does not fit into REAL
 
-// In double precision: one thread a step; the first also for what is fixed in time.
+// In double precision: one thread per step; the first also for numbers that are fixed in time.
 struct Ahead {
   typedef double F;
   typedef double V;

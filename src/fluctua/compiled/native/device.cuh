@@ -1,5 +1,5 @@
-// One trajectory a thread: the types and functions of lanes.hpp by the same names, for a GPU. Compiled at run time
-// (NVRTC), where no header is found. Functions of single precision are accurate to a few units in the last place.
+// One thread per trajectory: the types and functions of lanes.hpp by the same names, for a GPU. Compiled at run time
+// (NVRTC), without header files. Functions of single precision are accurate to a few units in the last place.
 typedef unsigned int u32;
 typedef u32 uint32_t;
 typedef unsigned long long u64;

@@ -1,10 +1,10 @@
-// What passes over an ensemble share: noise, the beginning and end of a trajectory, and sums over the ensemble. Arrays
-// have the trajectory last: component k of trajectory j is [k·E + j].
+// Common parts of passes over an ensemble: noise, the beginning and end of a trajectory, and sums over the ensemble.
+// Arrays have the trajectory last: component k of trajectory j is [k·E + j].
 //
 // A warp goes through time with 32 trajectories, then with the next. Sums over the ensemble are in double precision,
-// one set a warp, in an order that sizes alone decide; the host adds the sets.
+// one set per warp, in an order that depends on sizes alone; the host adds the sets.
 
-// What a module is compiled for: each takes a second of the first call
+// The pass that a module is compiled for: each compilation takes a second of the first call
 #define REWARDS_SUMMED 2
 #define SWEEP          3
 #define WEIGHTS        4

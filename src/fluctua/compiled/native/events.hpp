@@ -51,5 +51,5 @@ INLINE void events(const F* u, const F* w, const V* c, const V* x, const U* stre
     EACH(k, STATE) p[k] = sel(going, y[k], p[k]);
     going = going & ~over;
   }
-  EACH(k, STATE) p[k] = sel(going, bc(F(NAN)), p[k]);  // it explodes
+  EACH(k, STATE) p[k] = sel(going, bc(F(NAN)), p[k]);  // more than MAX_EVENTS
 }

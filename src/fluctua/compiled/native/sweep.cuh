@@ -1,4 +1,4 @@
-// Passes over all trajectories of a run, one a thread; the process itself is in the functions `step_rewards`,
+// Passes over all trajectories of a run, one per thread; the process itself is in the functions `step_rewards`,
 // `step_weights` and `step_scores` above.
 
 // ------------------------------------------------------------------------------------------ rewards alone

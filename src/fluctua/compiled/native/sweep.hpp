@@ -2,7 +2,7 @@
 // `step_rewards`, `step_scores` and so on above. Arrays have the trajectory last: component k of trajectory j is [k·E +
 // j].
 //
-// Sums over the ensemble are in double precision, in an order that the size of the ensemble alone decides.
+// Sums over the ensemble are in double precision, in an order that depends on the size of the ensemble alone.
 #pragma once
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 // The reverse sweep of a linear twin: a batch of trajectories is a block, a trajectory a thread. Forwards once to the
-// states that are kept, every `segment` steps, then backwards, each segment made again. Besides x, `p` holds the twin's
-// state x̄ and V: its slope, and its bend of order 2.
+// states that are kept, every `segment` steps, then backwards, each segment computed again. Besides x, `p` holds the
+// twin's state x̄ and V: its slope, and its bend of order 2.
 
 #define WIDE (2 * STATE + NORMALS)  // of a step on the way: x, x̄ and its normals
 
@@ -53,7 +53,7 @@ INLINE void twin_forwards(const TwinRun& run) {
   EACH(k, STATE) run.last[(STATE + k) * run.count + j] = own.p[k];
 }
 
-// COUNT sums over a block, in an order that its size alone decides
+// COUNT sums over a block, in an order that depends on its size alone
 template <int COUNT, class Of> INLINE void block_sums(double* parts, double* totals, Of value) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
 #pragma unroll

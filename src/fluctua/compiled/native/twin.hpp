@@ -1,6 +1,6 @@
 // The reverse sweep of a linear twin, one batch of trajectories at a time: forwards once to the states that are kept,
-// every √T steps, then backwards, each segment made again. Besides x, `p` holds the twin's state x̄ and V: its slope,
-// and its bend of order 2.
+// every √T steps, then backwards, each segment computed again. Besides x, `p` holds the twin's state x̄ and V: its
+// slope, and its bend of order 2.
 #pragma once
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-// The native core as Python sees it.
+// Python interface of the native core.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

@@ -1,5 +1,5 @@
 // The attributes of a Python object, as numbers and typed pointers. Type and length are checked here, before memory
-// is touched; what is wrong is named.
+// is accessed; errors name the attribute.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -11,7 +11,7 @@
 
 namespace fluctua {
 
-// The product of some sizes; throws where it does not fit.
+// The product of some sizes; throws if it does not fit.
 inline std::int64_t length(std::initializer_list<std::int64_t> sizes) {
   std::int64_t product = 1;
   for (const std::int64_t size : sizes)
@@ -54,7 +54,7 @@ class Fields {
     using Array = nanobind::ndarray<T, nanobind::c_contig, nanobind::device::cpu>;
     Array array;
     try {
-      array = nanobind::cast<Array>(value, false);  // no conversion: its copy would be gone when we return
+      array = nanobind::cast<Array>(value, false);  // no conversion: its copy would be freed on return
     } catch (const nanobind::cast_error&) {
       throw std::invalid_argument(std::string("array `") + name + "` has the wrong type, or is not contiguous");
     }

@@ -1,4 +1,4 @@
-// What every kernel does to a block of trajectories before it steps them: memory, noise, modulation, drive. Included
+// Preparation of a block of trajectories, for all kernels: memory, noise, modulation, drive. Included
 // once per instruction set, in whose namespace everything lives; includes no header with inline functions that
 // another file could share.
 #pragma once
@@ -14,7 +14,7 @@ template <class Real> struct Space {
   Real *psi, *next, *zeta[2], *acc, *w, *wave, *poly, *coupling, *force;
   Real *ahead, *eta;  // of Heun's step: ψ̃ and η
   SiteWords* site;
-  int sums;  // a parameter
+  int sums;  // per parameter
 };
 
 template <class Real> Real* carve(Real*& p, std::int64_t rows) {

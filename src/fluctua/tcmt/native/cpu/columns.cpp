@@ -1,4 +1,4 @@
-// The paper's baseline, a column at a time: within each quantile bin of |ψ|², trajectory j meets
+// The paper's baseline, a column at a time: within each quantile bin of |ψ|², trajectory j has the baseline
 //
 //   λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i²                                                         (Eq. 20)
 //
@@ -6,8 +6,8 @@
 //
 //   λ̂⁽ʲ⁾ − λ̄⁽ʲ⁾ = (λ̂⁽ʲ⁾ − m) / (1 − U_j²/S0),
 //
-// two numbers a bin and one division a trajectory. Where one weight dominates its bin both factors cancel; if
-// less than 2⁻¹⁰ of the weight is the others', they are summed afresh, in double, without it (`alone`).
+// two numbers per bin and one division per trajectory. Where one weight dominates its bin both factors cancel; if
+// less than 2⁻¹⁰ of the weight is the others', they are summed again, in double, without it (`alone`).
 //
 // Compiled once per instruction set, like sweep.cpp.
 #include "parts.hpp"

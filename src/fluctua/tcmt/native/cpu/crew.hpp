@@ -1,5 +1,5 @@
-// Threads for a numbered list of tasks. The calling thread waits and keeps asking whether to give up, so
-// that an interrupt reaches a run of minutes within a fraction of a second.
+// Threads for a numbered list of tasks. The calling thread waits and polls for interrupts, so that an
+// interrupt stops a run of minutes within a fraction of a second.
 #pragma once
 #include <atomic>
 #include <chrono>

@@ -15,7 +15,7 @@ struct Nothing {
 };
 
 // Σ_m (κ + δκ)Δt ψ_m at site n. Sites are visited in ascending order: the lower site of a bond leaves κ + δκ for the
-// upper one. upper(b, place of ψ_m, ψ_m) sees the upper neighbours.
+// upper one. upper(b, place of ψ_m, ψ_m) is called for the upper neighbours.
 template <bool Modulated, class Real, class Upper = Nothing>
 FLUCTUA_INLINE void couple(const Plan<Real>& plan, const Space<Real>& s, const Real* psi, int n, int u, Real tau,
                            typename Simd<Real>::V& hr, typename Simd<Real>::V& hi, Upper upper = {}) {
@@ -69,7 +69,7 @@ FLUCTUA_INLINE void each_bond(const Plan<Real>& plan, const Space<Real>& s, int 
 }
 
 // Δtμ of site n. h: Σ_m(κ + δκ)Δt ψ_m. It is added to ψ as ψ + (small), never as (1 − ΓΔt)ψ: the rounding of 1 − ΓΔt
-// would act as a loss of its own. And the drive is part of (small): added to ψ alone, a constant would be rounded the
+// would act as an additional loss. The drive is part of (small): added to ψ alone, a constant would be rounded the
 // same way at every step.
 template <class Real, class V>
 FLUCTUA_INLINE void drift(const Plan<Real>& plan, const Real* force, int n, V yr, V yi, V power, V hr, V hi, V& dr,

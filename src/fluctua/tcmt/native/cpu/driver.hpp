@@ -21,7 +21,7 @@ struct Sums {
   }
 };
 
-// What one thread works on.
+// Work of one thread.
 template <class Real> struct Bench {
   Bench(std::int64_t workspace, std::int64_t gradient) : workspace(workspace), gradient(gradient) {}
   Aligned<Real> workspace, gradient;
@@ -53,7 +53,7 @@ struct Moments {
   double before = 0;
 };
 
-// Whether a signal's handler has raised; holds Python's lock while it looks.
+// Whether a signal's handler has raised; holds Python's lock meanwhile.
 inline bool interrupted() {
   nanobind::gil_scoped_acquire acquire;
   return PyErr_CheckSignals() != 0;

@@ -26,7 +26,7 @@ template <class Real> void set_fields(const Plan<Real>& plan, const Space<Real>&
   set_couplings(plan, s, place_in_piece(plan, step));
 }
 
-// ψ̃ of all sites, and in `next` what is known of the step: Δtμ/2 and the kick.
+// ψ̃ of all sites, and in `next` the first part of the step: Δtμ/2 and the kick.
 template <class Real, bool Modulated> void predict(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta) {
   using S = Simd<Real>;
   using V = typename S::V;

@@ -1,4 +1,4 @@
-// Scores of states that a device measured, against the network of a plan. Lanes are consecutive samples of one
+// Scores of measured states of a device, against the network of a plan. Lanes are consecutive samples of one
 // trajectory: from each of them the noise-free network goes on to the next, in `stride` steps of the plan's Δt,
 //
 //   r_n = ψ_{n+1} − Φ(ψ_n),   ζ = r/(2Q),   U_ω = ζ × ψ̄,   U_χ = ζ × ⟨|ψ|²ψ⟩,   U_Γ = −ζ·ψ̄,
@@ -53,7 +53,7 @@ template <class Real> void gather(const Plan<Real>& plan, const Samples<Real>& s
     for (int l = 0; l < L; ++l) s.psi[i * L + l] = s.window[i * kRow + l];
 }
 
-// One noise-free step; what is met on the way is added to the means.
+// One noise-free step; its state is added to the means.
 template <class Real> void onward(const Plan<Real>& plan, const Samples<Real>& s, bool first) {
   using S = Simd<Real>;
   using V = typename S::V;

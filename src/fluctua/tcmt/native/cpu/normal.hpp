@@ -1,7 +1,7 @@
 // The normals of `noise.hpp` for a vector of trajectories at once: the same law, word for word.
 //
 // Logarithm, sine and cosine are polynomials. float: relative error of the radius and absolute error of
-// cosine and sine near 1e-7. double: a few 1e-16 (Taylor, to the last term that counts).
+// cosine and sine near 1e-7. double: a few 1e-16 (Taylor, to the last significant term).
 #pragma once
 #include "philox.hpp"
 #include "polynomials.hpp"

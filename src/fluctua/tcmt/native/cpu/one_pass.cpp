@@ -1,4 +1,4 @@
-// The one-pass run on the CPU, and how a plan gets here from Python.
+// The one-pass run on the CPU, and the conversion of a plan from Python.
 #include "driver.hpp"
 #include "engines.hpp"
 
@@ -54,7 +54,7 @@ template <class Real> Plan<Real> plan_of(const Fields& record) {
   for (const char* name : {"bonds", "ports", "drives", "harmonics"}) record.number<int>(name, 0, most);
   const std::int64_t sites = p.sites, bonds = p.bonds, steps = p.steps, ports = p.ports, drives = p.drives;
   const std::int64_t drive_rows = p.drive_rows, incoming_rows = p.incoming_rows, harmonics = p.harmonics;
-  const std::int64_t times = rewards(p);  // at which the drift is asked for: with Heun's step also at the end
+  const std::int64_t times = rewards(p);  // at which the drift is evaluated: with Heun's step also at the end
   if ((drive_rows != 1 && drive_rows != times) || (incoming_rows != 1 && incoming_rows != times))
     throw std::invalid_argument("`drive_rows` and `incoming_rows` must be 1 or " + std::to_string(times));
   const std::int64_t pieces = (times + p.modulation_steps - 1) / p.modulation_steps;

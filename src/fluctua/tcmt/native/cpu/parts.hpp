@@ -1,4 +1,4 @@
-// What one instruction set's engine is put together from; see columns.cpp, twin.cpp, measured.cpp.
+// Parts of the engine of one instruction set: columns.cpp, twin.cpp, measured.cpp.
 #pragma once
 #include "simd.hpp"
 #include "twin.hpp"

@@ -15,12 +15,12 @@ std::vector<std::string> plan_fields();
 template <class Real> Plan<Real> plan_of(const Fields& plan);
 template <class Real> const Engine<Real>& choose(const std::string& engine);
 
-// The passes that know Euler's step alone.
+// Refuses Heun's step for a pass that has Euler's alone.
 template <class Real> void require_euler(const Plan<Real>& plan, const char* pass) {
   if (plan.heun) throw std::invalid_argument(std::string(pass) + " has no Heun's step");
 }
 
-// Which trajectories, and on how many threads.
+// Range of trajectories, and number of threads.
 struct Trajectories {
   explicit Trajectories(const Fields& once)
       : count(once.number<std::int64_t>("count", 1, std::int64_t(1) << 32)),

@@ -1,4 +1,4 @@
-// What the kernels are given: a resonator network with diagonal diffusion, flat, scaled by Δt, and with
+// Inputs of the kernels: a resonator network with diagonal diffusion, flat, scaled by Δt, and with
 // the bonds sorted by their lower site. Plain data only, because files compiled for different instruction
 // sets share it.
 #pragma once
@@ -6,7 +6,7 @@
 
 namespace fluctua {
 
-constexpr int kLanes = 16;  // trajectories a block: state and sums of the paper's lattice stay in L2
+constexpr int kLanes = 16;  // trajectories per block: state and sums of the paper's lattice stay in L2
 
 // The list of fields: numbers, then arrays with their lengths. The struct, the reading and checking of a Python
 // `Plan` (passes.hpp) and the comparison with its fields (kernel/layout.py) are made from it.
@@ -97,7 +97,7 @@ template <class Real> static inline std::int64_t rewards(const Plan<Real>& p) { 
 // Rows of the outputs are `stride` apart, and the block's lanes start at `lane` in each.
 template <class Real> struct Replay {
   std::uint32_t first;
-  std::int64_t begin, end;  // steps; begin = 0 starts afresh
+  std::int64_t begin, end;  // steps; begin = 0 restarts
   Real* workspace;
   double* c;              // C so far (kLanes)
   const double* returns;  // R (kLanes)

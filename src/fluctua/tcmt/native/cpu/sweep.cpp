@@ -1,7 +1,7 @@
 // One block of trajectories from start to end: simulate, accumulate returns and scores. Compiled once per
 // instruction set; includes no header with inline functions that another file could share.
 //
-//   G = Σ(R' − C_{n+1} − λ̄_n)U_n + (R − R')ΣU_n                      (two sums a parameter, one pass)
+//   G = Σ(R' − C_{n+1} − λ̄_n)U_n + (R − R')ΣU_n                      (two sums per parameter, one pass)
 #include "heun.hpp"
 #include "parts.hpp"
 
@@ -14,7 +14,7 @@ template <class Real> std::int64_t workspace(const Plan<Real>& plan) {
 }
 
 // C_{n+1} and the weight R' − C_{n+1} − λ̄_n of step n's scores; returns Σ gΔt over the first `lanes`. C is kept in
-// double: it is one number a trajectory, and 20,000 roundings of float would show in a small advantage.
+// double: it is one number per trajectory, and 20,000 roundings of float would be visible in a small advantage.
 // part: of the reward that counts.
 template <class Real>
 double reward(const Plan<Real>& plan, const Space<Real>& s, int lanes, double* c, std::int64_t step, double part = 1) {

@@ -1,7 +1,7 @@
 // The twin correction, one block of trajectories from start to end; see twin.hpp. Compiled once per instruction set.
 //
 // A step has two loops over the sites: the first moves X and adds up q_{n+1}·(X − x̄)_{n+1} and q_{n+1}·r_n, which
-// the weight of the second, the scores, needs. Three sums a parameter: ΣwU and ΣU, and the scores with q for ζ.
+// the weight of the second, the scores, needs. Three sums per parameter: ΣwU and ΣU, and the scores with q for ζ.
 #include "parts.hpp"
 #include "twin_path.hpp"
 

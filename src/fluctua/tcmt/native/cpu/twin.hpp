@@ -1,4 +1,4 @@
-// What the kernels are given besides for the twin correction. Plain data only, like plan.hpp.
+// Further inputs of the kernels for the twin correction. Plain data only, like plan.hpp.
 //
 //   x̄_{n+1} = m̃_n(x̄_n)                                 the twin's noise-free path
 //   q_n = ∇g̃(x̄_n)Δt + J̃_nᵀ q_{n+1},   q_T = 0           what a push at n adds to the twin's return
@@ -14,7 +14,7 @@
 namespace fluctua {
 
 template <class Real> struct Twin {
-  Plan<Real> plan;  // same graph, drives and ports, own numbers; harmonics = 0: knows no modulation
+  Plan<Real> plan;  // same graph, drives and ports, own numbers; harmonics = 0: no modulation
 
   // Where the twin's path is the same for all trajectories, one sweep tabulates it: (rows, 2·sites), at every step
   // if `full`, else at the ends of segments, with ν (rows). Null where each trajectory has its own.
@@ -23,8 +23,8 @@ template <class Real> struct Twin {
   bool full;
 
   int segment;  // steps
-  // With a quadratic term, ½d†BC_kB†d, the path starts afresh from X at every segment, and at its end meets
-  // ν + q·d + ½d†BCB†d about the tabulated one: a twin that is given the state now and then.
+  // With a quadratic term, ½d†BC_kB†d, the path restarts from X at every segment, and its end is valued by
+  // ν + q·d + ½d†BCB†d about the tabulated path.
   int rank;
   const Real* basis;      // B (sites, rank, 2)
   const Real* curvature;  // C at the end of each segment (segments, rank, rank, 2)

@@ -1,6 +1,6 @@
 // The second pass on the CPU: all trajectories in lockstep, some steps at a time. Blocks of trajectories are
-// replayed into a buffer [step][site][trajectory]; then every site, with its upper bonds, settles those steps
-// against the binned baseline. Both loops are shared out over the same threads, which meet in between.
+// replayed into a buffer [step][site][trajectory]; then every site, with its upper bonds, subtracts the binned
+// baseline of those steps. Both loops run on the same threads, with a barrier in between.
 #include <atomic>
 #include <thread>
 
@@ -124,7 +124,7 @@ bool binned_pass(const Fields& given, const Fields& once, const Fields& out, con
           engine.columns(plan, c, int(site));
       meeting.wait([&] {
         next_block = 0;
-        leave = stop;  // one decides for all, or some would wait for those who left
+        leave = stop;  // one thread decides for all, or others would wait for threads that have left
       });
       if (leave) return;
     }

@@ -2,9 +2,9 @@
 //
 // A block settles one site and two of its upper bonds. BATCH steps at a time, its threads compute the scores of all
 // trajectories from rows of memory, in order, and leave them in shared memory; then each warp gathers the members of
-// its bin, MEMBERS a lane, and a bin's sums are shuffles. Follows columns.cu. Set besides: MEMBERS, BATCH,
-// BIN_THREADS (32 a bin), BIN_BLOCKS (a multiprocessor). An item without one of its bonds settles a copy of the site in
-// its place and throws it away: no branch in the loop, and most items have both.
+// its bin, MEMBERS per lane, and a bin's sums are shuffles. Follows columns.cu. Set besides: MEMBERS, BATCH,
+// BIN_THREADS (32 per bin), BIN_BLOCKS (per multiprocessor). An item without one of its bonds settles a copy of the
+// site in its place and throws it away: no branch in the loop, and most items have both.
 
 #define ROW_TO_GO 4  // rows of a step in shared memory: ω, χ, κ, κ, λ̂
 

@@ -1,5 +1,5 @@
-// The blocks of addresses that the host fills: one address a line. The host packs them by name and in this order, and
-// says with NAME_BYTES how large it takes each to be. Follows noise.cuh.
+// Blocks of addresses that the host fills: one address per line. The host packs them by name and in this order, and
+// defines the size of each as NAME_BYTES. Follows noise.cuh.
 
 struct __align__(16) Quad {
   Real x, y, zr, zi;  // ψ before the kick, and ζ
@@ -21,7 +21,7 @@ struct Inputs {            // a network; ROWS rows of sites, rates × Δt. Place
   const int* bond;         // (DEGREE, ROWS): among those of the block, or −1
   const int* bond_given;   // (CLUSTER, BONDS): those of each block
   const u32* mirror;       // (ROWS): its place in blocks that need the site, 1 bit if a port, 16 of blocks that need it
-  const int* mail;         // (CLUSTER): what a block is sent in a step, in states of a site
+  const int* mail;         // (CLUSTER): states of sites that a block receives per step
   const Real* drive;       // (steps, ROWS, 2), if it varies
   const Real* incoming;    // (steps, PORTS, 2), if it varies
   const Real* bar;         // R' − λ̄_n (steps, padded to even)
@@ -32,7 +32,7 @@ static_assert(sizeof(Inputs) == INPUTS_BYTES, "the host has another list of fiel
 struct Outputs {
   Real* raw;           // (count, KINDS, N): sums per site
   double* returns;     // (count)
-  double* reward_sum;  // (blocks, steps), added to: one writer each, so the sums do not depend on who comes first
+  double* reward_sum;  // (blocks, steps), added to: one writer each, so the sums do not depend on the order of writes
   Pair* record;        // (count, records, N)
   int* overflow;       // (count, CLUSTER)
   Real* waves;         // (blocks, 2·HARMONICS, BONDS) if not in shared memory

@@ -8,7 +8,7 @@
 // KEEP (0 or 1: EACH is small enough to keep scores in registers), WEIGHTS_SHARED (0 or 1), Key and KEY_MAX (u32 or
 // u64 of Real's size).
 
-// Indices are 32 bits wide: the host refuses what does not fit.
+// Indices are 32 bits wide: the host refuses larger ensembles.
 #define VALUES    4  // scores that a trajectory settles between two barriers
 #define MOST_BINS 256
 #if KEEP
@@ -65,7 +65,7 @@ __device__ __forceinline__ int bin_of(Key v, const Key* edge,
   return bin;
 }
 
-// A column a block, 1024 threads. `lower`: each column's lower site.
+// One column per block, 1024 threads. `lower`: each column's lower site.
 // `unfit` is set if a bin has one member, or more than `most`: bins.cu cannot settle those.
 extern "C" __global__ void __launch_bounds__(1024)
     rebin(const int* lower, int count, int size, int bins, int most, int* unfit) {

@@ -1,4 +1,4 @@
-// What the kernels need of the machine itself. Everything else they do is plain C++, so a test can run them without
+// Hardware-specific parts of the kernels. Everything else they do is plain C++, so a test can run them without
 // a GPU by putting another text in place of this one. Compiled at run time: includes nothing.
 
 typedef unsigned int u32;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void make_barrier(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier)
                : "memory");
 }
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {  // by one thread, once a phase
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {  // by one thread, once per phase
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ bool received(u32 barrier, u32 phase) {  // all of the phase of this parity

@@ -8,7 +8,7 @@ __device__ __forceinline__ Pair pair(Real x, Real y) {
   return p;
 }
 
-// Σ(κ + δκ)Δt ψ_m of a site's neighbours in the buffer at `from`; each(slot, ψ_m) sees them.
+// Σ(κ + δκ)Δt ψ_m of a site's neighbours in the buffer at `from`; each(slot, ψ_m) is called for them.
 template <bool modulated, class S, class Each>
 __device__ __forceinline__ Pair couple(const S& s, u32 from, Real tau, Each each) {
   Pair h = Pair();

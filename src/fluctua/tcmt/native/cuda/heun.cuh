@@ -1,5 +1,5 @@
 // Heun's step on the device; see cpu/heun.hpp for the equations. A trajectory is one block. Besides the two buffers of
-// ψ there are ψ̃ and ζ of all sites, and one barrier more a step: between the stages. Follows drift.cuh.
+// ψ there are ψ̃ and ζ of all sites, and one barrier more per step: between the stages. Follows drift.cuh.
 #if HEUN
 
 #define AHEAD (2 * BUFFER)  // ψ̃

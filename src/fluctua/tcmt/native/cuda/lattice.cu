@@ -1,12 +1,12 @@
-// One pass on the device: a trajectory a block or a cluster of blocks, a site a thread (or several, for large
-// networks). The state is double-buffered in shared memory with one barrier a step; parameters and sums live in
+// One pass on the device: a block or a cluster of blocks per trajectory, a thread per site (or per several, for large
+// networks). The state is double-buffered in shared memory with one barrier per step; parameters and sums live in
 // registers. Every site accumulates its own half of each of its bonds' scores, so no noise is exchanged; halves are
 // added at the end.
 //
 // In a cluster every block adds up the same rewards from its copies of the ports, and draws the noise of the next two
-// steps while what it was sent is on its way.
+// steps while messages to it are on their way.
 //
-// Set before this text, besides those of step.cuh: BLOCKS (a multiprocessor), and 0 or 1 for ANTITHETIC, BASELINE,
+// Set before this text, besides those of step.cuh: BLOCKS (per multiprocessor), and 0 or 1 for ANTITHETIC, BASELINE,
 // RECORD, WAVES_SHARED. Follows heun.cuh.
 
 template <int odd>
@@ -64,7 +64,7 @@ __device__ void close_site(const Site& s, int n, Real excess, Real* raw) {  // e
 #endif
 }
 
-struct Clock {     // what all threads of a trajectory agree on
+struct Clock {     // the same for all threads of a trajectory
   Real sum, base;  // C = base + sum
   Real tau;        // where in the chunk, in (−1, 1): what the modulation's quadratics are in
 };

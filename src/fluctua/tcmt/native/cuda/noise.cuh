@@ -27,7 +27,7 @@ __device__ __forceinline__ void philox(u32 trajectory, u32 site, u32 pair, u32 w
   w[3] = c3;
 }
 
-// Two normals of variance `variance`/(2 ln 2): a factor that is not worth an instruction a step.
+// Two normals of variance `variance`/(2 ln 2): a factor that is not worth an instruction per step.
 //
 // float uses the special-function unit: absolute error of cosine and sine 4e-7, of the squared radius 7e-7. A
 // kick is a few thousandths of the state, so this is far below the rounding of the state itself.

@@ -2,11 +2,11 @@
 // memory, a site's registers, its neighbours, its noise and modulation. See cpu/step.hpp for the equations.
 //
 // A site is a thread, and the sites of a trajectory are a block, or the blocks of a cluster if they are many: a block
-// then keeps copies of those sites of others that its own are coupled to ("mirrors"), and of all ports.
-// Compiled at run time for the network at hand. Set before this text: Real (float or double), Pair (its 2-vector),
-// N sites, THREADS, PER sites a thread, CLUSTER blocks with MIRRORS each, DEGREE (slots a site; unused ones have κ = 0
-// and point to the site itself), BONDS (of a block), PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES,
-// RATES, NOISE, DRIVE_TABLE, INCOMING_TABLE, HEUN. Follows blocks.cuh; drift.cuh is next.
+// then keeps copies of those sites of others that its own are coupled to ("mirrors"), and of all ports. Compiled at run
+// time for the network at hand. Set before this text: Real (float or double), Pair (its 2-vector), N sites, THREADS,
+// PER sites per thread, CLUSTER blocks with MIRRORS each, DEGREE (slots per site; unused ones have κ = 0 and point to
+// the site itself), BONDS (of a block), PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES, RATES, NOISE,
+// DRIVE_TABLE, INCOMING_TABLE, HEUN. Follows blocks.cuh; drift.cuh is next.
 
 // Everything that does not change during a launch, in constant memory: the host writes these as bytes.
 extern "C" {
@@ -54,7 +54,7 @@ __device__ void draw_modulation(u32 stream, int b, int given, Real scale, Real* 
   for (int k = 0; k < 2 * HARMONICS; ++k) waves[k * BONDS + b] *= factor;
 }
 
-// The quadratic that stands for δκΔt on the steps of one piece; see `modulation_pieces`.
+// The quadratic that stands for δκΔt on the steps of one piece; see `fit_modulation`.
 __device__ void refresh_modulation(int thread, const Real* __restrict__ m, const Real* waves, Real* poly) {
   for (int b = thread; b < BONDS; b += THREADS) {
     Real c0 = 0, c1 = 0, c2 = 0;
@@ -184,7 +184,7 @@ __device__ void open_site(Site& s, int n, u32 psi) {
 // Blocks wait for what they are sent and for nothing else, so one can be ahead of another, but not by so much that it
 // writes what is still read. To send ψ_k it must have ψ_{k−1} of all its mirrors. Sites that read its mirrors are
 // mirrored to it in turn (bonds have two ends), and have read ψ_{k−2} by then: two buffers do. Ports are read by all
-// threads of a block, of which one at least is mirrored to the port's block (the host sees to that); when it sent
+// threads of a block, of which one at least is mirrored to the port's block (the host ensures that); when it sent
 // ψ_{k−1} all of them had read ψ_{k−3}: three would do, and four are simpler.
 __device__ __forceinline__ void publish(const Site& s, int n, u32 psi, u32 buffer, Pair y, int step) {
   store(s.self + buffer, y);
@@ -205,7 +205,7 @@ struct Post {     // of a cluster's block
   u32 phase = 0;  // of both barriers, a bit each
 };
 
-// Until the whole state in a buffer is there.
+// Waits until the complete state of a buffer has arrived.
 template <int odd> __device__ __forceinline__ void gather(Post& post, u32 psi) {
 #if CLUSTER > 1
   const u32 barrier = psi + MAIL + 8 * odd;

@@ -1,10 +1,10 @@
-// The twin correction on the device; see twin.hpp for what is summed. A trajectory a block and a site a thread, as in
-// lattice.cu; follows that and twin_path.cu.
+// The twin correction on the device; see twin.hpp for what is summed. One block per trajectory and one thread per site,
+// as in lattice.cu; follows that and twin_path.cu.
 //
-// q·(X − x̄) and all that Λ is summed from are added up over the block once a step; the sum is ready after the step's
+// q·(X − x̄) and all that Λ is summed from are added up over the block once per step; the sum is ready after the step's
 // one barrier, so each score waits a step for its weight.
 //
-// Set before this text, besides theirs (with SCORES and BASELINE 1): RANK, TWIN_BLOCKS (a multiprocessor).
+// Set before this text, besides theirs (with SCORES and BASELINE 1): RANK, TWIN_BLOCKS (per multiprocessor).
 
 #define SCORED       (2 + DEGREE)
 #define WARPS        ((THREADS + 31) / 32)

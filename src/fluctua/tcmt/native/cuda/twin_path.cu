@@ -1,7 +1,7 @@
 // The twin's noise-free path and its adjoint on the device; follows lattice.cu. A site is a thread, and every thread
 // reads only those rows of them that it has written for its own sites, so nothing is exchanged through global memory.
 //
-// Set before this text, besides lattice.cu's: OWN (each trajectory has a twin of its own: it knows the modulation),
+// Set before this text, besides lattice.cu's: OWN (each trajectory has a twin of its own, with its modulation),
 // TWIN_HARMONICS, TWIN_AT (bytes of shared memory before the twin's two buffers).
 
 static_assert(CLUSTER == 1, "a trajectory is one block here");
