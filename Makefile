@@ -6,12 +6,13 @@ BIN    := $(VENV)/bin
 NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/* src/fluctua/compiled/native/* \
   src/fluctua/compiled/native/*/*)
 
-.PHONY: help demo test test-long test-all lint docs clean
+.PHONY: help demo test test-long test-all test-lowest lint docs clean
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
 	@echo "make test   run the tests"
 	@echo "make test-long   run what takes longer: studies, examples that train, whole commands, kills, limits of memory"
 	@echo "make test-all    run both"
+	@echo "make test-lowest run the tests with the oldest versions that pyproject.toml allows"
 	@echo "make lint   ruff (lint and format), import-linter (layers, cycles), mypy and clang-format"
 	@echo "make docs   build the documentation into docs/_build/html"
 	@echo "make clean  remove the environment and everything built"
@@ -50,6 +51,17 @@ test-long: $(VENV)/.test
 test-all: $(VENV)/.test
 	@$(PYTEST)
 
+# In an environment of its own: uv resolves to the lower bounds.
+LOWEST := .venv-lowest
+$(LOWEST)/.test: pyproject.toml CMakeLists.txt $(NATIVE)
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[test]'
+	@touch $@
+
+test-lowest: $(LOWEST)/.test
+	@$(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long"
+
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -62,4 +74,4 @@ docs: $(VENV)/.docs
 	@echo "Open docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) build dist docs/_build demo
+	rm -rf $(VENV) $(LOWEST) build dist docs/_build demo

@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when the same training gets other fingerprints, or its parts other names."""
 
 TRACED = "traced "
