@@ -15,11 +15,8 @@ from fluctua.core.baselines import Twin, binned
 from fluctua.core.protocols import Estimator
 from fluctua.learn import training
 from fluctua.learn.optimisers import make_optimiser
-from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import Config
-from fluctua.runs.unknown import make_self_calibrating
-from fluctua.scale.distributed import distributed
 from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel.cuda import require_cupy
 from fluctua.tcmt.kernel.twin import KernelTwin
@@ -127,6 +124,8 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
         raise ValueError(
             f"`ensemble.shards` = {shards} is for lattices that are known; this one has a `device`."
         )
+    from fluctua.scale.distributed import distributed
+
     if cluster is None or config.backend != "cuda":
         return distributed(_make_undivided(config, task), cluster, shards=shards)
     # the GPUs are those of the workers: this machine need not have one
@@ -136,6 +135,8 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
 
 def _move_to_gpus(estimator: Any) -> Any:
     """The estimator with CUDA kernels in place of the CPU's."""
+    from fluctua.learn.shrunk_correction import ShrunkCorrection
+
     if isinstance(estimator, ShrunkCorrection):
         return ShrunkCorrection(
             _move_to_gpus(estimator.estimator), estimator.forget_after, carry=estimator.carry
@@ -153,10 +154,14 @@ def _make_undivided(config: Config, task: tcmt.Task) -> Estimator:
     if backend == "cuda":
         require_cupy()  # here, before a folder is made
     if is_unknown(config):
+        from fluctua.runs.unknown import make_self_calibrating
+
         return make_self_calibrating(
             config, task, lambda network: make_task(config, network=network)
         )
     if b.kind == "twin":
+        from fluctua.learn.shrunk_correction import ShrunkCorrection
+
         splits: Any = task.estimator(backend, baseline=_make_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and
         # little without

@@ -16,7 +16,6 @@ from fluctua.runs.build import FAMILIES, make_task, resolve_backend
 from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import ENSEMBLE, Config
 from fluctua.runs.rules import SEEDS, whole_number
-from fluctua.runs.unknown import true_system
 from fluctua.store.files import require_file
 from fluctua.tcmt.network import Network
 
@@ -68,6 +67,7 @@ def evaluate(
     _COUNT("trajectories", trajectories)
     task = make_task(config, sigma_w=sigma_w, sigma_kappa=sigma_kappa, dt=dt)
     if is_unknown(config):  # J is the device's, whatever was believed of it
+        from fluctua.runs.unknown import true_system
 
         def richer(network):
             return make_task(config, sigma_kappa=sigma_kappa, dt=dt, network=network)

@@ -22,7 +22,6 @@ from fluctua.runs import config as configuration
 from fluctua.runs import reading
 from fluctua.runs.conditions import refuse_ignored
 from fluctua.runs.summary import conclude
-from fluctua.scale.distributed import close
 from fluctua.store import checkpoint, journal, loop
 from fluctua.store import folder as runfolder
 from fluctua.store.history import Row
@@ -283,7 +282,10 @@ def _iterate(run: _LatticeRun, opened: loop.Opened) -> Rows:
     try:
         yield from loop.iterate(opened, run.training_loop)
     finally:
-        close(run.parts.estimator)
+        if run.config.ensemble.shards:
+            from fluctua.scale.distributed import close
+
+            close(run.parts.estimator)
     return conclude(run.place, run.config)
 
 

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fluctua.learn.self_calibrating import SelfCalibrating
-from fluctua.learn.shrunk_correction import read_certificate
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
-from fluctua.runs.unknown import draw_hidden_errors
 from fluctua.store import checkpoint, history
 from fluctua.store.checkpoint import replace
 from fluctua.store.folder import RunFolder
@@ -146,6 +143,9 @@ def _read_memory(place: RunFolder) -> dict[str, np.ndarray]:
 
 def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
     """Calibrated unknowns of a device, with their true errors."""
+    from fluctua.learn.self_calibrating import SelfCalibrating
+    from fluctua.runs.unknown import draw_hidden_errors
+
     memory = _read_memory(place)
     task = make_task(config)
     estimator = make_estimator(config, task)
@@ -181,6 +181,8 @@ def _summarise_twin(place: RunFolder, config: Config, theta: dict[str, Any]) -> 
     memory = _read_memory(place) if config.baseline.kind == "twin" else {}
     if not memory:
         return {}
+    from fluctua.learn.shrunk_correction import read_certificate
+
     certificate = read_certificate(memory, theta)
 
     def rms(v):

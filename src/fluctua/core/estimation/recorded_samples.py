@@ -15,8 +15,6 @@ from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimation import method as methods
-from fluctua.core.likelihood import guard
-from fluctua.core.likelihood.linearisation import check_linearisation
 from fluctua.core.objective import Rewards
 from fluctua.core.scores import local_linear
 from fluctua.core.trajectories import Trajectories
@@ -182,6 +180,9 @@ def _warn(
 
     A score of one's own may know another law, and is not examined.
     """
+    from fluctua.core.likelihood import guard
+    from fluctua.core.likelihood.linearisation import check_linearisation
+
     process = method.model.process
     check_model(
         process,
