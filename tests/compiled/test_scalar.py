@@ -48,7 +48,8 @@ BINARY = [
     jnp.multiply,
     jnp.maximum,
     jnp.minimum,
-    jnp.arctan2,
+    # off the branch cut: rewriting does not keep the sign of a zero
+    lambda a, b: jnp.arctan2(1 + a**2, b),
     jnp.hypot,
     lambda a, b: a / (1 + b**2),
     lambda a, b: jnp.where(a < b, a, b),
