@@ -2,8 +2,8 @@
 
 Constants are folded, and rewriting keeps values to rounding. Factors and divisors that are the same
 for all trajectories move together, so that they are computed once per step and not once per
-trajectory; signs move outwards, so that sin(a − b) and sin(b − a) share a node. The sign of a zero is not kept: atan2(0, a − b) at a = b
-may be π where JAX has 0.
+trajectory; signs move outwards, so that sin(a − b) and sin(b − a) share a node. The sign of a zero
+is not kept: atan2(0, a − b) at a = b may be π where JAX has 0.
 """
 
 from __future__ import annotations

@@ -295,7 +295,8 @@ def collect_samples(call: Call, place: str) -> SweepResult:
     if flags & precomputed.OUT_OF_RANGE:
         raise precomputed.make_range_error(real)
     flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
-    return SweepResult(*library.collect_outputs(places, flat), finite=not flags & precomputed.NOT_FINITE)
+    is_finite = not flags & precomputed.NOT_FINITE
+    return SweepResult(*library.collect_outputs(places, flat), finite=is_finite)
 
 
 @partial(jit, static_argnums=1)
