@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 from fluctua.compiled.backend import simulator
-from fluctua.compiled.cuda import require_cupy
+from fluctua.compiled.toolchain import require_cupy
 from fluctua.core.arrays import jit
 from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, threefry

@@ -9,6 +9,7 @@ examples/oscillators.py --out demo`."""
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from rich.progress import track
 
 import fluctua as fl
 
-SMALL_TEXT = {"font.size": 8, "legend.frameon": False}
+SMALL_TEXT: Any = {"font.size": 8, "legend.frameon": False}
 SIDE = 4
 SITES = SIDE * SIDE
 LEFT, RIGHT = 0, SITES - 1

@@ -255,7 +255,7 @@ ONE_PLACE = {  # a pattern that only the definition matches, and where it is
     "from a setting to a parameter": (r"self\.offset \+ self\.gain", (".py",), "core/knob.py"),
     "a training": (r"\nclass Training\b", (".py",), "learn/training.py"),
     "the loop into a folder": (r"\ndef iterate\(", (".py",), "store/loop.py"),
-    "pieces of trajectories": (r"x\.shape\[1\] \* \w*\.?x\.shape\[2\]", (".py",), "core/trajectories.py"),
+    "pieces of trajectories": (r"x\.shape\[1\] \* x\.shape", (".py",), "core/trajectories.py"),
     "an estimate of files": (r"\.chunked_samples\(", (".py",), "insitu/chunk_sums.py"),
     "counter-based noise in C++": ("0xD2511F53", NATIVE, "compiled/native/common/philox.hpp"),
     "counter-based noise in JAX": ("(?i)0xD2511F53", (".py",), "core/draws.py"),

@@ -114,6 +114,15 @@ def test_small_linear_algebra_and_what_is_left_to_jax(function):
         np.testing.assert_allclose(values(function, theta, x), function(theta, x), atol=1e-12)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_atan2_of_a_difference_that_is_zero(sign):
+    """0 − 0 is +0 and atan2(0, +0) is 0; the shared node of the other difference has −0."""
+    zeros = np.zeros(3)
+    function = lambda theta, x: jnp.arctan2(theta, x - theta if sign > 0 else theta - x)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(values(function, zeros, zeros), function(zeros, zeros))
+
+
 def test_what_no_kernel_is_made_for_is_named():
     for function, primitive in [
         (lambda theta, x: jnp.sort(x), "sort"),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fluctua.compiled import cuda, kernels, twin
+from fluctua.compiled import cuda, kernels, toolchain, twin
 from fluctua.compiled.passes import NotFinite, collect_samples
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import draws, simulate
@@ -84,7 +84,7 @@ def simulator(
             f"{close_match(backend, CHOICES)}"
         )
     if backend == "cuda":
-        cuda.require_cupy()
+        toolchain.require_cupy()
     plain = simulate.simulator(
         process, start, t, context=context, wiener=wiener, integrator=integrator
     )

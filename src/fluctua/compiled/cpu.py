@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluctua.compiled import emit
+from fluctua.compiled import emit, toolchain
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
@@ -86,10 +86,10 @@ def write_cpu_source(
         [
             *(f"#define {name} {value}" for name, value in head.items()),
             emit.write_definitions(program, layout),
-            emit.read_common(*emit.COMMON, "vectors.hpp"),
-            emit.read_native("lanes.hpp", "noise.hpp"),
+            toolchain.read_common(*toolchain.COMMON, "vectors.hpp"),
+            toolchain.read_native("lanes.hpp", "noise.hpp"),
             emit.write_functions(program, layout, scores=sweep > 0),
-            emit.read_native("sweep.hpp"),
+            toolchain.read_native("sweep.hpp"),
         ]
     )
 

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.compiled import toolchain
 from fluctua.compiled.ahead import concatenate_parameters, lay_out_ensemble
 from fluctua.compiled.emit import (
-    COMMON,
     Layout,
     count_waves,
-    read_common,
-    read_native,
     write_definitions,
     write_functions,
 )
@@ -68,29 +66,11 @@ POINTERS = (
 )
 
 
-def require_cupy() -> Any:
-    """Return CuPy if it has a working device; raise with what is missing otherwise."""
-    try:
-        import cupy as cp
-    except ImportError:
-        raise ImportError(
-            "backend='cuda' needs CuPy: pip install 'fluctua[cuda13]' for CUDA 13, "
-            "'fluctua[cuda12]' for CUDA 12 (`nvidia-smi` shows the version of the driver). "
-            "backend='cpu' runs everywhere."
-        ) from None
-    try:
-        if cp.cuda.runtime.getDeviceCount() > 0:
-            return cp
-    except cp.cuda.runtime.CUDARuntimeError:
-        pass
-    raise RuntimeError("backend='cuda' found no NVIDIA GPU here. backend='cpu' runs everywhere.")
-
-
 @cache
 def is_available() -> bool:
     """Whether there is a GPU, and CuPy to use it."""
     try:
-        require_cupy()
+        toolchain.require_cupy()
     except (ImportError, RuntimeError):
         return False
     return True
@@ -156,22 +136,22 @@ class GpuSource(NamedTuple):
         }
         ahead = []
         if self.ahead:
-            ahead = [read_native("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)]
-        passes = [read_native("sweep.cuh")]
+            ahead = [toolchain.read_native("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)]
+        passes = [toolchain.read_native("sweep.cuh")]
         if self.twin:
-            passes = [self.twin, read_native("twin.cuh")]
+            passes = [self.twin, toolchain.read_native("twin.cuh")]
         return "\n".join(
             [
                 *(f"#define {key} {value}" for key, value in head.items()),
-                read_common(*COMMON),
-                read_native("device.cuh"),
+                toolchain.read_common(*toolchain.COMMON),
+                toolchain.read_native("device.cuh"),
                 write_definitions(self.program, self.layout).replace(
                     "constexpr int ", "__device__ constexpr int "
                 ),
-                read_native("noise.hpp"),
+                toolchain.read_native("noise.hpp"),
                 write_functions(self.program, self.layout, scores=not self.twin),
                 *ahead,
-                read_native("ensemble.cuh"),
+                toolchain.read_native("ensemble.cuh"),
                 *passes,
             ]
         )
@@ -215,7 +195,7 @@ class GpuArrays:
     """Arrays on the current device, and compiled passes over them."""
 
     def __init__(self, source: GpuSource):
-        self.cp = require_cupy()
+        self.cp = toolchain.require_cupy()
         self.source = source
         self.real = source.real
         shared = len(source.layout.shared) * self.real.itemsize

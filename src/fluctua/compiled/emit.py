@@ -6,15 +6,14 @@ trajectory), the functions m_sin, m_exp, … of V, `sel` and `bc`; a prelude def
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fluctua.compiled.events import EventProgram
 from fluctua.compiled.graph import LEAVES, TIME, Graph
+from fluctua.compiled.toolchain import read_native
 from fluctua.compiled.trace import Program
 from fluctua.processes import jumps
 
@@ -38,25 +37,6 @@ normals."""
 
 STEP = "const U *stream, unsigned n"
 """Arguments of a step that only events use."""
-
-NATIVE = Path(__file__).parent / "native"
-
-COMMON = ("inline.hpp", "polynomials.hpp", "philox.hpp")
-"""Headers of native/common that kernels on the CPU and on GPUs begin with."""
-
-
-def read_native(*names: str) -> str:
-    """Return the texts of files of native/, one after the other, without includes.
-
-    The caller gives files in the order of their includes: NVRTC finds no files.
-    """
-    texts = [(NATIVE / name).read_text(encoding="utf-8") for name in names]
-    return re.sub(r'(?m)^#(pragma once|include ".*")\n', "", "\n".join(texts))
-
-
-def read_common(*names: str) -> str:
-    """Return the texts of headers of native/common."""
-    return read_native(*(f"common/{name}" for name in names))
 
 
 class Layout(NamedTuple):

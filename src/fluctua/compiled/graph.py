@@ -3,7 +3,7 @@
 Constants are folded, and rewriting keeps values to rounding. Factors and divisors that are the same
 for all trajectories move together, so that they are computed once per step and not once per
 trajectory; signs move outwards, so that sin(a − b) and sin(b − a) share a node. The sign of a zero
-is not kept: atan2(0, a − b) at a = b may be π where JAX has 0.
+is kept where atan2 looks at a difference, and nowhere else.
 """
 
 from __future__ import annotations
@@ -322,6 +322,17 @@ class Graph:
             return self.make("neg", self.make("add", *self.args[a], b))
         if a > b:
             return self._neg(self._add_node("sub", b, a))
+        return self._add_node("sub", a, b)
+
+    def _atan2(self, y: int, x: int) -> int:
+        return self._add_node("atan2", self._unshare(y), self._unshare(x))
+
+    def _unshare(self, node: int) -> int:
+        """Return a − b where the node is −(b − a), whose zero has the other sign."""
+        inner = self.args[node][0] if self.ops[node] == "neg" else node
+        if inner == node or self.ops[inner] != "sub":
+            return node
+        b, a = self.args[inner]
         return self._add_node("sub", a, b)
 
     def _neg(self, a: int) -> int:

@@ -10,6 +10,7 @@ import jax
 import optax
 
 from fluctua import tcmt
+from fluctua.compiled.toolchain import require_cupy
 from fluctua.core.arrays import Array, Params
 from fluctua.core.baselines import Twin, binned
 from fluctua.core.protocols import Estimator
@@ -18,7 +19,6 @@ from fluctua.learn.optimisers import make_optimiser
 from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import Config
 from fluctua.tcmt.fused import Carried
-from fluctua.tcmt.kernel.cuda import require_cupy
 from fluctua.tcmt.kernel.twin import KernelTwin
 
 FAMILIES = ("omega", "kappa", "chi")

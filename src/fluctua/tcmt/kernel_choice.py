@@ -8,13 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.compiled.toolchain import require_cupy
 from fluctua.core import baselines
 from fluctua.core.baselines import resolve_baseline
 from fluctua.core.check import drop_extra_arguments
 from fluctua.tcmt import coupled_modes
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import Carried, Fused
-from fluctua.tcmt.kernel.cuda import require_cupy
 from fluctua.tcmt.kernel.options import Binned, KernelOptions, check_integrator, require_euler
 from fluctua.tcmt.kernel.twin import KernelTwin, make_twin_options
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.compiled.cuda import require_cupy
+from fluctua.compiled.toolchain import require_cupy
 from fluctua.tcmt.kernel import gpus
 from fluctua.tcmt.kernel.cpu import EnsembleSums
 from fluctua.tcmt.kernel.cuda_layout import (

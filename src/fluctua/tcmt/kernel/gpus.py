@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fluctua.compiled.cuda import require_cupy
+from fluctua.compiled.toolchain import require_cupy
 
 PIECE = 2**15
 """Largest number of trajectories per launch: fills a GPU many times over."""

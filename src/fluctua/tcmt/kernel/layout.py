@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fluctua.compiled.emit import read_common
+from fluctua.compiled.toolchain import read_common
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, KernelSpec
 from fluctua.tcmt.native import _native
 

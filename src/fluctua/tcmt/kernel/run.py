@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core.estimate import standard_error
-from fluctua.tcmt.kernel import cpu, cuda, cuda_binned, gpus
+from fluctua.tcmt.kernel import cpu
 from fluctua.tcmt.kernel.cpu import EnsembleSums, mean_to_go
 from fluctua.tcmt.kernel.layout import list_neighbours
 from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions, KernelSpec
@@ -105,10 +105,11 @@ def run(
         ensemble = ensemble.replace(binned=None)
     groups = _split_groups(ensemble)
 
-    on_gpus = ensemble.options.backend == "cuda" and len(groups) > 1
-    return _combine(
-        gpus.map_over_gpus(_run_group, groups) if on_gpus else [_run_group(part) for part in groups]
-    )
+    if ensemble.options.backend == "cuda" and len(groups) > 1:
+        from fluctua.tcmt.kernel import gpus
+
+        return _combine(gpus.map_over_gpus(_run_group, groups))
+    return _combine([_run_group(part) for part in groups])
 
 
 def _run_group(group: KernelJob) -> KernelResult:
@@ -121,6 +122,8 @@ def _split_groups(e: KernelJob) -> list[KernelJob]:
         return [e]
     group = e.binned.group
     if e.options.backend == "cuda":
+        from fluctua.tcmt.kernel import cuda_binned
+
         group = min(group, cuda_binned.largest_group(e))
     groups = -(-e.count // group)
     if groups == 1:
@@ -135,6 +138,8 @@ def _split_groups(e: KernelJob) -> list[KernelJob]:
 def _sum_ensemble(e: KernelJob) -> EnsembleSums:
     if e.options.backend == "cpu":
         return cpu.run(e)
+    from fluctua.tcmt.kernel import cuda, cuda_binned
+
     return cuda.run(e) if e.binned is None else cuda_binned.run(e)
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core.arrays import Params
-from fluctua.tcmt.kernel import cpu, cuda_twin
+from fluctua.tcmt.kernel import cpu
 from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.layout import fit_modulation, modulation_tolerance
 from fluctua.tcmt.kernel.options import (
@@ -172,11 +172,14 @@ def run_twin(
             noise=spec.noise, sigma_kappa=sigma, harmonics=spec.harmonics, Omega=spec.Omega
         )
     _check_rank(settings, model)
-    if ensemble.options.backend == "cuda":
-        model = cuda_twin.match_tables(ensemble, model)
+    if ensemble.options.backend == "cpu":
+        ensemble, twin_model = _prepare(ensemble, model, settings)
+        return make_result(ensemble, cpu.run_twin(ensemble, twin_model))
+    from fluctua.tcmt.kernel import cuda_twin
+
+    model = cuda_twin.match_tables(ensemble, model)
     ensemble, twin_model = _prepare(ensemble, model, settings)
-    run = cpu.run_twin if ensemble.options.backend == "cpu" else cuda_twin.run
-    return make_result(ensemble, run(ensemble, twin_model))
+    return make_result(ensemble, cuda_twin.run(ensemble, twin_model))
 
 
 def expected_lambda(twin: KernelSpec) -> np.ndarray:
