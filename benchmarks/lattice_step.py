@@ -14,7 +14,7 @@ its mean is what the score estimates without bias of its own.
 The reference follows the same paths by RK4 on a fine grid, with the noise spread evenly over each
 step, which is of second order in the law. Bias of the gradient: the root mean square over ω, κ and
 χ of |Δg|/|g|; with noise, what is left above chance (|mean|² − spread²/paths), beside what chance
-hides. Cost: processor seconds per trajectory of the CPU kernel, single precision, with all scores and
+hides. Cost: processor seconds per trajectory of the CPU kernel, single precision, all scores and
 a time-only baseline."""
 
 from __future__ import annotations
