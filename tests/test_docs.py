@@ -83,6 +83,18 @@ def test_pages_that_are_linked_exist():
             assert exists or target == GENERATED, f"{page.name}: {target}"
 
 
+def test_links_of_the_readme_work_on_a_package_index():
+    """They are absolute, and each is a file of this tree."""
+    text = (ROOT / "README.md").read_text()
+    assert not re.findall(r"\]\((?!https://)[^)]*\)", text)
+    homes = r"https://(?:github\.com|raw\.githubusercontent\.com)/fluctua/fluctua/(?:blob/)?main/"
+    links = re.findall(rf"^\[[^\]]+\]: {homes}([^\s#]+)(?:#([\w-]+))?$", text, re.MULTILINE)
+    assert len(links) > 20
+    for path, anchor in links:
+        assert (ROOT / path).exists(), path
+        assert not anchor or anchor in slugs(ROOT / path), f"{path}#{anchor}"
+
+
 def slugs(page):
     """Anchors of a page: titles in small letters, without punctuation, hyphens for spaces."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
