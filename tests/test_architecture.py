@@ -35,8 +35,7 @@ def within(path, root=SOURCE):
     return path.relative_to(root).as_posix()
 
 
-def parsed(path):
-    return ast.parse(path.read_text())
+parsed = counts.tree
 
 
 def imports(tree):

@@ -14,6 +14,8 @@ import pytest
 import fluctua
 from docstring_worlds import world_of
 
+pytestmark = pytest.mark.long
+
 SOURCE = Path(fluctua.__file__).parent
 
 

@@ -246,6 +246,7 @@ def test_changing_device(run):
     )  # half of what the jump cost; one J is known to 0.05
 
 
+@pytest.mark.long
 def test_own_instrument_trains_though_acquisitions_fail(run):
     out = run("own_instrument")
     assert "note: the acquisition failed: no trigger" in out
@@ -263,6 +264,7 @@ def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
     assert part in (ROOT / "docs" / "laboratory.md").read_text()
 
 
+@pytest.mark.long
 def test_recording_file(run):
     out = run("recording_file")
     measured = re.search(r"detuning: set 0.8, measured (\S+) ± (\S+)", out)

@@ -42,7 +42,7 @@ from fluctua.scale.cluster import Cluster
 from fluctua.store import runner
 from fluctua.watch import server
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.long]
 
 OWN = """
 import jax.numpy as jnp, optax, fluctua as fl

@@ -1,10 +1,13 @@
 """The picture of a comparison."""
 
 import jax
+import pytest
 
 import baselines
 import fluctua as fl
 from figures import assert_legible
+
+pytestmark = pytest.mark.long
 
 
 def test_a_comparison_is_drawn():

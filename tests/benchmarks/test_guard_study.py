@@ -5,8 +5,9 @@ import pytest
 
 import residual_guard as study
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.long
+
 @pytest.mark.parametrize("kind", range(6))
 def test_right_models_pass(kind):
     """60 batches each; the study has 5,000 (`results/guard`)."""
@@ -16,7 +17,6 @@ def test_right_models_pass(kind):
     ]
 
 
-@pytest.mark.long
 def test_faults_of_two_states_are_found():
     for fault, model, device in study.faults_of_two_states():
         assert np.mean([any(study.watch(model, device, seed, 4)) for seed in range(5)]) >= 0.8, (
@@ -24,7 +24,6 @@ def test_faults_of_two_states_are_found():
         )
 
 
-@pytest.mark.long
 def test_faults_of_a_lattice_are_found():
     for row in study.study_lattice(2):
         assert row["first batch"] == (row["fault"] != "none"), row["fault"]

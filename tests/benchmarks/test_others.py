@@ -14,6 +14,8 @@ import study
 from others import METHODS, SEEDS, Point, contest, follow, gradient, table
 from others_tasks import AROUND, OFFSETS, RAMP, SETTINGS, Problem, mean_positions, trap, work
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def dragged():
@@ -28,7 +30,6 @@ def test_measured_work_has_the_exact_mean(dragged):
     assert error < 0.15
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("known", ["score", "twin"])
 def test_gradients_of_the_work_are_exact(dragged, known):
     u = np.linspace(-0.3, 0.2, SETTINGS)

@@ -11,6 +11,8 @@ import own_speed
 from fluctua.core import check
 from own_processes import PROCESSES
 
+pytestmark = pytest.mark.long
+
 KERNELS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -7,6 +7,8 @@ import pytest
 import fluctua as fl
 import reactions
 
+pytestmark = pytest.mark.long
+
 
 def test_in_equilibrium_only_the_ratio_of_the_rates_counts():
     exact = reactions.association(0.05, 1.0, 50.0).exact
@@ -23,7 +25,6 @@ def test_the_exact_gradient_is_that_of_the_scores(key):
     assert np.abs(list(z.values())).max() < 4
 
 
-@pytest.mark.long
 def test_a_line_for_each_estimator():
     system = reactions.association(0.05, 1.0, 0.5)
     lines = reactions.rows(system, trajectories=200, repeats=2, reference=40)

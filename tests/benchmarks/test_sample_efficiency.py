@@ -13,6 +13,8 @@ from fluctua.runs import lattice as runs
 from fluctua.runs.config import PRESETS, apply_changes
 from sample_efficiency import EXACT, Curve
 
+pytestmark = pytest.mark.long
+
 KEPT = Path(__file__).parents[2] / "results" / "sample_efficiency" / "curves.csv.gz"
 
 

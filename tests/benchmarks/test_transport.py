@@ -12,6 +12,8 @@ import transport
 from figures import assert_legible
 from problems import tolerance
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = {"overdamped": transport.moving_trap, "underdamped": transport.kicked_trap}
 
 
@@ -33,7 +35,6 @@ def test_exact_work_is_that_of_the_chain(key, example):
     assert np.abs(z).max() < tolerance(z.size), z
 
 
-@pytest.mark.long
 def test_least_work():
     """The chains' optima tend to those of continuous time with the step: 0.2 % at 100 steps,
     1.2 % at 60.
@@ -43,7 +44,6 @@ def test_least_work():
     assert transport.best_of(transport.kicked_trap) == pytest.approx(2.90787, rel=1.3e-2)
 
 
-@pytest.mark.long
 def test_protocols_are_drawn(tmp_path, monkeypatch):
     short = {name: (example, 2, 20) for name, (example, *_) in transport.PLANS.items()}
     monkeypatch.setattr(transport, "PLANS", short)

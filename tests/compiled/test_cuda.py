@@ -16,6 +16,8 @@ from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import philox
 from own_processes import PROCESSES
 
+pytestmark = pytest.mark.long
+
 COUNT = 40  # a warp and a part of one
 
 
@@ -70,7 +72,6 @@ def of_the_benchmark(name, baseline, relative, **options):
         assert_alike(case, relative, **options)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("kernels_of_device")
 def test_arrays_of_an_ensemble_that_jax_begins(monkeypatch):  # all kinds of rewards; a random start
     monkeypatch.setattr(cuda, "HELPERS", 0)

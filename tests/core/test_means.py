@@ -197,6 +197,7 @@ def test_training_and_runs(tmp_path):
     assert fl.run(training, 12, tmp_path / "run") is not None
 
 
+@pytest.mark.long
 def test_mistakes(key):
     with pytest.raises(TypeError, match="2 numbers"):
         fl.function_of_means(lambda m: m, READOUT, SQUARE)

@@ -92,6 +92,7 @@ def test_mean_return_to_go_begins_with_what_is_paid_on_arrival(key):
     assert abs(table[-1] - last) > 0.1  # the last step's reward is in it
 
 
+@pytest.mark.long
 def test_a_quadratic_twin_leaves_nothing_to_the_score(key):
     """Affine drift, rewards quadratic in both ends: E[r|X] and V are exact, and the correction
     is rounding.

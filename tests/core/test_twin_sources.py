@@ -178,6 +178,7 @@ def test_refusals():
     refuse(ValueError, r"twin's process does not fit.*\(2,\); got \(1,\)", fl.Twin(process=small))
 
 
+@pytest.mark.long
 def test_refusals_of_numbers():
     unstable = fl.Process(lambda th, x: 1e200 * x**3 + 1e200, PROCESS.noise)
     refuse(FloatingPointError, r"twin's noise-free path overflowed", fl.Twin(process=unstable))

@@ -276,6 +276,7 @@ def small_model():
     return network_model(SHEET.nominal, interval=SHEET.interval, points=21)
 
 
+@pytest.mark.long
 def test_a_run_leaves_everything_behind(tmp_path):
     bench = Bench(SHEET)
     with server.background(bench) as port:
@@ -337,6 +338,7 @@ def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     assert one.exit_code == 0, one.output
 
 
+@pytest.mark.long
 def test_going_on_after_giving_up(tmp_path):
     bench = Bench(SHEET)
     with server.background(bench) as port:
@@ -451,6 +453,7 @@ def test_resuming_on_another_box_is_refused(tmp_path):
         assert len(go_on(port)) == 1
 
 
+@pytest.mark.long
 def test_rows_without_a_checkpoint_are_kept(tmp_path):
     """Measured once, they cannot be had again."""
     bench, folder = Bench(SHEET), tmp_path / "run"

@@ -70,6 +70,7 @@ def run(tmp_path, monkeypatch):
     return lambda words: CliRunner().invoke(app, ["insitu", *words.split()])
 
 
+@pytest.mark.long
 def test_an_instrument_of_ones_own_is_trained_and_continued(run, tmp_path):
     plan = "--iterations 4 --trajectories 40 --set learning_rate=0.5 --set probes=2"
     done = run(f"lab.py:Trap --model lab.py:model --out run {plan}")

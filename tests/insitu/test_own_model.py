@@ -105,6 +105,7 @@ def test_unknowns_are_found_at_probes():
     assert "4 settings, 400 trajectories" in fit.report
 
 
+@pytest.mark.long
 def test_an_oscillator_is_trained_and_goes_on(tmp_path):
     rows = [row for row, _ in insitu.run(Box, MODEL, PLAN, tmp_path / "run")]
     assert rows[0].J < -0.9

@@ -114,6 +114,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole, tmp_path):
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.long
 def test_the_history_says_when_something_was_dealt_with(tmp_path):
     bench = Bench(SHEET)
     with serving(bench) as connect:

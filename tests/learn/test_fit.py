@@ -154,6 +154,7 @@ def test_trajectories_are_kept_until_a_gaussian_describes_them(monkeypatch):
     assert "kept_0_0" not in calibrate("drift", measure("drift", 1.0, 0, 2, 4)).state
 
 
+@pytest.mark.long
 def test_a_run_that_keeps_trajectories_goes_on_bit_for_bit(tmp_path):
     start, spread = (jnp.asarray(v) for v in STARTS["both"])
 

@@ -163,6 +163,7 @@ def test_a_step_is_as_long_as_asked_and_leads_uphill():
     assert order > 0.1
 
 
+@pytest.mark.long
 def test_it_trains_and_is_resumed(tmp_path):
     theta = {"k": jnp.array(K), "m": jnp.array(M)}
     process = fl.Process(lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: SIGMA * jnp.ones(1))

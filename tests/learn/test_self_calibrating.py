@@ -219,6 +219,7 @@ def test_a_device_that_jumps_is_noticed():
         estimator(jax.random.key(9), settings(1), 20)
 
 
+@pytest.mark.long
 def test_a_device_that_jumps_is_learnt_anew(tmp_path):
     """What was measured before the jump is gone, the history says when, and nothing is
     forgotten without one.

@@ -87,6 +87,7 @@ def test_birth_and_death(key, baseline):
     assert abs(estimate.value - birth_death_value(RATES)) < 4 * estimate.value_stderr
 
 
+@pytest.mark.long
 def test_recorded_events_have_the_score_of_the_run_they_came_from(key):
     run = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)
     streamed = fl.ppgt(run, COUNT, process=BIRTH_DEATH, baseline=fl.baselines.mean()).samples(

@@ -84,6 +84,7 @@ def test_drift_noise_readout_and_start_of_an_observed_process(key, baseline, sta
     )  # the zs say something
 
 
+@pytest.mark.long
 def test_a_recording_gives_what_the_stream_gave_and_blocks_change_nothing(key):
     process = fl.Observed(OU, observe=[[1.0]], noise=READ, start=STARTS["drawn"])
     substrate = fl.simulator(process, t=T)

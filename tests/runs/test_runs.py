@@ -142,6 +142,7 @@ def test_a_carried_table_leaves_the_estimate_unbiased():
     assert np.mean(da) < 1.2 * np.mean(db)
 
 
+@pytest.mark.long
 def test_the_jax_backend_trains_too(tmp_path):
     config = apply_changes(CONFIG, {"backend": "jax", "baseline.kind": "binned", "iterations": 2})
     values = [row.J for row, _ in runs.run(config, tmp_path / "jax")]

@@ -222,6 +222,7 @@ for one in (process, jumps):
 """
 
 
+@pytest.mark.long
 def test_fingerprints_are_the_same_in_every_process(tmp_path):
     def start(seed):
         environment = environment_to_die_in(tmp_path, PYTHONHASHSEED=str(seed))

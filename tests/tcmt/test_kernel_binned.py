@@ -12,6 +12,8 @@ from fluctua.tcmt.native import _native
 from in_turn import in_turn
 from kernel_reference import binned_bars, rectangle, simulate
 
+pytestmark = pytest.mark.long
+
 SEED = 0x1234_5678_9ABC_DEF0
 FAMILIES = ("omega", "kappa", "chi")
 
@@ -62,7 +64,6 @@ def test_equal_states_share_a_bin_at_the_start():
             assert deviation(getattr(run.samples, name), expected[name]) < 1e-10
 
 
-@pytest.mark.long
 def test_it_is_the_librarys_own_binned_baseline():
     spec = rectangle(2, 3, steps=12)
     path = simulate(spec, SEED, 40)

@@ -17,6 +17,8 @@ from fluctua.tcmt.kernel.twin import run_twin
 from in_turn import in_turn
 from kernel_reference import rectangle, simulate
 
+pytestmark = pytest.mark.long
+
 SEED = 0x1234_5678_9ABC_DEF0
 
 
@@ -285,7 +287,6 @@ def test_the_reference_itself(device):
     assert deviation(run.samples.kappa, path.gradient()["kappa"]) < 1e-11
 
 
-@pytest.mark.long
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
     spec = rectangle(11, 13, sigma_kappa=0.2)

@@ -12,6 +12,8 @@ from fluctua.tcmt.kernel.twin import run_twin
 from in_turn import in_turn
 from kernel_reference import rectangle
 
+pytestmark = pytest.mark.long
+
 SEED = 7
 
 

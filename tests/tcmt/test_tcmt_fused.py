@@ -96,6 +96,7 @@ def test_baselines_equal_the_reference(baseline):
     )
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Euler steps")
 def test_binned_baseline_equals_the_reference():
     task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.3, dt=5e-3)
@@ -171,6 +172,7 @@ def test_parameters_that_are_not_finite_are_named():
         twin(KEY, theta, 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("baseline", ["time", "carried", "twin"])
 def test_natural_gradient_equals_the_reference(baseline):
     """Scores from two runs that differ by λ̄ = 1 on a block, against scores themselves."""

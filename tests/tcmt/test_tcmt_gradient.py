@@ -303,6 +303,7 @@ def test_copies_share_their_parameters_noise_included():
     assert_agree(estimate, gradient)
 
 
+@pytest.mark.long
 def test_a_reward_of_ones_own():
     """As in the example of the module: reflection, which `transmission` also has, with its
     exact gradient.

@@ -150,6 +150,7 @@ def test_noise_has_the_diffusion_of_the_channels():
     np.testing.assert_allclose(amplitude**2 / 2, q + q, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_lead_on_several_resonators_dense_and_matrix_free_agree():
     network = rectangular(2, 3, leads=[Lead({0: 0.8, 1: 0.6}), Lead({4: 0.5, 5: 1.0})], gamma=0.1)
     dense = process(network, Drive(0))
@@ -183,6 +184,7 @@ def test_frames_agree_as_the_step_shrinks():
     assert abs(2 * apart[1] - apart[0]) < 0.05 * abs(apart[0])  # first order, to the same limit
 
 
+@pytest.mark.long
 def test_the_lab_frame_is_a_trap_at_the_papers_step():
     """PAPER_NOTES 2: true value 0.199; rotating 0.1989, lab 0.370."""
     quiet = paper().replace(sigma_e=0.0, sigma_r=0.0)

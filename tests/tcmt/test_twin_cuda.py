@@ -18,6 +18,8 @@ from kernel_reference import rectangle
 from twin_cases import CASES, FAMILIES, SEED, deviation, problem, wrong
 from twin_reference import corrected
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(("case", "dtype"), in_turn(CASES, ["float32", "float64"]))
 def test_every_part_of_every_family_is_the_references(device, case, dtype):
@@ -106,7 +108,6 @@ def test_what_only_the_cpu_can_do_names_it(device):
     assert_same(gpu, cpu, 1e-9)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 @pytest.mark.parametrize(("sigma", "rank", "dtype"), [(0.2, 0, "float64"), (0.0, 16, "float32")])
 def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_path):

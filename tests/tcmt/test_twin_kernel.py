@@ -364,6 +364,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_long_run():
     text = LONG_RUN.format(folder=str(Path(__file__).parents[1] / "support"), sigma=0.2)
     with subprocess.Popen(

@@ -160,6 +160,7 @@ def test_a_folder_that_is_not_there():
         RunLibrary([__import__("pathlib").Path("nowhere")])
 
 
+@pytest.mark.long
 def test_instruments_are_read_from_their_table(tmp_path):
     run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
     run.grow(12)

@@ -12,6 +12,8 @@ import pytest
 from processes import environment_of_a_user, read_until, wait_until
 from watched import Growing
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -159,7 +161,6 @@ def test_names_are_text_and_not_code(runs, page):
     assert page.locator("img").count() == 0
 
 
-@pytest.mark.long
 def test_a_page_left_open_does_not_grow(runs, page):
     run = Growing(runs / "first", every=500)
     run.grow(500)

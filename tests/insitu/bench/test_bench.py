@@ -238,6 +238,7 @@ WORDS += [
 ]
 
 
+@pytest.mark.long
 @settings(
     max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -516,6 +517,7 @@ def test_a_mistake_of_the_bench_is_an_entry_in_the_queue(monkeypatch):
     assert tell(session, "*OPC?") == "1"
 
 
+@pytest.mark.long
 def test_command_line_listens_on_loopback_and_stops_with_its_starter():
     words = ["virtual-bench", "--port", "0", "--attached", "--set", "rows=2", "--set", "columns=2"]
     process = subprocess.Popen(

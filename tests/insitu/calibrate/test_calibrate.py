@@ -200,6 +200,7 @@ def test_noisy_states_are_not_taken_for_a_wrong_drift():
     )
 
 
+@pytest.mark.long
 def test_a_wrong_drift_is_found_and_its_bias_foretold():
     wrong = {"a": THETA["a"] + jnp.array([[0.4, 0.0], [0.0, 0.0]]), "b": THETA["b"]}
     data = linear(1500)

@@ -258,6 +258,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
 def test_a_kill_while_a_table_is_written_costs_nothing(tmp_path):
     path, rng = tmp_path / "r.nc", np.random.default_rng(1)

@@ -363,6 +363,7 @@ def connects_of(benches, dead=None):
     ]
 
 
+@pytest.mark.long
 def test_resumed_is_the_same_to_the_bit(tmp_path):
     """Killed after two of four iterations, and a device that falls silent in the second and is
     back in the third.

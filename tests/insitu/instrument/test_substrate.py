@@ -263,6 +263,7 @@ def test_a_box_that_stays_dead_ends_the_run(tmp_path, kind):
     assert [int(good.sum()) for good, *_ in recorded(tmp_path)] == [10, 0, 0, 0]
 
 
+@pytest.mark.long
 def test_honest_trajectories_pass_the_guard(tmp_path):
     _, substrate, incidents, *_ = run(tmp_path, guarded=True, count=300)
     assert substrate.counts == {"good": 300}
@@ -388,11 +389,11 @@ ANSWERS = {
     "an array": (lambda good: good.samples, "`acquire` of the driver returned a ndarray"),
     "one channel more": (
         lambda good: good._replace(samples=np.ones((2, 3, 3))),
-        "2 channels; 3 came",
+        "2 channels; got 3",
     ),
     "a channel less": (
         lambda good: good._replace(samples=good.samples[..., :1]),
-        "2 channels; 1 came",
+        "2 channels; got 1",
     ),
     "a trajectory less": (
         lambda good: good._replace(samples=good.samples[:1]),
@@ -435,7 +436,7 @@ def test_a_wrong_count_of_channels_is_an_incident_from_the_first_batch_on():
     substrate = instrument_substrate(
         lambda: Still(batch), batch=2, channels=8, retry=Retry(attempts=1), report=incidents.append
     )
-    with pytest.raises(InstrumentError, match="8 channels; 5 came"):
+    with pytest.raises(InstrumentError, match="8 channels; got 5"):
         substrate(None, {}, 2)
     assert len(incidents) == 1
 
@@ -516,6 +517,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.long
 def test_a_driver_that_hangs_does_not_keep_the_process():
     done = subprocess.run(
         [sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True
@@ -592,6 +594,7 @@ def test_faults_as_text():
             parse_fault(bad)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*clipped:RuntimeWarning")
 def test_random_faults_for_hours_in_a_second(tmp_path):
     bench = Bench(SHEET, FaultPlan(rate=0.4, seed=4))

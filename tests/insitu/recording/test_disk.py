@@ -88,6 +88,7 @@ def test_a_refused_replacement_leaves_the_old_file(tmp_path):
 PAGE = 4096
 
 
+@pytest.mark.long
 def test_a_power_cut_takes_nothing_that_append_returned_from(tmp_path, monkeypatch):
     """A cut leaves any mixture of the pages at the last sync and of those written since; what
     counts must be whole.

@@ -257,6 +257,7 @@ def test_inspect_counts_the_events(folder):
     assert abs(told["birth"] - 1000 * 5 * 2) < 4 * np.sqrt(10_000)  # Poisson
 
 
+@pytest.mark.long
 def test_estimate_agrees_with_the_exact_answer(folder):
     """E[n_T] = 3e^{−dT} + b/d (1 − e^{−dT})."""
     told = json.loads(

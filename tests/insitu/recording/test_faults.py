@@ -145,6 +145,7 @@ writer.close()
 """
 
 
+@pytest.mark.long
 def test_a_living_writer_keeps_its_file(path):
     child = python(HOLDS, path)
     assert child.stdout.readline() == "ready\n", child.stderr.read()
@@ -162,6 +163,7 @@ def test_a_living_writer_keeps_its_file(path):
     insitu.files.append_to(path).close()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_of_two_that_append_one_is_told(path):
     """Four at once: each either appends or hears who does, and nobody sees the lock of HDF5."""
