@@ -95,7 +95,7 @@ def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
     [
         (("--set", "bits=40"), "`bits` of a bench must be 4 to 16; got 40"),
         (("--set", "readout_noise=-1"), "`readout` of a bench must be 0 or more; got -1.0"),
-        (("--set", "rows=1", "--set", "columns=1"), "2 to 400 resonators; 1 x 1 was asked for"),
+        (("--set", "rows=1", "--set", "columns=1"), "2 to 400 resonators; got 1 x 1"),
     ],
 )
 def test_a_bench_that_cannot_be_says_why(options, answer):

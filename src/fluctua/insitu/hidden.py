@@ -107,7 +107,7 @@ def visibility(
         return diffusion_matrix(process, unravel(p), x, when, context)
 
     def at_ends(p: Array, x: Array) -> Array:
-        """Whether the rewards of the start and of a step look at a component."""
+        """Whether the rewards of the start and of a step depend on a component."""
         used = jnp.zeros(size, bool)
         if rewards.initial is not None:
             used |= jax.grad(rewards.initial, 1)(unravel(p), x, context) != 0

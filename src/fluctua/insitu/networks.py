@@ -154,7 +154,7 @@ class _Laboratory:
     def follow(
         self, values: knobs.KnobValues, settings: Params, trajectories: Trajectories
     ) -> knobs.KnobValues:
-        """The values, moved towards what new trajectories say."""
+        """Move the values towards the fit of new trajectories."""
         return knobs.follow(values, self.task, settings, trajectories, rate=self.rate)
 
     def correct(self, theta: Params, values: knobs.KnobValues) -> Params:

@@ -189,7 +189,7 @@ def test_a_silent_device_is_made_up_for_and_comes_back():
     ("wrong", "message"),
     [
         (lambda batch: None, "returned None"),
-        (lambda batch: batch._replace(samples=batch.samples[..., :3]), "3 came"),
+        (lambda batch: batch._replace(samples=batch.samples[..., :3]), "got 3"),
     ],
 )
 def test_the_others_go_on_without_a_driver_that_answers_wrong(wrong, message):

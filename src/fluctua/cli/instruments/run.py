@@ -91,7 +91,7 @@ def _drive(rows: loop.Rows, plan: Plan, folder: Path, devices: int) -> None:
         say(f"\nStopped. Continue with: fluctua insitu --resume {folder}")
         raise typer.Exit(STOPPED) from None
     if not done:
-        say("nothing was left to do; --iterations says how many there are in all.")
+        say("nothing was left to do; --iterations is their number in all.")
         return
     last = done[-1]
     say(

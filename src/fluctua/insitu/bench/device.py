@@ -101,9 +101,7 @@ class Sheet:
                     f"`{name}` of a bench must be {wanted}; got {getattr(self, name)!r}."
                 )
         if not 2 <= self.rows * self.columns <= 400:
-            raise ValueError(
-                f"a bench has 2 to 400 resonators; {self.rows} x {self.columns} was asked for."
-            )
+            raise ValueError(f"a bench has 2 to 400 resonators; got {self.rows} x {self.columns}.")
 
     @cached_property
     def nominal(self) -> tcmt.Network:

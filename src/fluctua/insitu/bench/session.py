@@ -26,7 +26,7 @@ MAX_UNITS = 64
 MAX_NUMBERS = 10_000
 """Parameters of one command."""
 MAX_ANSWER = MAX_BYTES + 2**16
-"""Bytes of the answer to one message: one acquisition, and what else is asked with it."""
+"""Bytes of the answer to one message: one acquisition, and further queries."""
 POWER_ON = 128
 """The bit of the event register that a start sets."""
 

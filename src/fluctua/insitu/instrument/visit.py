@@ -64,7 +64,7 @@ def check_answers(batch: Batch, health: Health, size: int, channels: int | None)
             f"{samples.shape} came, and times of shape {times}"
         )
     if samples.shape[2] != (channels or samples.shape[2]):
-        raise InvalidReply(f"a sample has {channels} channels; {samples.shape[2]} came")
+        raise InvalidReply(f"a sample must have {channels} channels; got {samples.shape[2]}")
     for name, values in (batch.context or {}).items():
         if np.shape(values)[:1] != (size,):
             raise InvalidReply(

@@ -218,11 +218,11 @@ def _list_variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
 class Completeness(NamedTuple):
     """Complete trajectories of a file.
 
-    count: number of complete trajectories, the leading ones.
+    trajectories: number of complete ones, which lead.
     damage: what a kill cannot have caused, in words.
     """
 
-    count: int
+    trajectories: int
     damage: tuple[str, ...] = ()
 
 

@@ -189,7 +189,7 @@ class RecordingFile:
         if self._context is None:
             return None
         rows = {name: np.asarray(data[first:stop]) for name, data in self._context.items()}
-        checksums = [] if self._checksums is None else self._checksums[first:stop]
+        checksums: Any = [] if self._checksums is None else self._checksums[first:stop]
         for n, known in enumerate(checksums, first):
             context = {name: values[n - first] for name, values in rows.items()}
             if layout.compute_context_checksum(n, context) != int(known) >> 32:

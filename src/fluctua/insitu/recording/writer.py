@@ -76,7 +76,7 @@ class Writer:
         if description.events is not None:
             self._data |= {"events": file["events"]}
             self._data |= {f"events/{name}": file["events"][name] for name in file["events"]}
-        self.count = layout.count_complete(file).count
+        self.count = layout.count_complete(file).trajectories
         if (self.count and file["trajectory"].shape[0] < self.count) or (
             self.count and file["trajectory"][self.count - 1] != self.count - 1
         ):
