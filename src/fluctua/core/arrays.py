@@ -88,13 +88,21 @@ def is_key(leaf: Any) -> bool:
 
 
 def root_covariance(covariance: Array) -> Array:
-    """A with A Aᵀ = covariance (M, M), also where it is singular; of Cholesky where it is not.
+    """A lower triangular A with A Aᵀ = covariance (M, M), also where it is singular.
 
-    The two decompositions are computed in turn: batches of both at once can block each other for
-    ever on the threads that XLA has on a machine of two cores.
+    Column by column (Cholesky); a pivot that is zero to rounding gives a column of zeros. Not by
+    LAPACK: two of its batches at once can block each other for ever where XLA has two threads.
     """
-    lower = jnp.linalg.cholesky(covariance)
-    covariance, lower = jax.lax.optimization_barrier((covariance, lower))
-    scale, vectors = jnp.linalg.eigh(covariance)
-    is_regular = jnp.all(jnp.isfinite(lower))
-    return jnp.where(is_regular, lower, vectors * jnp.sqrt(jnp.maximum(scale, 0)))
+    size = covariance.shape[-1]
+    rows = jnp.arange(size)
+    smallest = size * jnp.finfo(covariance.dtype).eps * jnp.diagonal(covariance)
+
+    def add_column(rest: Array, j: Array) -> tuple[Array, Array]:
+        pivot = rest[j, j]
+        regular = pivot > smallest[j]
+        root = jnp.sqrt(jnp.where(regular, pivot, 1))
+        column = jnp.where(regular & (rows >= j), rest[:, j] / root, 0)
+        return rest - jnp.outer(column, column), column
+
+    columns = jax.lax.scan(add_column, covariance, rows)[1]
+    return columns.T

@@ -25,6 +25,10 @@ from fluctua.core.scores import Gaussian, euler, local_linear
 Transition = Callable[[Process, Params, Step], Gaussian]
 
 
+BATCH = 256
+"""Steps that are computed at once."""
+
+
 class Standardised(NamedTuple):
     """Residuals of every step in units of their noise. (E·S, M) each
 
@@ -153,15 +157,24 @@ def find_noisy(
 def map_in_batches(
     one: Callable[..., Any], now: Array, following: Array, t: Array, dt: Array, context: PyTree
 ) -> Any:
-    """`one(x, x', t, Δt, context)` of every step (E, S, M), a few at a time; leaves (E·S, …)."""
+    """`one(x, x', t, Δt, context)` of every step (E, S, M), a few at a time; leaves (E·S, …).
+
+    In full batches, the last one filled up with copies of the last step: a remainder would be
+    computed at the same time, and batches of LAPACK at once can block each other for ever.
+    """
     count, steps, size = now.shape
+    rows = count * steps
+    batch = min(BATCH, rows)
     each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
     ends = (now.reshape(-1, size), following.reshape(-1, size))
-    return jax.lax.map(
-        lambda row: one(*row),
-        (*ends, jnp.tile(t, count), jnp.tile(dt, count), each),
-        batch_size=256,
-    )
+    inputs = (*ends, jnp.tile(t, count), jnp.tile(dt, count), each)
+
+    def fill_batches(leaf: Array) -> Array:
+        filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], -rows % batch, axis=0)])
+        return filled.reshape(-1, batch, *leaf.shape[1:])
+
+    outputs = jax.lax.map(lambda step: jax.vmap(one)(*step), jax.tree.map(fill_batches, inputs))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:rows], outputs)
 
 
 def _square_on_range(covariance: Array, r: Array) -> Array:
