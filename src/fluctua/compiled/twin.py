@@ -473,7 +473,10 @@ def _stack_carry(carry: backward.Backward, real: np.dtype) -> Array:
 
 @functools.partial(jax_arrays.jit, static_argnums=(1, 2, 3))
 def _unstack_carry(stacked: Array, m: int, v: int, theta_dtype: np.dtype) -> backward.Backward:
-    """Return the carry from its stack, the inverse of `_stack_carry`. v: numbers of V."""
+    """Return the carry from its stack (rows, E), the inverse of `_stack_carry`.
+
+    m: components of the state. v: rows of the guess V, its slope and bend.
+    """
     p = (len(stacked) - v - 3) // 2
     direct, correction = (stacked[k : k + p].T.astype(theta_dtype) for k in (v + 3, v + 3 + p))
     return backward.Backward(

@@ -91,8 +91,11 @@ ENSEMBLE_AXES = ScoreState(None, 0)
 """The axes of a `ScoreState` that belong to trajectories."""
 
 
-def mark_noiseless(model: EstimatorModel, process: AnyProcess) -> EstimatorModel:
-    """The model with a process whose components without noise are known."""
+def replace_process(model: EstimatorModel, process: AnyProcess) -> EstimatorModel:
+    """The model with another form of its process, checked against the start.
+
+    A start that displaces the path needs noise in every component.
+    """
     if (
         isinstance(process, Process)
         and process.noiseless
@@ -101,7 +104,7 @@ def mark_noiseless(model: EstimatorModel, process: AnyProcess) -> EstimatorModel
         raise ValueError(
             "a `Reparameterised` start displaces the path, and state component "
             f"{process.noiseless[0]}, which has no noise, cannot be displaced. Give the start a "
-            "`Density` in the components with noise, or instrument noise."
+            "`Density` in the components with noise, or add noise to that component."
         )
     return model._replace(process=process)
 

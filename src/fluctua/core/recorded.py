@@ -226,7 +226,7 @@ def recorded_samples(
     process = diffusion.check_model(
         model.process, model.objective, theta, recording.first_states, recording.t, context
     )
-    model = terms.mark_noiseless(model, process)
+    model = terms.replace_process(model, process)
     check_rounding(model.process, theta, recording)
 
     rewards = model.objective

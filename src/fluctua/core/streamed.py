@@ -94,7 +94,7 @@ def prepare_model(
     process = diffusion.check_model(
         model.process, model.objective, theta, state, substrate.t, context
     )
-    return terms.mark_noiseless(model, process)
+    return terms.replace_process(model, process)
 
 
 def _explain_not_finite(call: Call, swept: SweepResult) -> None:

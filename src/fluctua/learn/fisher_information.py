@@ -131,7 +131,7 @@ def sum_recorded_scores(
     """Scores of recorded trajectories, summed over each block of steps. Shape (E·B, P)."""
     context = recording.context
     total = len(recording.t) - 1
-    model = terms.mark_noiseless(
+    model = terms.replace_process(
         model,
         check_model(
             model.process, model.objective, theta, recording.first_states, recording.t, context

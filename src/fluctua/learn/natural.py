@@ -104,7 +104,7 @@ def _streamed_rows(
     k_run, _ = streamed.split_key(key)
     first, context = simulate.first_state(substrate, k_run, theta)
     model = estimator.method.model
-    model = terms.mark_noiseless(
+    model = terms.replace_process(
         model, check_model(model.process, model.objective, theta, first, substrate.t, context)
     )
     block_count = fisher_information.count_blocks(

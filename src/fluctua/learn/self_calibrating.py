@@ -414,11 +414,12 @@ class SelfCalibrating(PlainEstimator):
     ) -> np.ndarray:
         """diag HΛ⁻¹Hᵀ, from the gradient at deviations of φ under the same noise. Shape (P,)."""
 
-        def change(u: np.ndarray) -> np.ndarray:
+        def change_gradient(u: np.ndarray) -> np.ndarray:
+            """Change of the gradient if the unknowns were u, on the same trajectories. (P,)"""
             direct, correction, _ = self._gradient_rows(key, theta, u, scored)
-            return (direct + combined.worth * correction).mean(axis=0) - combined.gradient
+            return (direct + combined.weight * correction).mean(axis=0) - combined.gradient
 
-        return self._propagate(k_error, belief, change, np.zeros_like(combined.gradient))
+        return self._propagate(k_error, belief, change_gradient, np.zeros_like(combined.gradient))
 
     def _propagate(
         self,
@@ -494,10 +495,11 @@ class SelfCalibrating(PlainEstimator):
         if self.returns is not None:
             return np.zeros(())
 
-        def change(u: np.ndarray) -> np.ndarray:
+        def change_value(u: np.ndarray) -> np.ndarray:
+            """Change of J if the unknowns were u, on the same trajectories."""
             return self._returns(theta, u, measured).mean() - value
 
-        return self._propagate(key, self.belief, change, np.zeros(()))
+        return self._propagate(key, self.belief, change_value, np.zeros(()))
 
     def _warn_about_doubt(self) -> None:
         chi2, degrees = self._surprise

@@ -107,14 +107,14 @@ class CombinedGradient(NamedTuple):
     gradient: (P,).
     stderr: (P,), including what is left out.
     variance: (P,), of sampling alone.
-    worth: w of every trajectory's correction (E, P).
+    weight: w of every trajectory's correction (E, P).
     sums: the state with these trajectories.
     """
 
     gradient: np.ndarray
     stderr: np.ndarray
     variance: np.ndarray
-    worth: np.ndarray
+    weight: np.ndarray
     sums: dict[str, np.ndarray]
 
 
@@ -146,20 +146,20 @@ def combine_parts(
         return _add_batch(faded, direct[rows], correction[rows], loudness)
 
     summed = sum_with(slice(None))
-    worth = np.ones_like(correction)
+    weight = np.ones_like(correction)
     if forget_after > 1 and count >= MIN_SPLIT:
         halves = slice(0, None, 2), slice(1, None, 2)
         for half, other in (halves, halves[::-1]):
-            worth[half] = _shrinkage_weights(theta, sum_with(other))
+            weight[half] = _shrinkage_weights(theta, sum_with(other))
     elif forget_after > 1 and sums:
-        worth[:] = _shrinkage_weights(theta, faded)
-    mixed = direct + worth * correction
+        weight[:] = _shrinkage_weights(theta, faded)
+    mixed = direct + weight * correction
     variance = _variance(mixed)
-    left = 1 - worth.mean(axis=0)
+    left = 1 - weight.mean(axis=0)
     c = summed["correction"] / summed["weight"]
     spread = summed["square"] / summed["weight"] ** 2
     stderr = np.sqrt(variance + left**2 * spread) + np.abs(left * c) / COVERS
-    return CombinedGradient(mixed.mean(axis=0), stderr, variance, worth, summed)
+    return CombinedGradient(mixed.mean(axis=0), stderr, variance, weight, summed)
 
 
 def _variance(rows: np.ndarray) -> np.ndarray:

@@ -132,8 +132,8 @@ class Cluster:
         maximum: int | None = None,
     ):
         self.ray = ray = require_ray()
-        self.ours = not ray.is_initialized()
-        if self.ours:
+        self.opened_here = not ray.is_initialized()
+        if self.opened_here:
             options = {} if address == "local" else {"address": address}
             try:
                 ray.init(**options, log_to_driver=False, logging_level="ERROR")
@@ -193,7 +193,7 @@ class Cluster:
         if self.ray.is_initialized():
             for actor in self.actors.values():
                 self.ray.kill(actor)
-            if self.ours:
+            if self.opened_here:
                 self.ray.shutdown()
         self.actors = {}
         self.refs = {}

@@ -295,6 +295,7 @@ def _shorten(digest: bytes) -> str:
 
 
 def _as_numpy(array: Any) -> np.ndarray:
+    """The numbers of an array; those behind it for a random key."""
     if isinstance(array, jax.Array) and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)

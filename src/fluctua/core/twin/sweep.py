@@ -58,7 +58,7 @@ def streamed_parts(
     process = check_model(
         twin.model.process, twin.model.objective, theta, first, substrate.t, context
     )
-    twin = twin._replace(model=terms.mark_noiseless(twin.model, process))
+    twin = twin._replace(model=terms.replace_process(twin.model, process))
     twin_terms.check_fit(twin, numbers, first, substrate.t, context, batch)
     call = TwinCall(twin, numbers, batch, substrate, key, count, offset)
     parts = None if substrate.backend is None else substrate.backend.parts(call)
@@ -141,7 +141,7 @@ def recorded_parts(
         recording.t,
         context,
     )
-    twin = twin._replace(model=terms.mark_noiseless(twin.model, process))
+    twin = twin._replace(model=terms.replace_process(twin.model, process))
     recorded.check_rounding(twin.model.process, theta, recording)
     twin_terms.check_fit(twin, numbers, recording.first_states, recording.t, context, batch)
     steps = len(times.dt)
