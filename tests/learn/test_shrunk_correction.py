@@ -82,7 +82,7 @@ def test_weights_do_not_look_at_what_they_weight(count):
             c = rng.exponential(size=(count, 1)) - 0.8
             made = combine_parts(theta, sums, np.zeros_like(c), c, 50.0)
             sums = made.sums
-        off.append(made.gradient[0] - np.mean(made.worth) * 0.2)
+        off.append(made.gradient[0] - np.mean(made.weight) * 0.2)
         worth = max(0.0, 1 - sums["square"][0] / sums["correction"][0] ** 2)
         same.append(worth * (c.mean() - 0.2))
     z = lambda v: np.mean(v) / (np.std(v) / np.sqrt(repetitions))
