@@ -41,6 +41,7 @@ INLINE VD sel(B m, VD a, VD b) { return m.yes ? a : b; }
 INLINE VF as_real(U bits) { return __uint_as_float(bits); }
 INLINE VD as_real(UL bits) { return __longlong_as_double((i64)bits); }
 INLINE VF narrow(VD x) { return (VF)x; }
+INLINE U multiply_high(U a, uint32_t b) { return (U)((UL)a * b >> 32); }
 
 #define FUNCTION(name, f, d)                \
   INLINE VF m_##name(VF x) { return f(x); } \

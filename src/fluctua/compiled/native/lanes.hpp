@@ -47,28 +47,13 @@ INLINE V sel(B m, F a, F b) { return m ? bc(a) : bc(b); }
 #endif
 INLINE B mask(int yes) { return yes ? ~B{} : B{}; }
 
-template <class M> INLINE bool any(M m) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(M) % 64 == 0) {
-    __m512i parts[sizeof(M) / 64], all;
-    __builtin_memcpy(parts, &m, sizeof(M));
-    all = parts[0];
-    for (unsigned k = 1; k < sizeof(M) / 64; k++) all = _mm512_or_si512(all, parts[k]);
-    return _mm512_test_epi32_mask(all, all) != 0;
-  }
-#elif defined(__AVX2__)
-  if constexpr (sizeof(M) % 32 == 0) {
-    __m256i parts[sizeof(M) / 32], all;
-    __builtin_memcpy(parts, &m, sizeof(M));
-    all = parts[0];
-    for (unsigned k = 1; k < sizeof(M) / 32; k++) all = _mm256_or_si256(all, parts[k]);
-    return !_mm256_testz_si256(all, all);
-  }
-#endif
-  int64_t words[sizeof(M) / 8], all = 0;
-  __builtin_memcpy(words, &m, sizeof(M));
-  for (unsigned k = 0; k < sizeof(M) / 8; k++) all |= words[k];
-  return all != 0;
+// The high words of 32-bit products, from those of even and of odd lanes.
+INLINE U multiply_high(U a, uint32_t b) {
+  typedef uint64_t Pairs VECTOR(4 * LANES);
+  const Pairs pairs = bits<Pairs>(a);
+  const Pairs even = multiply_low(pairs, b) >> 32;
+  const Pairs odd = multiply_low((Pairs)(pairs >> 32), b) & 0xFFFFFFFF00000000u;
+  return bits<U>((Pairs)(even | odd));
 }
 
 // ------------------------------------------------------------------------------------------ roots and bits

@@ -204,14 +204,7 @@ INLINE VD normal64(U high, U low) {
 struct LaneWords {
   static COMMON_MEMBER void multiply(U a, uint32_t b, U& high, U& low) {
     low = a * b;
-#if defined(__AVX512F__) && defined(LANES) && LANES == 16
-    const __m512i factor = _mm512_set1_epi32((int)b);
-    const __m512i even = _mm512_mul_epu32((__m512i)a, factor);
-    const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
-    high = (U)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
-#else
-    high = __builtin_convertvector((__builtin_convertvector(a, UL) * b) >> 32, U);
-#endif
+    high = multiply_high(a, b);
   }
   static COMMON_MEMBER U mix(U a, U b, U c) { return a ^ b ^ c; }
 };

@@ -1,12 +1,28 @@
-// Vectors of numbers as the compiler's own types (GCC, Clang): arithmetic is written with operators, and nothing is
-// left to an auto-vectoriser. For the CPU.
+// Vectors of numbers as the compiler's own types (GCC, Clang), for the CPU: arithmetic is written with operators, which
+// become the instructions of any processor. Intrinsics remain where GCC makes slower ones of them on x86.
 #pragma once
+#include <stdint.h>
+
+#include <utility>
+
 #include "inline.hpp"
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
+#endif
+#if defined(__x86_64__) && !defined(__clang__)
+#define GCC_ON_X86 1
+#else
+#define GCC_ON_X86 0
+#endif
+
+// Length of the processor's vectors in bytes, unless it has none.
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
 #endif
 
 #define VECTOR(bytes) __attribute__((vector_size(bytes), aligned(bytes), may_alias))
@@ -21,61 +37,86 @@ template <class To, class From> COMMON_INLINE To bits(From v) {
   return u.to;
 }
 
-// ------------------------------------------------------------------------------------------ square roots
+// Unnamed, so that files compiled for different processors share no function.
+namespace {
 
-// of the longest vectors of the processor that fit
-#if defined(__AVX512F__)
-COMMON_INLINE __m512 piece_root(__m512 x) { return _mm512_sqrt_ps(x); }
-COMMON_INLINE __m512d piece_root(__m512d x) { return _mm512_sqrt_pd(x); }
-#endif
-#if defined(__AVX__)
-COMMON_INLINE __m256 piece_root(__m256 x) { return _mm256_sqrt_ps(x); }
-COMMON_INLINE __m256d piece_root(__m256d x) { return _mm256_sqrt_pd(x); }
-#endif
-#if defined(__x86_64__)
-COMMON_INLINE __m128 piece_root(__m128 x) { return _mm_sqrt_ps(x); }
-COMMON_INLINE __m128d piece_root(__m128d x) { return _mm_sqrt_pd(x); }
-#elif defined(__aarch64__)
-COMMON_INLINE float32x4_t piece_root(float32x4_t x) { return vsqrtq_f32(x); }
-COMMON_INLINE float64x2_t piece_root(float64x2_t x) { return vsqrtq_f64(x); }
-#endif
+// ------------------------------------------------------------------------------------------ longer vectors
 
-template <class Piece, class V> COMMON_INLINE V root_by_pieces(V x) {
-  Piece pieces[sizeof(V) / sizeof(Piece)];
+template <class Number, int bytes> struct Vector {
+  typedef Number type VECTOR(bytes);
+};
+// Vectors may be longer than those of the processor; this is the part of one that fits.
+template <class Number, class V>
+using Piece = typename Vector<Number, (sizeof(V) < VECTOR_BYTES ? sizeof(V) : VECTOR_BYTES)>::type;
+
+// Operation::apply of each piece
+template <class Operation, class Number, class V, class... Rest> COMMON_INLINE V apply_by_pieces(V x, Rest... rest) {
+  constexpr unsigned count = sizeof(V) / sizeof(Piece<Number, V>);
+  Piece<Number, V> pieces[count];
   __builtin_memcpy(pieces, &x, sizeof x);
-  for (unsigned k = 0; k < sizeof(V) / sizeof(Piece); ++k) pieces[k] = piece_root(pieces[k]);
+  for (unsigned k = 0; k < count; ++k) pieces[k] = Operation::apply(pieces[k], rest...);
   __builtin_memcpy(&x, pieces, sizeof x);
   return x;
 }
 
-template <class V> COMMON_INLINE V root_of_floats(V x) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) % 64 == 0) return root_by_pieces<__m512>(x);
+template <class V> using LaneNumbers = std::make_integer_sequence<int, int(sizeof(V) / sizeof(std::declval<V>()[0]))>;
+
+// ------------------------------------------------------------------------------------------ square roots
+
+struct SquareRoot {
+  static COMMON_MEMBER float of_number(float x) { return __builtin_sqrtf(x); }
+  static COMMON_MEMBER double of_number(double x) { return __builtin_sqrt(x); }
+  // one instruction, since all lanes are named at once
+  template <class V, int... lane> static COMMON_MEMBER V of_lanes(V x, std::integer_sequence<int, lane...>) {
+    return V{of_number(x[lane])...};
+  }
+  template <class V> static COMMON_MEMBER V apply(V x) { return of_lanes(x, LaneNumbers<V>{}); }
+};
+template <class V> COMMON_INLINE V root_of_floats(V x) { return apply_by_pieces<SquareRoot, float>(x); }
+template <class V> COMMON_INLINE V root_of_doubles(V x) { return apply_by_pieces<SquareRoot, double>(x); }
+
+// ------------------------------------------------------------------------------------------ products of words
+
+// GCC does not see that high words are zero, and multiplies all 64 bits.
+struct MultiplyLow {
+  template <class V> static COMMON_MEMBER V apply(V a, uint32_t b) {
+#if GCC_ON_X86
+    const V factor = V{} + b;
+#if VECTOR_BYTES == 64
+    if constexpr (sizeof(V) == 64) return bits<V>(_mm512_mul_epu32(bits<__m512i>(a), bits<__m512i>(factor)));
 #endif
-#if defined(__AVX__)
-  if constexpr (sizeof(V) % 32 == 0) return root_by_pieces<__m256>(x);
+#if VECTOR_BYTES >= 32
+    if constexpr (sizeof(V) == 32) return bits<V>(_mm256_mul_epu32(bits<__m256i>(a), bits<__m256i>(factor)));
 #endif
-#if defined(__x86_64__)
-  if constexpr (sizeof(V) % 16 == 0) return root_by_pieces<__m128>(x);
-#elif defined(__aarch64__)
-  if constexpr (sizeof(V) % 16 == 0) return root_by_pieces<float32x4_t>(x);
+    if constexpr (sizeof(V) == 16) return bits<V>(_mm_mul_epu32(bits<__m128i>(a), bits<__m128i>(factor)));
 #endif
-  for (unsigned l = 0; l < sizeof(V) / 4; ++l) x[l] = __builtin_sqrtf(x[l]);
-  return x;
+    return (a & uint64_t(0xFFFFFFFFu)) * uint64_t(b);
+  }
+};
+// The 64-bit products of the low 32 bits of every lane with b: what Philox is made of. V: vectors of uint64_t.
+template <class V> COMMON_INLINE V multiply_low(V a, uint32_t b) {
+  return apply_by_pieces<MultiplyLow, uint64_t>(a, b);
 }
 
-template <class V> COMMON_INLINE V root_of_doubles(V x) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) % 64 == 0) return root_by_pieces<__m512d>(x);
+// ------------------------------------------------------------------------------------------ masks
+
+// Whether a mask, as comparisons give them, is true for any lane.
+template <class Mask> COMMON_INLINE bool any(Mask mask) {
+  using Words = Piece<int64_t, Mask>;
+  constexpr unsigned count = sizeof(Mask) / sizeof(Words);
+  Words pieces[count];
+  __builtin_memcpy(pieces, &mask, sizeof mask);
+  Words all = pieces[0];
+  for (unsigned k = 1; k < count; ++k) all |= pieces[k];
+#if GCC_ON_X86 && VECTOR_BYTES == 64
+  if constexpr (sizeof(Words) == 64) return _mm512_test_epi64_mask(bits<__m512i>(all), bits<__m512i>(all)) != 0;
 #endif
-#if defined(__AVX__)
-  if constexpr (sizeof(V) % 32 == 0) return root_by_pieces<__m256d>(x);
+#if GCC_ON_X86 && VECTOR_BYTES >= 32
+  if constexpr (sizeof(Words) == 32) return !_mm256_testz_si256(bits<__m256i>(all), bits<__m256i>(all));
 #endif
-#if defined(__x86_64__)
-  if constexpr (sizeof(V) % 16 == 0) return root_by_pieces<__m128d>(x);
-#elif defined(__aarch64__)
-  if constexpr (sizeof(V) % 16 == 0) return root_by_pieces<float64x2_t>(x);
-#endif
-  for (unsigned l = 0; l < sizeof(V) / 8; ++l) x[l] = __builtin_sqrt(x[l]);
-  return x;
+  int64_t some = 0;
+  for (unsigned k = 0; k < sizeof(Words) / 8; ++k) some |= all[k];
+  return some != 0;
 }
+
+}  // namespace

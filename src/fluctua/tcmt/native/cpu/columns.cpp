@@ -196,7 +196,7 @@ template <class Real> struct Lookup {
   const Real* table;
 };
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if VECTOR_BYTES == 64
 template <> struct Lookup<float> {  // up to 32 bins from two registers
   Lookup(const float* t, int bins)
       : table(t), low(_mm512_loadu_ps(t)), high(_mm512_loadu_ps(t + 16)), small(bins <= 32) {}
@@ -208,7 +208,7 @@ template <> struct Lookup<float> {  // up to 32 bins from two registers
   __m512 low, high;
   bool small;
 };
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
 template <> struct Lookup<float> {
   Lookup(const float* t, int) : table(t) {}
   FLUCTUA_INLINE F32 operator()(const std::uint8_t* bin) const {
@@ -236,7 +236,7 @@ void settle(const Columns<Real>& c, const Bins& sums, std::int64_t column, const
     const V score = load<V>(u + j);
     const V others = Real(1) - (score * score) * inverse_of(bin + j);  // share of the weight that is not its own
     V advantage = ratio(load<V>(to_go + j) - mean_of(bin + j), others);
-    if (__builtin_expect(any_below(others, least), 0))
+    if (__builtin_expect(any(others < least), 0))
       for (int l = 0; l < S::width; ++l)
         if (others[l] < least && j + l < c.count)
           advantage[l] = alone(u, to_go, bin, c.count, j + l, members[bin[j + l]] == 1);

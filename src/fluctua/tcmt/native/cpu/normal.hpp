@@ -12,10 +12,10 @@ namespace FLUCTUA_ISA {
 
 struct VectorWords {  // a word in the low half of every lane; the high half is left over
   static FLUCTUA_INLINE void multiply(U64 a, std::uint32_t b, U64& high, U64& low) {
-    low = mul_low(a, b);
+    low = multiply_low(a, b);
     high = low >> 32;
   }
-  static FLUCTUA_INLINE U64 mix(U64 a, U64 b, U64 c) { return xor3(a, b, c); }
+  static FLUCTUA_INLINE U64 mix(U64 a, U64 b, U64 c) { return a ^ b ^ c; }
 };
 
 // Half of the counter is the same for all lanes or for all steps, so rounds 1 and 2 of Philox reduce to
@@ -47,7 +47,7 @@ struct LaneWords {  // of half a vector of trajectories
   U64 high, low;
 };
 FLUCTUA_INLINE LaneWords lane_words(U64 trajectory) {
-  const U64 p = mul_low(trajectory, PHILOX_MULTIPLY_1);
+  const U64 p = multiply_low(trajectory, PHILOX_MULTIPLY_1);
   return {p >> 32, p};
 }
 
@@ -55,7 +55,7 @@ struct PairWords {
   U64 high, low;
 };
 FLUCTUA_INLINE PairWords pair_words(const LaneWords& lane, std::uint32_t pair, const Keys& k) {
-  const U64 p = mul_low(lane.high ^ std::uint64_t(pair ^ k.k0[0]), PHILOX_MULTIPLY_0);
+  const U64 p = multiply_low(lane.high ^ std::uint64_t(pair ^ k.k0[0]), PHILOX_MULTIPLY_0);
   return {p >> 32, p};
 }
 
