@@ -1,8 +1,11 @@
 """Kernels on disk are private and intact, and JAX does what they cannot."""
 
 import logging
+import shlex
+import shutil
 import stat
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -76,8 +79,19 @@ def test_a_folder_that_others_own_is_refused(monkeypatch, tmp_path):
         cpu.find_or_build(SOURCE, "-O0")
 
 
-def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkeypatch, caplog):
-    monkeypatch.setattr(cpu, "find_compiler", lambda: None)
+@pytest.fixture
+def forget_compilers():
+    """The environment is searched for compilers anew, in the test and after it."""
+    cpu.find_compiler.cache_clear()
+    yield
+    cpu.find_compiler.cache_clear()
+
+
+def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(
+    small, forget_compilers, monkeypatch, caplog
+):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(backend.cuda, "is_available", lambda: False)
     kernels.make_kernel.cache_clear()
     expected = estimator(backend="jax").samples(jax.random.key(0), THETA, 8)
@@ -86,9 +100,56 @@ def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkey
             found = estimator().samples(jax.random.key(0), THETA, 8)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "compiler" in caplog.text
+    assert "run on JAX" in caplog.text
+    assert "no C++ compiler was found: install" in caplog.text
     with pytest.raises(ValueError, match="compiler"):
         estimator(backend="cpu").samples(jax.random.key(0), THETA, 8)
+
+
+def test_a_compiler_that_is_not_there_is_named(forget_compilers, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(Unsupported, match="CXX=no-such-compiler"):
+        cpu.find_or_build(SOURCE, "-O0")
+
+
+def write_compiler(path, known):
+    """A compiler that knows one processor flag, and leaves all else to the system's."""
+    real = shlex.quote(cpu.find_compiler())
+    path.write_text(
+        "#!/bin/sh\n"
+        "for flag; do shift; case $flag in\n"
+        f"  {known}) ;;\n"
+        "  -m*=native) exit 1 ;;\n"
+        '  *) set -- "$@" "$flag" ;;\n'
+        "esac; done\n"
+        f'exec {real} "$@"\n'
+    )
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.mark.parametrize("known", ["-march=native", "-mcpu=native", "none"])
+def test_a_processor_flag_is_passed_only_if_the_compiler_knows_it(
+    known, forget_compilers, monkeypatch, tmp_path
+):
+    program = write_compiler(tmp_path / "c++", known)
+    flags = [flag for flag in cpu.choose_options(program) if flag.endswith("=native")]
+    assert flags == ([known] if known != "none" else [])
+    monkeypatch.setenv("CXX", program)
+    cpu.find_compiler.cache_clear()
+    assert answer(cpu.find_or_build(SOURCE + f"// {known}", "-O0")) == 42
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+@pytest.mark.parametrize("baseline", ["none", "time"])
+def test_clang_builds_the_same_kernels(baseline, forget_compilers, monkeypatch):
+    monkeypatch.setenv("CXX", "clang++")
+    kernels.make_kernel.cache_clear()
+    expected = estimator(baseline=baseline, backend="jax").samples(jax.random.key(0), THETA, 40)
+    found = estimator(baseline=baseline, backend="cpu").samples(jax.random.key(0), THETA, 40)
+    assert Path(cpu.find_compiler()).name == "clang++"
+    kernels.make_kernel.cache_clear()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
 
 
 @pytest.mark.long

@@ -31,7 +31,6 @@ from fluctua.compiled.trace import Program
 
 OPTIONS = (
     "-std=c++17",
-    "-march=native",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -42,6 +41,9 @@ OPTIONS = (
     "-fPIC",
 )
 """Without -ffast-math: checks of states and gradients look for infinities and NaN."""
+
+PROCESSOR_FLAGS = ("-march=native", "-mcpu=native")
+"""For the instructions of this machine; Clang on ARM may know only the second."""
 
 GROUP = 16
 """Blocks of lanes that advance together where sums are formed, as in native/sweep.hpp."""
@@ -105,6 +107,26 @@ def find_compiler() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
+@cache
+def choose_options(program: str) -> tuple[str, ...]:
+    """Return the flags of a compiler, with the first of `PROCESSOR_FLAGS` that it accepts."""
+    for flag in PROCESSOR_FLAGS:
+        preprocess = [program, flag, "-x", "c++", "-E", os.devnull]
+        if subprocess.run(preprocess, capture_output=True, check=False).returncode == 0:
+            return (flag, *OPTIONS)
+    return OPTIONS
+
+
+def _explain_missing_compiler() -> str:
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return f"CXX={chosen} is no program on the PATH: set it to a C++ compiler, or unset it"
+    package = "Xcode's command line tools (xcode-select --install)"
+    if platform.system() != "Darwin":
+        package = "g++ or clang++ (apt install g++, dnf install gcc-c++, conda install gxx)"
+    return f"no C++ compiler was found: install {package}, or set CXX"
+
+
 def find_cache_folder() -> Path:
     """Return the folder of libraries: $FLUCTUA_KERNELS, or one in the user's cache."""
     chosen = os.environ.get("FLUCTUA_KERNELS")
@@ -127,7 +149,7 @@ def make_private_folder(folder: Path) -> Path:
 
 @cache
 def _describe_processor() -> str:
-    """What `-march=native` stands for on this machine."""
+    """What "native" stands for in `PROCESSOR_FLAGS` on this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -138,14 +160,15 @@ def _describe_processor() -> str:
 
 def find_or_build(source: str, optimise: str = "-O2") -> Path:
     """Return the compiled library of a source, from the cache folder or built now."""
+    if not hasattr(os, "getuid"):
+        raise Unsupported("platform", "kernels of own processes are not compiled on Windows")
     program = find_compiler()
     if program is None:
-        raise Unsupported(
-            "compiler", "no C++ compiler was found: install g++ or clang++, or set CXX"
-        )
+        raise Unsupported("compiler", _explain_missing_compiler())
     real = Path(program).resolve()
     version = (str(real), str(real.stat().st_mtime_ns), str(real.stat().st_size))
-    identity = (source, *version, *OPTIONS, optimise, _describe_processor())
+    options = (*choose_options(program), optimise)
+    identity = (source, *version, *options, _describe_processor())
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:40]
     try:
         folder = make_private_folder(find_cache_folder())
@@ -155,7 +178,7 @@ def find_or_build(source: str, optimise: str = "-O2") -> Path:
         ) from None
     library = folder / f"{name}.so"
     if not is_intact(library):
-        _build(program, source, optimise, library)
+        _build([program, *options], source, library)
     return library
 
 
@@ -175,15 +198,15 @@ def is_intact(library: Path) -> bool:
         return False
 
 
-def _build(program: str, source: str, optimise: str, library: Path) -> None:
+def _build(compiler: list[str], source: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         text, built, noted = (Path(folder) / f"kernel{end}" for end in (".cpp", ".so", ".sha256"))
         text.write_text(source)
-        command = [program, *OPTIONS, optimise, str(text), "-o", str(built), "-lm"]
+        command = [*compiler, str(text), "-o", str(built), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Unsupported(
-                "compiler", f"{Path(program).name} failed: {done.stderr.strip()[:400]}"
+                "compiler", f"{Path(compiler[0]).name} failed: {done.stderr.strip()[:400]}"
             )
         os.chmod(built, 0o700)
         noted.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
