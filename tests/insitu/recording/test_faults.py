@@ -291,7 +291,7 @@ import fluctua.insitu.recording.writer as w
 from fluctua.insitu.recording.description import Description
 
 if sys.argv[2] == "unforeseen":
-    w.check_limit = lambda *_: None
+    w.disk.check_limit = lambda *_: None
 for limit in range(60_000, 700_000, 79_000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     done = 0
