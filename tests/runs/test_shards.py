@@ -6,11 +6,11 @@ from typer.testing import CliRunner
 
 from cuda_device import has_gpu
 from fluctua.cli.app import app
-from fluctua.runs import build as building
 from fluctua.runs import lattice as runs
 from fluctua.runs.build import build
 from fluctua.runs.config import PRESETS, apply_changes
 from fluctua.runs.evaluate import evaluate
+from fluctua.scale import distributed as scaling
 from fluctua.scale.distributed import Distributed
 from lattice_runs import TINY, assert_same_run, rows_of
 
@@ -70,7 +70,7 @@ def test_the_gpus_are_those_of_the_workers(kind, monkeypatch):
     """The process that trains needs none, nor CuPy."""
     handed_over = []
     monkeypatch.setattr(
-        building, "distributed", lambda estimator, *_, **__: handed_over.append(estimator)
+        scaling, "distributed", lambda estimator, *_, **__: handed_over.append(estimator)
     )
     build(apply_changes(CONFIG, {"backend": "cuda", "baseline.kind": kind}), "there")
     estimator = handed_over[0]
