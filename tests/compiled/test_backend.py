@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import fluctua as fl
+from cuda_device import has_gpu
 from fluctua.compiled import backend, cpu, kernels
 from fluctua.compiled.scalar import Unsupported
 from fluctua.scale.distributed import distributed
@@ -87,6 +88,7 @@ def forget_compilers():
     cpu.find_compiler.cache_clear()
 
 
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU, whose kernels need no C++ compiler")
 def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(
     small, forget_compilers, monkeypatch, caplog
 ):

@@ -218,6 +218,7 @@ def test_what_never_ends_is_not_read(folder, tmp_path, monkeypatch, command, kin
 
 
 def test_a_run_that_is_a_pipe_is_no_folder(tmp_path):
+    pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
     os.mkfifo(tmp_path / "run")
     for words in (("plot",), ("watch",), ("train", "--resume"), ("insitu", "--resume")):
         assert "there is no" in message_of(*words, tmp_path / "run")

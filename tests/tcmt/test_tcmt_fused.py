@@ -12,6 +12,7 @@ from fluctua import fisher, natural, tcmt
 from fluctua.cli.app import app
 from fluctua.core.baselines import binned, time_only
 from fluctua.core.streamed import split_key
+from fluctua.runs.build import resolve_backend
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import KernelTwin
 from fluctua.tcmt.tasks import custom
@@ -283,7 +284,7 @@ def test_estimate_of_a_network_for_people():
     assert done.exit_code == 0
     assert "2x3 lattice: 6 resonators, 7 bonds" in done.output
     assert "J = " in done.output
-    assert "s on the cpu backend, time baseline" in done.output
+    assert f"s on the {resolve_backend('auto')} backend, time baseline" in done.output
 
 
 def test_estimate_of_a_network_says_what_is_wrong():

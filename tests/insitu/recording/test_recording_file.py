@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import h5py
-import hdf5storage
 import numpy as np
 import pytest
 import xarray as xr
@@ -358,6 +357,7 @@ def test_matlab_v73_by_another_writer(tmp_path):
         "context": {"phase": np.arange(4.0)[:, None]},
     }
     path = str(tmp_path / "a.mat")
+    hdf5storage = pytest.importorskip("hdf5storage")
     hdf5storage.savemat(
         path, variables, format="7.3", store_python_metadata=False, matlab_compatible=True
     )
