@@ -16,14 +16,17 @@ FOLDERS = sorted({module.parent for module in MODULES})
 PUBLIC = [SOURCE / room for room in ("", "tcmt", "insitu", "insitu/instrument", "insitu/calibrate")]
 MOST_MODULES = 22
 
-# Not installed with fluctua, therefore imported where they are needed.
+# Not installed with fluctua, or not on every system, therefore imported where they are needed.
 OPTIONAL = {
     "cupy",
     "diffrax",
+    "fcntl",
     "gymnasium",
+    "msvcrt",
     "pyvisa",
     "pyvisa_py",
     "ray",
+    "resource",
     "starlette",
     "torch",
     "torchsde",

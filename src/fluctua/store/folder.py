@@ -12,7 +12,6 @@ summary.txt, summary.json, figures/  results
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from fluctua.store import locks
 from fluctua.store.files import require_file
 
 LOCK = ".lock"
@@ -226,18 +226,14 @@ def acquire(place: RunFolder) -> IO[str]:
             f"the run folder {place.path} cannot be written: {error.strerror}. Copy it to where it "
             "can be, or change who may write there."
         ) from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not locks.try_lock(file):
         file.seek(0)
         holder = file.read().strip()
         file.close()
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
         raise ValueError(
             f"another process{f' ({holder})' if holder else ''} is training into {place.path}. "
             "Wait for it, stop it, or choose another folder."
-        ) from None
+        )
     file.truncate(0)
     file.write(f"process {os.getpid()}")
     file.flush()

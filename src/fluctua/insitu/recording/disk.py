@@ -14,14 +14,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import resource
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from fluctua.insitu.recording.description import GROUPS, Description
 from fluctua.insitu.recording.layout import PAGE, count_chunk_rows
+
+if sys.platform != "win32":
+    import resource
 
 HEAD = 44 * 2**10
 """Bytes of an empty recording (measured: 10 to 20 kB) and of its first chunks (8 kB each)."""
@@ -85,6 +88,8 @@ def check_room(path: str | Path, needed: int, advice: str, *, freed: int = 0) ->
 
 def check_limit(path: str | Path, size: int) -> None:
     """Raise if a file of `size` bytes is larger than this process may write (ulimit -f)."""
+    if sys.platform == "win32":  # no such limit
+        return
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and size > limit:
         raise ValueError(

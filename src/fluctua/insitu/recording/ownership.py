@@ -17,13 +17,13 @@ name. The lock ends with the process.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import io
 import os
 import socket
 from pathlib import Path
 from typing import IO, Any
+
+from fluctua.store import locks
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 LENGTH = 48
@@ -99,17 +99,13 @@ class Claim:
                 raise ValueError(
                     f"{path} cannot be written: {error.strerror} ({self._lock.parent})."
                 ) from None
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            if not locks.try_lock(file):
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 file.close()
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
                 raise ValueError(
                     f"{path} is being written by {holder}. Wait for it, or stop it first."
-                ) from None
+                )
             with contextlib.suppress(FileNotFoundError):
                 if os.fstat(file.fileno()).st_ino == os.stat(self._lock).st_ino:
                     break
@@ -134,9 +130,7 @@ def is_being_written(path: Path) -> bool:
     except OSError:
         return False
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        if not locks.try_lock(file, shared=True):
             return True
         return is_alive(file.read().strip())
 
