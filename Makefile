@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/* src/fluctua/compiled/native/* \
   src/fluctua/compiled/native/*/*)
 
+# Commands that the tests start import the same modules again and again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test test-long test-all test-lowest lint docs clean
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"

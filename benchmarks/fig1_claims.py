@@ -12,7 +12,7 @@ import numpy as np
 from fluctua.paper.training import compute_exposure
 from fluctua.runs.config import load
 from fluctua.runs.evaluate import evaluate
-from fluctua.runs.reading import Run, find_runs, read_run
+from fluctua.runs.reading import SavedRun, find_runs, read_run
 
 EVENTUAL = 0.65
 """The paper's final J at σ_κ = 0, against which it counts gains."""
@@ -21,7 +21,7 @@ BAND = 1.5
 """Lattice constants either side of the straight line between the leads."""
 
 
-def distance(run: Run, points: np.ndarray) -> np.ndarray:
+def distance(run: SavedRun, points: np.ndarray) -> np.ndarray:
     """From the straight line between the leads."""
     network = run.task.network
     a, b = network.positions[network.lead_sites[:2]]
@@ -33,7 +33,7 @@ def rms(v: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(v))))
 
 
-def describe(run: Run, trajectories: int) -> str:
+def describe(run: SavedRun, trajectories: int) -> str:
     network, theta, h = run.task.network, run.trained, run.history
     sites, bonds = (
         distance(run, network.positions),

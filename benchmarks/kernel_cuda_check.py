@@ -544,7 +544,7 @@ def time_parts(cp, estimator, count):
     device = cuda.LoadedNetwork(cp, ensemble, plan)
     part = device.add_moments(device.launch(0, count, 0))
     sums = cuda.run(ensemble)
-    result = kernel.result(ensemble, sums)
+    result = kernel.make_result(ensemble, sums)
     of_blocks, of_parts = cp.zeros((device.grid, spec.steps)), cp.zeros((62, 3, ensemble.width))
     parts = {
         "θ is checked and read": lambda: check.host_parameters(
@@ -563,7 +563,7 @@ def time_parts(cp, estimator, count):
         "of that, the sum": lambda: of_parts.sum(axis=0, out=part.sums["moments"]),
         "the copy back": part.sums.get,
         "the kernels' part of all this": lambda: cuda.run(ensemble),
-        "means and errors": lambda: kernel.result(ensemble, sums),
+        "means and errors": lambda: kernel.make_result(ensemble, sums),
         "as arrays of JAX": lambda: conversion.to_estimate(theta, result),
     }
     for name, call in parts.items():

@@ -348,7 +348,7 @@ def test_short_examples_are_short(name):
 @pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
 def test_trainings_leave_a_picture(run, name, tmp_path):
     out = run(name, "--out", tmp_path, "--iterations", 3, "--count", 40)
-    assert "iteration     1 of 3" in out
+    assert "icture: " in out
     with Image.open(tmp_path / f"{name}.png") as picture:
         assert picture.width > 600
         assert len(picture.convert("RGB").getcolors(2**24)) > 64  # a blank page has one

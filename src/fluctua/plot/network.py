@@ -283,7 +283,7 @@ def draw_panel(
 def draw_diagram(network: Network, theta: Params) -> Figure:
     """A figure of one network, for any use.
 
-    >>> diagram(network, theta).savefig("network.pdf")
+    >>> draw_diagram(network, theta).savefig("network.pdf")
     """
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(3.5, 3.5), layout="constrained")
