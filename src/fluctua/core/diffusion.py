@@ -618,7 +618,7 @@ def find_noiseless(
             other,
             t,
             context,
-            f"near the first state, at x = {np.round(other, 3).tolist()}",
+            f"near the first state, at x = {np.round(np.asarray(other, float), 3).tolist()}",
         )
     return process._replace(noiseless=tuple(np.flatnonzero(noiseless).tolist()))
 
