@@ -97,9 +97,8 @@ class Belief:
         """χ² of the last score against the belief before it, and its degrees of freedom.
 
         The score at the mean has the covariance F + FΛ⁻¹F if the model is right and the device has
-        not
-        changed: its own noise, and the error of the calibration so far. The inverse of that is F⁻¹
-            − (F + Λ)⁻¹, and F + Λ is the precision of the belief with the new score.
+        not changed: its own noise, and the error of the calibration so far. The inverse of that is
+        F⁻¹ − (F + Λ)⁻¹, and F + Λ is the precision of the belief with the new score.
         """
         f = self.free
         information = latest.information

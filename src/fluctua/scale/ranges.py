@@ -3,7 +3,7 @@
 Trajectory j is a function of (key, j) and θ alone, so trajectories first … first + count − 1 can be
 computed anywhere, and again. An ensemble is cut where trajectories are not compared with each
 other: anywhere, between antithetic pairs, between the batches of a `Twin`, between the groups of a
-    binned baseline. A baseline that compares all of them cannot be cut, and is refused.
+binned baseline. A baseline that compares all of them cannot be cut, and is refused.
 """
 
 from __future__ import annotations

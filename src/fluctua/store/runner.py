@@ -88,10 +88,9 @@ def run(
 
     A folder that holds a run is continued from its newest good checkpoint, to the bit as if it had
     not been interrupted; a complete run is read and returned. The folder holds fingerprints of the
-    training: another drift, reward, noise, time grid, baseline, learning rate or seed is refused by
-        name. Where JAX, optax or Python has another version, a function that looks different may be
-        the
-    same: that is reported and not refused.
+    training, and another drift, reward, noise, time grid, baseline, learning rate or seed is
+    refused by name. Where JAX, optax or Python has another version, a function that looks different
+    may be the same; that is reported and not refused.
 
     Whether backend="auto" runs kernels is decided by the iterations that were first requested, and
     beyond those by the iterations so far.
