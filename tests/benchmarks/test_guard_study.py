@@ -19,7 +19,9 @@ def test_right_models_pass(kind):
 
 def test_faults_of_two_states_are_found():
     for fault, model, device in study.faults_of_two_states():
-        assert np.mean([any(study.watch(model, device, seed, 4)) for seed in range(2)]) == 1, fault
+        assert np.mean([any(study.watch(model, device, seed, 4)) for seed in range(5)]) >= 0.8, (
+            fault
+        )
 
 
 def test_faults_of_a_lattice_are_found():

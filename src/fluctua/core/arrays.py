@@ -99,7 +99,7 @@ def root_covariance(covariance: Array) -> Array:
 
     def add_column(rest: Array, j: Array) -> tuple[Array, Array]:
         pivot = rest[j, j]
-        regular = pivot > smallest[j]
+        regular = ~(pivot <= smallest[j])  # true of NaN, which is passed on
         root = jnp.sqrt(jnp.where(regular, pivot, 1))
         column = jnp.where(regular & (rows >= j), rest[:, j] / root, 0)
         return rest - jnp.outer(column, column), column
