@@ -24,17 +24,7 @@ ORDER_OF_STEP = {"euler": 1.0, "heun": 2.0}
 
 
 class History(NamedTuple):
-    """The columns of `history.csv`.
-
-    row: index of the row.
-    iteration: index of the iteration, which repeats after a rewind.
-    J, J_stderr: value and standard error.
-    ensemble: trajectories of this iteration.
-    trajectories: spent so far.
-    gradient_norm: |∇J|.
-    seconds: of this iteration.
-    event: see `fluctua.store.history.Row`.
-    """
+    """The columns of `history.csv`: one array per field of `fluctua.store.history.Row`."""
 
     row: np.ndarray
     iteration: np.ndarray

@@ -157,8 +157,8 @@ class Fused(MeasuredNetwork):
     ) -> kernel_run.KernelResult | kernel_twin.TwinResult:
         """Return the kernel's own result, with trajectories if `record_every` is given.
 
-        table: (T+1,), replaces the baseline of this estimator; with a twin, its λ̄. first: number of
-        the first trajectory of a part of an ensemble; a part may have one trajectory.
+        table: (T+1,), replaces the baseline of this estimator; with a twin, its λ̄.
+        first: number of the first trajectory of a part of an ensemble, of one or more.
         """
         twin = self.baseline if isinstance(self.baseline, kernel_twin.KernelTwin) else None
         check.count(

@@ -130,7 +130,10 @@ def is_being_written(path: Path) -> bool:
     except OSError:
         return False
     with file:
-        if not locks.try_lock(file, shared=True):
+        try:
+            if not locks.try_lock(file, shared=True):
+                return True
+        except OSError:  # a file system without locks: the file may be written
             return True
         return is_alive(file.read().strip())
 
