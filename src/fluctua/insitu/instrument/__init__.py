@@ -2,6 +2,7 @@
 
 from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.device_array import array
+from fluctua.insitu.instrument.functions import make_driver
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import (
     Batch,
@@ -35,6 +36,7 @@ __all__ = [
     "VirtualBench",
     "array",
     "connect",
+    "make_driver",
     "query_integer",
     "query_number",
     "query_numbers",
