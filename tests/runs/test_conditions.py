@@ -39,7 +39,7 @@ def test_the_baseline_that_is_used_is_shown(tmp_path):
         ("unknown", "baseline.forget_after", 5.0),
         ("unknown", "baseline.rank", 2),
         ("unknown", "baseline.bins", 5),
-        ("unknown", "calibration.readout", False),
+        ("fast", "calibration.readout", False),
         ("fast", "calibration.correction", "measured"),
         ("fast", "calibration.simulated", 5),
         ("fast", "calibration.samples", 5),

@@ -87,8 +87,9 @@ def make_task(
     sigma_kappa: float | None = None,
     dt: float | None = None,
     network: tcmt.Network | None = None,
+    integrator: str | None = None,
 ) -> tcmt.Task:
-    """The task of a configuration, optionally with other noise, another step or another network."""
+    """The task of a configuration, optionally with other noise, step, network or integrator."""
     t = config.task
     steps = t.horizon / (t.dt if dt is None else dt)
     if not 0 < steps <= MAX_STEPS:
@@ -103,7 +104,32 @@ def make_task(
         dt=t.dt if dt is None else dt,
         drive=tcmt.Drive(0, t.amplitude, frequency=t.frequency),
         sigma_kappa=t.sigma_kappa if sigma_kappa is None else sigma_kappa,
-        integrator=t.integrator,
+        integrator=t.integrator if integrator is None else integrator,
+    )
+
+
+def make_device_task(
+    config: Config,
+    network: tcmt.Network,
+    *,
+    sigma_kappa: float | None = None,
+    dt: float | None = None,
+) -> tcmt.Task:
+    """The task on the device's own grid, with its own integrator.
+
+    Args:
+        config: of the training.
+        network: the true one.
+        sigma_kappa: another modulation.
+        dt: another step of the model; the device's steps are `device.finer` times shorter.
+    """
+    d = config.device
+    return make_task(
+        config,
+        sigma_kappa=sigma_kappa,
+        dt=(config.task.dt if dt is None else dt) / d.finer,
+        network=network,
+        integrator=config.task.integrator if d.integrator == "same" else d.integrator,
     )
 
 
@@ -157,7 +183,10 @@ def _make_undivided(config: Config, task: tcmt.Task) -> Estimator:
         from fluctua.runs.unknown import make_self_calibrating
 
         return make_self_calibrating(
-            config, task, lambda network: make_task(config, network=network)
+            config,
+            task,
+            lambda network: make_task(config, network=network),
+            lambda network: make_device_task(config, network),
         )
     if b.kind == "twin":
         from fluctua.learn.shrunk_correction import ShrunkCorrection

@@ -20,10 +20,26 @@ class Condition(NamedTuple):
 
 
 def is_unknown(config: Config) -> bool:
-    """Whether the device differs from its settings, or has readout noise or coarse sampling."""
+    """Whether the device differs from its model, or has readout noise or coarse sampling."""
     d = config.device
-    errors = (d.gain_error, d.offset_error, d.kerr_error, d.second_neighbours, d.readout)
-    return any(errors) or d.sample_every > 1
+    return (
+        has_own_rates(config)
+        or has_own_steps(config)
+        or any((d.gain_error, d.offset_error, d.kerr_error, d.second_neighbours, d.readout))
+        or d.sample_every > 1
+    )
+
+
+def has_own_rates(config: Config) -> bool:
+    """Whether losses, lead couplings or noise amplitudes of the device are hidden."""
+    d = config.device
+    return any((d.loss_error, d.lead_error, d.noise_error))
+
+
+def has_own_steps(config: Config) -> bool:
+    """Whether the device is integrated by other steps than the model."""
+    d = config.device
+    return d.finer > 1 or d.integrator not in ("same", config.task.integrator)
 
 
 def _with_schedule(name: str) -> Condition:
@@ -64,6 +80,7 @@ CONDITIONS = {
     "calibration.samples": CALIBRATING,
     "calibration.measure_every": CALIBRATING,
     "calibration.forget_after": CALIBRATING,
+    "calibration.prior": CALIBRATING,
     "calibration.kerr": CALIBRATING,
     "calibration.readout": Condition(
         lambda c: c.device.readout > 0, "where `device.readout` is not 0"

@@ -178,12 +178,30 @@ class BaselineConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Hidden errors of the device, drawn with the run's seed; 0 is none."""
+    """Hidden errors of the device, drawn with the run's seed; 0 is none.
 
+    kind: sets all keys in `KINDS`; keys that are given beside it count.
+    """
+
+    kind: str = _key(
+        "easy",
+        rules.word("easy", "hard"),
+        "easy: errors of couplings and detunings alone; hard: all of the below but Kerr and second "
+        "neighbours",
+    )
     gain_error: float = _key(
         0.0, rules.number(minimum=0), "standard deviation of every coupling's gain about 1"
     )
     offset_error: float = _key(0.0, rules.number(minimum=0), "of every detuning's offset")
+    loss_error: float = _key(
+        0.0, rules.number(minimum=0), "of the logarithm of every radiative loss"
+    )
+    lead_error: float = _key(
+        0.0, rules.number(minimum=0), "of the logarithm of every lead's coupling"
+    )
+    noise_error: float = _key(
+        0.0, rules.number(minimum=0), "of the logarithm of every resonator's noise amplitude"
+    )
     kerr_error: float = _key(0.0, rules.number(minimum=0), "of every Kerr coefficient")
     second_neighbours: float = _key(
         0.0, rules.number(minimum=0), "couplings across the cells of the lattice"
@@ -191,7 +209,11 @@ class DeviceConfig:
     readout: float = _key(
         0.0, rules.number(minimum=0), "noise of every sample, on either quadrature"
     )
-    sample_every: int = _key(1, rules.whole_number(1), "steps between two samples")
+    sample_every: int = _key(1, rules.whole_number(1), "steps `task.dt` between two samples")
+    integrator: str = _key(
+        "same", rules.word("same", *INTEGRATORS), "of the device; same: the model's"
+    )
+    finer: int = _key(1, rules.whole_number(1, 1000), "steps of the device per step `task.dt`")
 
 
 @dataclass(frozen=True)
@@ -214,6 +236,9 @@ class CalibrationConfig:
     measure_every: int = _key(1, rules.whole_number(1), "one of so many iterations measures")
     forget_after: float = _key(
         0.0, rules.number(minimum=0), "iterations over which measurements fade; 0: never"
+    )
+    prior: float = _key(
+        1.0, rules.number(above=0), "spread of the prior, in units of that of the hidden errors"
     )
     kerr: bool = _key(False, rules.flag(), "Kerr coefficients are unknown too")
     readout: bool = _key(
@@ -285,7 +310,13 @@ class Config:
 
 
 def apply_changes(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy with other values, checked: {"iterations": 10, "task.sigma_kappa": 0.2}."""
+    """A copy with other values, checked: {"iterations": 10, "task.sigma_kappa": 0.2}.
+
+    A `device.kind` comes first, whatever the order: it sets other keys.
+    """
+    if KIND in changes:
+        kind = _rule(DeviceConfig, "kind")(KIND, changes[KIND])
+        changes = {**KINDS[kind], **changes}
     for name, value in changes.items():
         *section, key = name.split(".")
         if len(section) > 1:
@@ -299,7 +330,12 @@ def parse(tree: Mapping[str, Any]) -> Config:
     """The configuration of a parsed TOML file."""
     tree = _rename_keys(tree, {old: new for new, old in EARLIER_NAMES.items()})
     name = _rule(Config, "preset")("preset", tree.get("preset", "paper"))
-    return _fill(PRESETS[name], {k: v for k, v in tree.items() if k != "preset"}, "")
+    config = PRESETS[name]
+    device = tree.get("device")
+    if isinstance(device, Mapping):
+        kind = device.get("kind", "easy" if set(device) >= EARLIER_DEVICE else config.device.kind)
+        config = apply_changes(config, {KIND: kind}) if kind != config.device.kind else config
+    return _fill(config, {k: v for k, v in tree.items() if k != "preset"}, "")
 
 
 def load(path: str | Path) -> Config:
@@ -395,6 +431,18 @@ EARLIER_NAMES = {
 }
 """Present names of keys, and their names in earlier run folders."""
 
+EARLIER_DEVICE = frozenset(
+    {
+        "gain_error",
+        "offset_error",
+        "kerr_error",
+        "second_neighbours",
+        "readout",
+        "sample_every",
+    }
+)
+"""Keys of `device` in a run folder from before `device.kind`: without it, that device is easy."""
+
 
 def _rename_keys(tree: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """A copy of a parsed file with some `section.key` renamed."""
@@ -475,6 +523,32 @@ def _toml(value: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------ presets
+
+KIND = "device.kind"
+
+KINDS: dict[str, dict[str, Any]] = {
+    "easy": {
+        "device.loss_error": 0.0,
+        "device.lead_error": 0.0,
+        "device.noise_error": 0.0,
+        "device.readout": 0.0,
+        "device.sample_every": 1,
+        "device.integrator": "same",
+        "device.finer": 1,
+        "calibration.prior": 1.0,
+    },
+    "hard": {
+        "device.loss_error": 0.2,
+        "device.lead_error": 0.2,
+        "device.noise_error": 0.2,
+        "device.readout": 0.05,
+        "device.sample_every": 20,
+        "device.integrator": "heun",
+        "device.finer": 2,
+        "calibration.prior": 1.5,
+    },
+}
+"""Keys that `device.kind` sets."""
 
 PAPER = apply_changes(
     Config(preset="paper"),
@@ -560,12 +634,17 @@ UNKNOWN = apply_changes(
         "preset": "unknown",
         "iterations": 150,
         "ensemble.trajectories": 2,
+        "device.kind": "hard",
         "device.gain_error": 0.2,
         "device.offset_error": 0.2,
         "calibration.measure_every": 3,
     },
 )
-"""The paper's lattice and bounds, on a device with hidden 20 % errors of couplings and detunings.
+"""The paper's lattice and bounds, on a device with hidden 20 % errors of every number.
+
+Couplings, detunings, losses, lead couplings and noise amplitudes are off, samples are 0.02 apart
+and have readout noise, and the device has another integrator with finer steps. `device.kind` =
+"easy" leaves errors of couplings and detunings alone.
 """
 
 PRESETS = {

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.learn.evaluate import FRESH
-from fluctua.runs.build import FAMILIES, make_task, resolve_backend
+from fluctua.runs.build import FAMILIES, make_device_task, make_task, resolve_backend
 from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import ENSEMBLE, Config
 from fluctua.runs.rules import SEEDS, whole_number
@@ -69,10 +69,10 @@ def evaluate(
     if is_unknown(config):  # J is the device's, whatever was believed of it
         from fluctua.runs.unknown import true_system
 
-        def richer(network):
-            return make_task(config, sigma_kappa=sigma_kappa, dt=dt, network=network)
+        def make(network):
+            return make_device_task(config, network, sigma_kappa=sigma_kappa, dt=dt)
 
-        task, parameters = true_system(config, task, richer)
+        task, parameters = true_system(config, task.network, make)
         theta = parameters(theta)
     estimator: Any = task.estimator(device, baseline="none")
     key = jax.random.fold_in(jax.random.key(_SEED("seed", seed)), FRESH)

@@ -1,8 +1,12 @@
 """A lattice with hidden errors, measured state by state, and an estimator that calibrates it.
 
-Every coupling has a hidden gain and every detuning a hidden offset; Kerr coefficients, couplings
-across the cells, noise of the readout and coarse sampling can be added. The errors depend on the
-run's seed alone. The estimator knows the structure only.
+Every number of the device may be off: gains of couplings, offsets of detunings, losses, lead
+couplings, noise amplitudes, Kerr coefficients; couplings across the cells, readout noise, coarse
+sampling and an integrator of its own can be added. The errors depend on the run's seed alone. The
+estimator knows the structure only.
+
+Three parts: `draw_hidden_errors` draws, `true_system` and `Device` are what is measured, and
+`EffectiveSettings` is what the model makes of settings and unknowns.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ from fluctua.core.knob import KnobLine
 from fluctua.core.simulate import noise_key
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn.self_calibrating import SelfCalibrating
+from fluctua.runs.conditions import has_own_rates, has_own_steps
 from fluctua.runs.config import Config
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.run import run
+from fluctua.tcmt.sampled_twin import SampledTwin
 from fluctua.tcmt.state_scores import compute_returns as measured_returns
 
 STREAM = 0xDE
@@ -34,6 +40,10 @@ STREAM = 0xDE
 SPREAD = {
     "gain": "gain_error",
     "offset": "offset_error",
+    "loss": "loss_error",
+    "lead": "lead_error",
+    "noise": "noise_error",
+    "readout": "noise_error",
     "kerr": "kerr_error",
     "second": "second_neighbours",
 }
@@ -132,30 +142,51 @@ def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> ExtendedLa
 
 
 def draw_hidden_errors(config: Config, network: tcmt.Network) -> dict[str, np.ndarray]:
-    """Draw the errors of the device: gain (B,) about 1, offset, kerr (N,), second (D,) about 0."""
+    """Draw the errors of the device.
+
+    Returns: gain (B,) about 1; offset (N,), kerr (N,) and second (D,) about 0; logarithms of
+    factors about 0: loss (N,) on γ, lead (L,) on γ_e, noise (N,) on the noise amplitude of a site,
+    readout () on the readout noise.
+    """
     d = config.device
     sites = network.sites
     bonds = len(network.bonds)
     across = 2 * (config.lattice.rows - 1) * (config.lattice.columns - 1)
-    z = np.random.default_rng([STREAM, config.seed]).normal(size=bonds + 2 * sites + across)
+    rng = np.random.default_rng([STREAM, config.seed])
+    z = rng.normal(size=bonds + 2 * sites + across)
     gain, offset, kerr, second = np.split(z, np.cumsum([bonds, sites, sites]))
     return {
         "gain": 1 + d.gain_error * gain,
         "offset": d.offset_error * offset,
         "kerr": d.kerr_error * kerr,
         "second": d.second_neighbours * (1 + d.gain_error * second),
+        # after the others, so that a device keeps those when it gets these
+        "loss": d.loss_error * rng.normal(size=sites),
+        "lead": d.lead_error * rng.normal(size=network.leads),
+        "noise": d.noise_error * rng.normal(size=sites),
+        "readout": np.asarray(d.noise_error * rng.normal()),
     }
 
 
 def true_system(
-    config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
+    config: Config, network: tcmt.Network, make: Callable[[tcmt.Network], tcmt.Task]
 ) -> tuple[tcmt.Task, Callable[[Params], Params]]:
-    """The task of the true device, and θ -> its parameters. make: network -> its task."""
-    errors = draw_hidden_errors(config, task.network)
+    """The task of the true device, and θ -> its parameters.
+
+    Args:
+        config: its hidden errors.
+        network: as the model has it.
+        make: network -> its task, on the time grid of the device.
+    """
+    errors = draw_hidden_errors(config, network)
+    true = network.scale_noise(np.exp(errors["noise"])).replace(
+        gamma=network.gamma * np.exp(errors["loss"]),
+        gamma_e=network.gamma_e * np.exp(errors["lead"]),
+    )
     richer = None
     if config.device.second_neighbours:
-        richer = with_diagonals(task.network, config.lattice.rows, config.lattice.columns)
-        task = make(richer.network)
+        richer = with_diagonals(true, config.lattice.rows, config.lattice.columns)
+        true = richer.network
 
     def parameters(theta: Params) -> Params:
         # NumPy, not JAX: it is what the device does
@@ -166,29 +197,51 @@ def true_system(
             "chi": np.asarray(theta["chi"], np.float64) + errors["kerr"],
         }
 
-    return task, parameters
+    return make(true), parameters
 
 
 @dataclass(frozen=True)
 class EffectiveSettings:
-    """(θ, φ) -> p of the model. A record, so that equal ones share a compilation."""
+    """(θ, φ) -> p of the model. A record, so that equal ones share a compilation.
+
+    richer: the lattice with bonds across its cells, where they are among the unknowns.
+    gamma: nominal losses γ, where they are among the unknowns.
+    gamma_e: nominal lead couplings γ_e, where they are among the unknowns.
+    """
 
     richer: ExtendedLattice | None = None
+    gamma: tuple[float, ...] = ()
+    gamma_e: tuple[float, ...] = ()
 
     def __call__(self, theta: Params, phi: Params) -> Params:
         """The parameters of the model at settings θ and unknowns φ."""
         kappa = KnobLine(gain=phi["gain"]).set(theta["kappa"])
-        return {
+        p = {
             "omega": KnobLine(phi["offset"]).set(theta["omega"]),
             "kappa": kappa if self.richer is None else self.richer.kappa(kappa, phi["second"]),
             "chi": theta["chi"] + phi["kerr"] if "kerr" in phi else theta["chi"],
         }
+        if "loss" in phi:
+            p["gamma"] = jnp.asarray(self.gamma, phi["loss"].dtype) * jnp.exp(phi["loss"])
+        if "lead" in phi:
+            p["gamma_e"] = jnp.asarray(self.gamma_e, phi["lead"].dtype) * jnp.exp(phi["lead"])
+        return p | {name: phi[name] for name in ("noise", "readout") if name in phi}
 
 
 def make_self_calibrating(
-    config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
+    config: Config,
+    task: tcmt.Task,
+    make: Callable[[tcmt.Network], tcmt.Task],
+    make_true: Callable[[tcmt.Network], tcmt.Task],
 ) -> SelfCalibrating:
-    """The self-calibrating estimator of a device whose structure is known."""
+    """The self-calibrating estimator of a device whose structure is known.
+
+    Args:
+        config: of the training.
+        task: the model's.
+        make: network -> a task of the model.
+        make_true: network -> a task of the device.
+    """
     c = config.calibration
     d = config.device
     network = task.network
@@ -196,22 +249,24 @@ def make_self_calibrating(
         raise ValueError(
             f'`device` is for `task.reward` = "transmission"; got {config.task.reward!r}.'
         )
-    start = {"gain": jnp.ones(len(network.bonds)), "offset": jnp.zeros(network.sites)}
-    if c.kerr:
-        start["kerr"] = jnp.zeros(network.sites)
+    start = list_unknowns(config, network)
     richer = None
     model = task
     if c.second_neighbours != "ignore":
         richer = with_diagonals(network, config.lattice.rows, config.lattice.columns)
         start["second"] = jnp.zeros(len(richer.across))
         model = make(richer.network)
-    true_task, parameters = true_system(config, task, make)
-    device = Device(true_task, parameters, d.sample_every, d.readout)
-    spread = {name: max(getattr(d, SPREAD[name]), MIN_SPREAD) for name in start}
+    true_task, parameters = true_system(config, network, make_true)
+    readout = d.readout * float(np.exp(draw_hidden_errors(config, network)["readout"]))
+    device = Device(true_task, parameters, d.sample_every * d.finer, readout)
+    spread = {name: max(c.prior * getattr(d, SPREAD[name]), MIN_SPREAD) for name in start}
+    twin: Any = model.estimator(config.backend, baseline="twin")
+    if has_own_rates(config) or has_own_steps(config):
+        twin = SampledTwin(twin)
     return SelfCalibrating(
-        model.estimator(config.backend, baseline="twin"),
+        twin,
         device,
-        EffectiveSettings(richer),
+        EffectiveSettings(richer, tuple(network.gamma.tolist()), tuple(network.gamma_e.tolist())),
         start,
         spread,
         watch=["second"] if c.second_neighbours == "watch" else [],
@@ -224,3 +279,20 @@ def make_self_calibrating(
         readout=d.readout if c.readout else 0.0,
         on_doubt="continue",  # what the model leaves out is left out on purpose
     )
+
+
+def list_unknowns(config: Config, network: tcmt.Network) -> dict[str, Any]:
+    """The unknowns of the model before anything is measured, but for bonds across the cells."""
+    d = config.device
+    start = {"gain": jnp.ones(len(network.bonds)), "offset": jnp.zeros(network.sites)}
+    if d.loss_error:
+        start["loss"] = jnp.zeros(network.sites)
+    if d.lead_error:
+        start["lead"] = jnp.zeros(network.leads)
+    if d.noise_error:
+        start["noise"] = jnp.zeros(network.sites)
+        if d.readout and config.calibration.readout:
+            start["readout"] = jnp.zeros(())
+    if config.calibration.kerr:
+        start["kerr"] = jnp.zeros(network.sites)
+    return start

@@ -145,6 +145,12 @@ class Network:
             values[name] = _fill(name, value, getattr(self, name).shape)
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]
 
+    def scale_noise(self, factor: np.ndarray) -> Network:
+        """Return a copy with the noise amplitude of every resonator times a factor. (N,)"""
+        return self.replace(
+            sigma_r=self.sigma_r * factor, sigma_e=self.sigma_e * factor[self.lead_sites]
+        )
+
 
 def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]:
     """Return all five families of parameters, from θ if it has them, else from the network.

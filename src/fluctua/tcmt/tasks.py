@@ -211,6 +211,20 @@ def with_noise(
     )
     if sigma_kappa is None:
         sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
+    return _rebuild(task, network, sigma_kappa)
+
+
+def scale_noise(task: Task, factor: np.ndarray) -> Task:
+    """Return the same task with the noise amplitude of every resonator times a factor. (N,)
+
+    The reward is a weighted output power, and every lead sits on one resonator.
+    """
+    network = task.network.scale_noise(factor)
+    return _rebuild(task, network, task.modulation.sigma_kappa if task.modulation else 0.0)
+
+
+def _rebuild(task: Task, network: Network, sigma_kappa: float) -> Task:
+    """Return a task of weighted output power with another network and modulation."""
     horizon = float(task.t[-1])
     t = experiment.make_grid(horizon, horizon / (len(task.t) - 1))
     dynamics = Dynamics(t, Modulation(sigma_kappa), task.frame, task.integrator)

@@ -1,0 +1,162 @@
+"""Twin of a network that is calibrated from noisy samples, with losses, leads and noise unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from fluctua.core.arrays import Array, Params
+from fluctua.core.likelihood import alternatives, guard
+from fluctua.core.likelihood import evidence as likelihood_evidence
+from fluctua.core.likelihood.report import Residuals
+from fluctua.core.likelihood.unknowns import At
+from fluctua.core.trajectories import Trajectories
+from fluctua.core.twin.correction import TwinSamples
+from fluctua.tcmt import conversion, innovations, state_scores
+from fluctua.tcmt.fused import Fused
+from fluctua.tcmt.kernel.options import KernelSpec
+from fluctua.tcmt.network import FAMILIES
+from fluctua.tcmt.tasks import Task, scale_noise
+
+EXTRA = ("noise", "readout")
+"""Parameters beside those of a network: logarithms of factors on the noise amplitude of every
+resonator (N,) and on the readout noise ()."""
+
+
+@dataclass(frozen=True)
+class SampledTwin:
+    """Twin of a network for `fluctua.SelfCalibrating`, calibrated by `fluctua.tcmt.innovations`.
+
+    Its parameters p are those of a network, "noise" and "readout" (`EXTRA`). Samples may be far
+    apart and noisy, and need not come from the model's own time steps.
+
+    fused: the model's twin on the kernels.
+    """
+
+    fused: Fused
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """Return direct part and correction of simulated trajectories."""
+        model, rest = self._with_noise(theta)
+        parts = model.split(key, rest, count)
+        return _add_zeros(parts, theta)
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """Return direct part and correction of measured trajectories."""
+        model, rest = self._with_noise(theta)
+        return _add_zeros(model.recorded(rest, trajectories), theta)
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Return the return of each measured trajectory. (E,)"""
+        return self.fused.returns(_select_network(theta), trajectories)
+
+    def evidence(
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int = 1,
+        readout: float = 0.0,
+    ) -> likelihood_evidence.Evidence:
+        """Return the evidence of samples about the unknowns. every: not used."""
+        p, slope = state_scores.linearise(at, theta, u)
+        evidence = self._collect(p, trajectories, readout)
+        jacobian = self._chain(p, slope, u.size)
+        information = jacobian.T @ (jacobian.T @ evidence.information).T
+        return likelihood_evidence.Evidence(jacobian.T @ evidence.score, information, linear=False)
+
+    def examine(
+        self,
+        theta: Params,
+        trajectories: Trajectories,
+        readout: float,
+        earlier: alternatives.Table | None,
+    ) -> guard.Examination:
+        """Test whether the innovations of samples have the variance that the model expects."""
+        p = {name: np.asarray(v) for name, v in theta.items()}
+        evidence = self._collect(p, trajectories, readout)
+        # two quadratures per sample
+        stderr = np.full(len(evidence.squares), 1 / np.sqrt(evidence.samples))
+        residuals = Residuals(
+            evidence.squares, stderr, evidence.samples, law="E|e|²/2S of the innovations"
+        )
+        if residuals.wrong.size:
+            worst = int(np.argmax(np.abs(evidence.squares - 1)))
+            residuals = residuals._replace(
+                cause=f"the innovations of resonator {worst} have {evidence.squares[worst]:.3g} "
+                "times the variance that the model expects: noise amplitude, readout noise or "
+                "drift are not those of the device."
+            )
+        return guard.Examination(residuals)
+
+    def _spec(self, p: Params) -> KernelSpec:
+        spec = conversion.kernel_spec(self.fused.task, _select_network(p), self.fused.s_plus)
+        if "noise" not in p:
+            return spec
+        return spec.replace(noise=spec.noise * np.exp(np.asarray(p["noise"], np.float64)))
+
+    def _collect(
+        self, p: Params, trajectories: Trajectories, readout: float
+    ) -> innovations.SampledEvidence:
+        sigma = readout * float(np.exp(p["readout"])) if "readout" in p else readout
+        return innovations.collect_sampled_evidence(
+            self.fused.task, self._spec(p), trajectories, sigma
+        )
+
+    def _with_noise(self, theta: Params) -> tuple[Fused, Params]:
+        """Return the twin with the noise of p, and p without it."""
+        rest = _select_network(theta)
+        if "noise" not in theta:
+            return self.fused, rest
+        task = self.fused.task
+        assert isinstance(task, Task)
+        factor = np.exp(np.asarray(theta["noise"], np.float64))
+        return dataclasses.replace(self.fused, task=scale_noise(task, factor)), rest
+
+    def _chain(
+        self, p: Params, slope: dict[str, np.ndarray], unknowns: int
+    ) -> scipy.sparse.csr_array:
+        """Return ∂(numbers of `innovations.FAMILIES`)/∂u. (G, K)"""
+        task = self.fused.task
+        network = task.network
+        spec = self._spec(p)
+        none = {
+            name: np.zeros((size, unknowns))
+            for name, size in innovations.count_numbers(spec).items()
+        }
+        rows = {name: slope.get(name, none[name]) for name in none}
+        gamma = slope.get("gamma", none["damping"])
+        gamma_e = slope.get("gamma_e", np.zeros((network.leads, unknowns)))
+        rates = np.asarray(p.get("gamma_e", network.gamma_e), np.float64)
+        square = network.lead_weights**2
+        rows["damping"] = gamma + square @ gamma_e
+        driven = sorted({drive.lead for drive in task.drives})
+        rows["drive"] = gamma_e[driven] / (2 * rates[driven, None])  # D = √(2γ_e)
+        losses = np.asarray(p.get("gamma", network.gamma), np.float64)
+        double_q = 2 * (square @ (network.sigma_e**2 * rates) + network.sigma_r**2 * losses)
+        change = square @ (network.sigma_e[:, None] ** 2 * gamma_e)
+        change = change + network.sigma_r[:, None] ** 2 * gamma
+        rows["noise"] = rows["noise"] + change / double_q[:, None]
+        rows["readout"] = np.reshape(rows["readout"], (1, unknowns))
+        return scipy.sparse.csr_array(np.concatenate([rows[name] for name in none]))
+
+
+def _select_network(p: Params) -> Params:
+    return {name: value for name, value in p.items() if name in FAMILIES}
+
+
+def _add_zeros(parts: TwinSamples, theta: Params) -> TwinSamples:
+    """Return the parts with zeros for `EXTRA`: the noise-free path does not depend on noise."""
+    extra = [name for name in EXTRA if name in theta]
+
+    def add(gradients: Params) -> Params:
+        count = len(next(iter(gradients.values())))
+        zeros = {name: jnp.zeros((count, *np.shape(theta[name]))) for name in extra}
+        return {name: {**gradients, **zeros}[name] for name in theta}
+
+    return parts._replace(direct=add(parts.direct), correction=add(parts.correction))
