@@ -5,7 +5,7 @@ measured trajectories.
     as RUNS/bench_0/J.csv python benchmarks/insitu_unknown.py --table RUNS/bench_*                 #
     results/insitu/unknown.csv, .txt and .png
 
-A training is `fluctua virtual-bench` and `fluctua insitu --calibration training` with the
+A training is `fluctua virtual-bench` and `fluctua insitu train --calibration training` with the
 options below. J of the settings is simulated with the hidden parameters at the age of the bench,
 with trajectories that are not counted."""
 
@@ -23,9 +23,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from fluctua.cli.instruments.line import build_model
 from fluctua.insitu import Plan, run
 from fluctua.insitu.bench import device
+from fluctua.insitu.bench.bench_model import make_model
 from fluctua.insitu.bench.processes import bench_process, list_sheet_options
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.plot.style import LOOK, WIDTH, save_png
@@ -76,16 +76,13 @@ def train(given: argparse.Namespace) -> None:
         calibration="training",
         measure_every=given.measure_every,
         forget_after=given.forget_after,
-        points=POINTS,
-        omega_max=3.0,
-        kappa_max=2.0,
         record=False,
     )
     begun = time.monotonic()
     with bench_process(*list_sheet_options(sheet)) as (host, port):
         connect = partial(VirtualBench, f"tcp://{host}:{port}", points=POINTS, timeout=120.0)
         bench = connect()
-        model = build_model(bench.description, plan)
+        model = make_model(bench, omega_max=3.0, kappa_max=2.0)
         bench.close()
         for row, _ in run(connect, model, plan, given.out):
             if row.iteration % 10 == 0 or row.event:

@@ -264,7 +264,6 @@ def small_plan(**changes):
             "trajectories": 20,
             "probes": 2,
             "probe_trajectories": 10,
-            "points": 21,
             "first_pause": 0.01,
             "longest_pause": 0.3,
             **changes,
@@ -312,7 +311,7 @@ def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     """
     bench, plan = (
         Bench(SHEET),
-        small_plan(iterations=0, probes=4, probe_trajectories=100, points=POINTS, batch=100),
+        small_plan(iterations=0, probes=4, probe_trajectories=100, batch=100),
     )
     with server.background(bench) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS)
@@ -478,7 +477,7 @@ def test_going_on_after_a_kill(tmp_path):
     environment = environment_to_die_in(tmp_path, JAX_ENABLE_X64="0")
 
     def command(*words):
-        return [sys.executable, "-m", "fluctua", "insitu", *map(str, words)]
+        return [sys.executable, "-m", "fluctua", "insitu", "train", *map(str, words)]
 
     with server.background(bench) as port:
         words = (
@@ -518,7 +517,7 @@ def test_going_on_after_a_kill(tmp_path):
         files.open(f).count for f in batches
     )  # what was cut off was spent too
     assert "trajectories on the instrument" in done.stdout
-    assert json.loads((folder / "plan.json").read_text())["address"].startswith("tcp://127.0.0.1")
+    assert json.loads((folder / "plan.json").read_text())["instruments"][0].startswith("tcp://127")
 
 
 # ------------------------------------------------------------------------------------- start to end
@@ -530,7 +529,7 @@ def test_training_in_situ_closes_the_gap(tmp_path):
     optimum, and more than the nominal training."""
     sheet = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.8)
     plan = loop.Plan(
-        points=151,
+        options={"points": 151},
         iterations=40,
         trajectories=150,
         probes=4,

@@ -69,7 +69,7 @@ def test_estimate_names_what_is_wrong(folder, monkeypatch, options, answer):
 def test_a_model_that_does_not_run_is_named_with_the_line(folder):
     estimate = ("estimate", folder / "r.npz", "--params", folder / "k.npz", "--model")
     assert "SyntaxError, line 7" in message_of(*estimate, f"{folder}/typo.py:model")
-    assert "ZeroDivisionError, line 7: division by zero" in message_of(
+    assert "ZeroDivisionError, line 7 of fails.py: division by zero" in message_of(
         *estimate, f"{folder}/fails.py:model"
     )
 
@@ -112,14 +112,14 @@ def test_a_bench_that_is_off_is_asked_about_on_every_kind_of_line(folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert "switched on?" in message_of(
-        "insitu", f"tcp://127.0.0.1:{port}", "--out", folder / "new"
+        "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new"
     )
     assert "positive number of seconds" in message_of(
-        "insitu", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--set", "timeout=-1"
+        "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--set", "timeout=-1"
     )
     pytest.importorskip("pyvisa_py")
     assert "switched on?" in message_of(
-        "insitu", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new"
+        "insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new"
     )
 
 
@@ -220,5 +220,5 @@ def test_what_never_ends_is_not_read(folder, tmp_path, monkeypatch, command, kin
 def test_a_run_that_is_a_pipe_is_no_folder(tmp_path):
     pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
     os.mkfifo(tmp_path / "run")
-    for words in (("plot",), ("watch",), ("train", "--resume"), ("insitu", "--resume")):
+    for words in (("plot",), ("watch",), ("train", "--resume"), ("insitu", "train", "--resume")):
         assert "there is no" in message_of(*words, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""`fluctua insitu FILE.py:NAME --model FILE.py:NAME`: an instrument and a model of one's own."""
+"""`fluctua insitu train FILE.py:NAME --model FILE.py:NAME`: an instrument of one's own."""
 
 import pytest
 from typer.testing import CliRunner
@@ -64,10 +64,10 @@ wrong = 3
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs `fluctua insitu` in a folder that holds lab.py."""
+    """Runs `fluctua insitu train` in a folder that holds lab.py."""
     (tmp_path / "lab.py").write_text(LAB)
     monkeypatch.chdir(tmp_path)
-    return lambda words: CliRunner().invoke(app, ["insitu", *words.split()])
+    return lambda words: CliRunner().invoke(app, ["insitu", "train", *words.split()])
 
 
 @pytest.mark.long
@@ -79,7 +79,7 @@ def test_an_instrument_of_ones_own_is_trained_and_continued(run, tmp_path):
     assert len(rows) == 4
     assert rows[-1].J > rows[0].J
     assert "gain" in (tmp_path / "run" / "calibration.txt").read_text()
-    done = run("--resume run --model lab.py:model --iterations 5")
+    done = run("--resume run --iterations 5")
     assert done.exit_code == 0, done.output
     assert len(history.read(tmp_path / "run" / "history.csv")) == 5
 
@@ -88,9 +88,8 @@ def test_an_instrument_of_ones_own_is_trained_and_continued(run, tmp_path):
     ("words", "text"),
     [
         ("lab.py:Trap --out run", "needs its model"),
-        ("lab.py:Trap tcp://127.0.0.1:1 --model lab.py:model --out run", "needs its model"),
-        ("tcp://127.0.0.1:1 --model lab.py:model --out run", "--model is for an instrument"),
-        ("lab.py:Trap --model lab.py:wrong --out run", "must be an insitu.Model"),
+        ("lab.py:Trap tcp://127.0.0.1:1 --out run", "needs its model"),
+        ("lab.py:Trap --model lab.py:wrong --out run", "must be a model (an insitu.Model"),
         ("lab.py:Trap --model lab.py:none --out run", "none"),
         ("lab.py:Trap --model lab.py:model --out run --set kerr=true", "--set kerr"),
     ],

@@ -31,7 +31,6 @@ def plan(**changes):
             "iterations": 8,
             "trajectories": 4,
             "calibration": "training",
-            "points": POINTS,
             "first_pause": 0.01,
             "longest_pause": 0.3,
             **changes,
@@ -146,6 +145,7 @@ def test_the_command_line_takes_it(tmp_path):
     with server.background(Bench(SHEET)) as port:
         words = [
             "insitu",
+            "train",
             f"tcp://127.0.0.1:{port}",
             "--out",
             str(tmp_path / "run"),

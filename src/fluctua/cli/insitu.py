@@ -1,18 +1,31 @@
-"""`fluctua insitu`: train an instrument, or try the whole of it on a virtual one."""
+"""`fluctua insitu`: check and train an instrument, or try the whole of it on a virtual one."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fluctua.cli.common import EXPECTED, fail, note, refuse_options
-from fluctua.cli.settings import Key, Keys, Settings, read_settings
+from fluctua.cli.settings import (
+    Key,
+    Keys,
+    Settings,
+    parse_settings,
+    read_settings,
+    split_setting,
+)
+from fluctua.core.words import close_match
 
+if TYPE_CHECKING:
+    from fluctua.cli.instruments.request import InstrumentSettings
+
+ACTIONS = ("train", "demo")
 RESUME_KEYS: Keys = {
-    "timeout": Key(float, "seconds to wait for an answer (30)"),
+    "timeout": Key(float, "seconds to wait for an answer, if the driver has `timeout` (30)"),
     "time_limit": Key(float, "seconds that one acquisition may take (300)"),
     "on_doubt": Key(str, "after a batch that contradicts the calibrated model: stop or continue"),
 }
@@ -20,15 +33,9 @@ TRAIN_KEYS: Keys = {
     **RESUME_KEYS,
     "learning_rate": Key(float, "learning rate of Adam; falls to a twentieth (0.1)"),
     "probes": Key(int, "settings at which to calibrate before the training (6)"),
-    "points": Key(int, "samples per trajectory (601)"),
     "attempts": Key(int, "failures in a row before giving up (8)"),
     "record": Key(bool, "keep every trajectory on disk (true; in the demo false: a gigabyte)"),
     "share": Key(str, "several devices: settings (equal) or parameters (settings corrected)"),
-    "sigma_w": Key(str, "σ_W to which noise is injected, or auto: as fluctua advise recommends"),
-    "sigma_kappa": Key(float, "amplitude of the modulation of the couplings, recorded (0)"),
-    "kerr": Key(bool, "train the Kerr coefficients too"),
-    "omega_max": Key(float, "largest detuning of a knob, of either sign (2)"),
-    "kappa_max": Key(float, "largest coupling of a knob (1.5)"),
     "forget_after": Key(float, "calibration=training: batches after which data fade; 0: never"),
     "measure_every": Key(int, "calibration=training: iterations of which one measures (1)"),
     "renew": Key(bool, "calibration=training: forget all before a batch that is not expected"),
@@ -41,19 +48,20 @@ DEMO_KEYS: Keys = {
     "record": TRAIN_KEYS["record"],
 }
 INSITU_KEYS: Keys = {**TRAIN_KEYS, **DEMO_KEYS}
-WITHOUT_BASELINE = ("out", "model", "iterations", "trajectories", "calibration", "seed", "settings")
-"""Options of a training that calibrates itself."""
+OF_TRAINING = ("out", "model", "iterations", "trajectories", "calibration", "seed", "settings")
+"""Options of a training, but its baseline, which one that calibrates itself does not have."""
 
 
 def insitu(
     context: typer.Context,
-    targets: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="demo|ADDRESS|FILE.py:NAME",
-            help="demo: a virtual instrument. tcp://HOST:PORT or a VISA resource: an instrument "
-            "that speaks our commands; several are trained together. FILE.py:NAME: a function "
-            "that opens an instrument of your own. Not needed with --resume",
+            metavar="train|demo [INSTRUMENT]...",
+            help="INSTRUMENT is an address, tcp://HOST:PORT or a VISA resource, or a driver of "
+            "your own, FILE.py:NAME or package.module:NAME: a class, or a function that returns "
+            "a driver. Several are trained together",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[
@@ -69,7 +77,11 @@ def insitu(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:NAME", help="The insitu.Model of an instrument of your own"),
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="An insitu.Model, or a function that returns one, perhaps from the open driver",
+            show_default="at an address that of a virtual bench",
+        ),
     ] = None,
     iterations: Annotated[
         int | None,
@@ -101,24 +113,26 @@ def insitu(
 ) -> None:
     """Calibrate and train an instrument.
 
-    demo: one bench with hidden disorder, three trainings. Calibrates the bench from recordings,
-    trains it over its socket, and compares with a training of the nominal simulation and one that
-    knows the hidden parameters.
+    train: calibration and training into a folder. Failures of the
+    line or the box are retried, bad trajectories are discarded and counted, everything is recorded.
+    Ctrl-C or a kill loses the current iteration; train --resume FOLDER continues.
 
-    ADDRESS: an instrument that speaks the commands of docs/virtual_bench.md. Several addresses are
-    devices of one kind, trained together: docs/laboratory.md, Arrays. Failures of the line or the
-    box are retried, bad trajectories are discarded and counted, everything is recorded. Ctrl-C or
-    a kill loses the current iteration; --resume continues.
+    demo: one virtual bench with hidden disorder, three trainings. Calibrates the bench from
+    recordings, trains it over its socket, and compares with a training of the nominal simulation
+    and one that knows the hidden parameters.
+
+    An instrument at an address without --model speaks the commands of docs/virtual_bench.md.
+    Several instruments are devices of one kind: docs/laboratory.md, Arrays. Keys of --set that
+    are not listed here are arguments of the functions of driver and model; those of a virtual
+    bench are points, noise, sigma_kappa, kerr, omega_max and kappa_max.
     """
-    from fluctua.cli.instruments import run
-    from fluctua.cli.instruments.line import Request
-
-    request = Request(targets or [], out, resume, model)
     plan: dict[str, Any] = {"iterations": iterations, "trajectories": trajectories}
     plan |= {"baseline": baseline, "calibration": calibration, "seed": seed}
     warnings.showwarning = _show_warning
     try:
-        if targets == ["demo"]:
+        action = _choose_action(words or [], resume)
+        instruments = (words or [])[1:]
+        if action == "demo":
             from fluctua.cli.instruments.demo import run_demo
 
             refuse_options(
@@ -126,8 +140,14 @@ def insitu(
                 ("out", "iterations", "trajectories", "baseline", "seed", "settings"),
                 "not for the demo, which calibrates at probes a bench of its own.",
             )
+            _refuse_instruments(instruments)
             run_demo(out, plan, read_settings(settings, DEMO_KEYS))
-        elif resume is not None:
+            return
+        from fluctua.cli.instruments import run
+        from fluctua.cli.instruments.request import Request
+
+        request = Request(instruments, model or "", out)
+        if resume is not None:
             refuse_options(
                 context,
                 ("resume", "model", "iterations", "settings"),
@@ -135,15 +155,50 @@ def insitu(
                 "--iterations, the address and --set timeout, time_limit and on_doubt can. For "
                 "another plan begin another run: --out.",
             )
-            run.resume(request, iterations, read_settings(settings, RESUME_KEYS))
+            run.resume(request, resume, iterations, read_settings(settings, RESUME_KEYS))
         else:
+            allowed = OF_TRAINING if calibration == "training" else (*OF_TRAINING, "baseline")
+            reason = "not for a training"
             if calibration == "training":
-                refuse_options(context, WITHOUT_BASELINE, "--calibration training has no baseline.")
-            run.begin(request, plan, read_settings(settings, TRAIN_KEYS))
+                reason += " with --calibration training, which has no baseline"
+            refuse_options(context, allowed, f"{reason}.")
+            run.begin(request, plan, _split_settings(settings, TRAIN_KEYS))
     except typer.Exit:
         raise
     except EXPECTED as error:
         fail(str(error))
+
+
+def _choose_action(words: Sequence[str], resume: Path | None) -> str:
+    """What to do: the first word."""
+    if not words and resume is not None:
+        return "train"
+    if words and words[0] in ACTIONS:
+        return words[0]
+    if not words:
+        raise ValueError(
+            "give train or demo first: fluctua insitu train INSTRUMENT --model FILE.py:NAME "
+            "--out FOLDER."
+        )
+    hint = close_match(words[0], ACTIONS) or f" For an instrument: fluctua insitu train {words[0]}."
+    raise ValueError(f"the first word must be {', '.join(ACTIONS)}; got {words[0]!r}.{hint}")
+
+
+def _refuse_instruments(instruments: Sequence[str]) -> None:
+    if instruments:
+        raise ValueError(
+            f"the demo has an instrument of its own: leave out {' '.join(instruments)}."
+        )
+
+
+def _split_settings(texts: Sequence[str] | None, keys: Keys) -> InstrumentSettings:
+    """Separate the keys of the command from arguments of driver and model."""
+    from fluctua.cli.instruments.request import InstrumentSettings
+
+    listed = list(texts or [])
+    own = [text for text in listed if split_setting(text)[0] in INSITU_KEYS]
+    others = [text for text in listed if text not in own]
+    return InstrumentSettings(read_settings(own, keys), parse_settings(others))
 
 
 def _show_warning(message: Warning | str, *rest: Any, **more: Any) -> None:

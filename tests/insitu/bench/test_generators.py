@@ -2,7 +2,6 @@
 that injects noise.
 """
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -160,10 +159,7 @@ def test_generators_that_fell_silent_are_noticed(tmp_path):
 @pytest.mark.long
 def test_a_run_with_modulation_records_it(tmp_path):
     """Through the loop: probes calibrate χ, δκ is in every recording, and a gradient comes out."""
-    plan = Plan(
-        iterations=1, trajectories=40, probes=4, probe_trajectories=40, points=POINTS, kerr=True
-    )
-    plan = dataclasses.replace(plan, sigma_kappa=SIGMA_KAPPA, noise=NOISE)
+    plan = Plan(iterations=1, trajectories=40, probes=4, probe_trajectories=40)
     with server.background(Bench(SHEET)) as port:
         connect = functools.partial(
             VirtualBench,

@@ -340,7 +340,6 @@ def small_plan(**changes):
         "trajectories": 24,
         "probes": 2,
         "probe_trajectories": 10,
-        "points": 21,
         "batch": 10,
     }
     plan |= {"first_pause": 0.001, "longest_pause": 0.001, "attempts": 2, "rates": (1, 1, 1)}
@@ -413,6 +412,7 @@ def test_several_addresses_on_the_command_line(tmp_path):
         addresses = [f"tcp://{host}:{port}" for host, port in places]
         words = [
             "insitu",
+            "train",
             "--out",
             str(tmp_path / "run"),
             "--iterations",
@@ -426,7 +426,7 @@ def test_several_addresses_on_the_command_line(tmp_path):
         assert "2 devices: J differs" in done.output
         assert "worth while" in done.output
         again = CliRunner().invoke(
-            app, ["insitu", "--resume", str(tmp_path / "run"), "--iterations", "2"]
+            app, ["insitu", "train", "--resume", str(tmp_path / "run"), "--iterations", "2"]
         )
         assert again.exit_code == 0, again.output
     assert (

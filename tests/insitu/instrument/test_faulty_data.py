@@ -26,7 +26,7 @@ from fluctua.store import history
 
 SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, ageing=0.0)
 POINTS, SITES = 101, 4
-PLAN = Plan(iterations=4, trajectories=60, batch=60, attempts=2, first_pause=1e-3, points=POINTS)
+PLAN = Plan(iterations=4, trajectories=60, batch=60, attempts=2, first_pause=1e-3)
 
 
 @functools.cache
@@ -228,6 +228,7 @@ def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeyp
     with server.background(bench) as port:
         words = [
             "insitu",
+            "train",
             f"tcp://127.0.0.1:{port}",
             "--out",
             str(tmp_path / "run"),
@@ -245,7 +246,8 @@ def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeyp
         assert "--resume" in text
         assert "--set on_doubt=continue" in text
         again = CliRunner().invoke(
-            app, ["insitu", "--resume", str(tmp_path / "run"), "--set", "on_doubt=continue"]
+            app,
+            ["insitu", "train", "--resume", str(tmp_path / "run"), "--set", "on_doubt=continue"],
         )
         assert again.exit_code == 0
     assert [row.iteration for row in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]
@@ -262,7 +264,6 @@ def test_one_liar_in_an_array_is_taken_down_for_the_rest_of_it(tmp_path):
         batch=20,
         attempts=2,
         first_pause=1e-3,
-        points=POINTS,
         rates=(1.0, 1.0, 1.0),
     )
     rows = [row for row, _ in loop.run(boxes, model(), plan, tmp_path / "run")]
@@ -315,7 +316,7 @@ def test_what_moves_is_not_dead():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("fault", ["times 1.3", "a channel stuck half way"])
 def test_a_training_that_calibrates_as_it_goes_stops_too(tmp_path, fault):
-    plan = Plan(iterations=8, trajectories=4, calibration="training", points=POINTS, batch=4)
+    plan = Plan(iterations=8, trajectories=4, calibration="training", batch=4)
     folder = tmp_path / "run"
     with pytest.raises(DoubtError, match="in doubt"):
         list(loop.run(Box(fault=FAULTS[fault], first=16), model(), plan, folder))

@@ -1,4 +1,4 @@
-"""`fluctua insitu` of an instrument: a new run, or one that continues."""
+"""`fluctua insitu train`: a new run, or one that continues."""
 
 from __future__ import annotations
 
@@ -10,48 +10,39 @@ from typing import Any
 import typer
 
 from fluctua.cli.common import STOPPED, say
-from fluctua.cli.instruments.line import Request, open_line
 from fluctua.cli.instruments.plan import describe_plan, make_plan, report_incident, show_training
+from fluctua.cli.instruments.request import InstrumentSettings, Request, open_station
 from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.device_training.plan import Plan
-from fluctua.store.code import is_code
-
-OF_ADDRESSES = ("timeout", "points", "sigma_w", "sigma_kappa", "kerr", "omega_max", "kappa_max")
-"""Keys that an instrument of one's own does not need: its driver and its model have them."""
+from fluctua.insitu.device_training.station import StationNames
 
 OF_SELF_CALIBRATION = ("forget_after", "measure_every", "renew", "readout_noise")
 """Keys that count with --calibration training only."""
 
 
-def begin(request: Request, values: dict[str, Any], settings: dict[str, Any]) -> None:
+def begin(request: Request, values: dict[str, Any], settings: InstrumentSettings) -> None:
     """Train an instrument into a new folder."""
-    if not request.targets or request.out is None:
-        raise ValueError("give the address of an instrument and --out FOLDER; or --resume FOLDER.")
-    _refuse_keys(request, values["calibration"], settings)
-    plan = make_plan(values, settings, address=" ".join(request.targets))
-    line = open_line(request, plan, settings)
-    plan = line.plan
+    if not request.instruments or request.out is None:
+        raise ValueError(
+            "give an instrument and --out FOLDER: fluctua insitu train INSTRUMENT --model "
+            "FILE.py:NAME --out FOLDER; or --resume FOLDER."
+        )
+    _refuse_keys(request, values["calibration"], settings.keys)
+    names = request.name_station(settings.arguments)
+    plan = make_plan(values, settings.keys, **names.make_absolute()._asdict())
+    station = open_station(names, settings.keys, plan.attempts)
     say(describe_plan(plan))
-    rows = loop.run(line.connect, line.model, plan, request.out, report=report_incident)
-    _drive(rows, plan, request.out, len(request.targets))
+    rows = loop.run(station.connects, station.model, plan, request.out, report=report_incident)
+    _drive(rows, plan, request.out, len(request.instruments))
 
 
 def _refuse_keys(request: Request, calibration: str, settings: dict[str, Any]) -> None:
     """Raise `ValueError` for keys of --set that would be ignored."""
-    _refuse_own(request, settings)
     ignored = ["probes"] if calibration == "training" else list(OF_SELF_CALIBRATION)
     other = "probes" if calibration == "training" else "training"
     _refuse_among(ignored, settings, f"counts with --calibration {other} only.")
-    if len(request.targets) == 1:
+    if len(request.instruments) == 1:
         _refuse_among(["share"], settings, "counts for several instruments only.")
-
-
-def _refuse_own(request: Request, settings: dict[str, Any]) -> None:
-    """Raise `ValueError` for keys that an instrument of one's own ignores."""
-    if any(map(is_code, request.targets)):
-        _refuse_among(
-            OF_ADDRESSES, settings, "is of an instrument at an address; yours has its own model."
-        )
 
 
 def _refuse_among(names: Sequence[str], settings: dict[str, Any], reason: str) -> None:
@@ -60,19 +51,16 @@ def _refuse_among(names: Sequence[str], settings: dict[str, Any], reason: str) -
         raise ValueError(f"--set {', '.join(ignored)} {reason}")
 
 
-def resume(request: Request, iterations: int | None, settings: dict[str, Any]) -> None:
+def resume(
+    request: Request, folder: Path, iterations: int | None, settings: dict[str, Any]
+) -> None:
     """Continue the run in a folder."""
-    assert request.resume is not None
-    plan = loop.read_plan(request.resume)
-    targets = request.targets or plan.address.split()
-    request = request._replace(targets=targets)
-    _refuse_own(request, settings)
-    line = open_line(request, plan, settings)
-    assert request.resume is not None
+    plan = loop.read_plan(folder)
+    station = open_station(_choose_names(request, plan, folder), settings, plan.attempts)
     rows = loop.resume(
-        line.connect,
-        line.model,
-        request.resume,
+        station.connects,
+        station.model,
+        folder,
         iterations=iterations,
         time_limit=settings.get("time_limit"),
         on_doubt=settings.get("on_doubt"),
@@ -80,7 +68,18 @@ def resume(request: Request, iterations: int | None, settings: dict[str, Any]) -
     )
     if iterations is not None:
         plan = dataclasses.replace(plan, iterations=iterations)
-    _drive(rows, plan, request.resume, len(targets))
+    _drive(rows, plan, folder, len(station.connects))
+
+
+def _choose_names(request: Request, plan: Plan, folder: Path) -> StationNames:
+    """The station of a plan; instruments and model may have moved."""
+    instruments = tuple(request.instruments) or plan.instruments
+    if not instruments:
+        raise ValueError(
+            f"{folder} was begun in Python and does not name its instrument: fluctua insitu train "
+            f"INSTRUMENT --model FILE.py:NAME --resume {folder}."
+        )
+    return StationNames(instruments, request.model or plan.model, plan.options)
 
 
 def _drive(rows: loop.Rows, plan: Plan, folder: Path, devices: int) -> None:
@@ -88,7 +87,7 @@ def _drive(rows: loop.Rows, plan: Plan, folder: Path, devices: int) -> None:
     try:
         done = [row for row, _ in show_training(rows, plan)]
     except KeyboardInterrupt:
-        say(f"\nStopped. Continue with: fluctua insitu --resume {folder}")
+        say(f"\nStopped. Continue with: fluctua insitu train --resume {folder}")
         raise typer.Exit(STOPPED) from None
     if not done:
         say("nothing was left to do; --iterations is their number in all.")

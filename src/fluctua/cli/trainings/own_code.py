@@ -12,7 +12,7 @@ from fluctua.cli.progress import show_rows
 from fluctua.cli.trainings.display import Target, serve_page, warn
 from fluctua.learn.training import Training
 from fluctua.store import runner
-from fluctua.store.code import load_code
+from fluctua.store.code import load_value
 
 ITERATIONS = 100
 """Iterations of a training of one's own, if their number is not given."""
@@ -22,7 +22,7 @@ def train_code(source: str, resume: Path | None, iterations: int | None, place: 
     """Train what `FILE.py:NAME` is, into a folder. Returns the exit status."""
     if resume is not None and (place.out is not None or place.replace):
         raise ValueError("--resume continues the run in its folder: leave out --out and --replace.")
-    training = _load_training(source)
+    training = load_value(source, Training, "a fluctua.Training")
     folder = resume or place.out or find_free_folder(Path(source.rpartition(":")[0]).stem)
     known = folder / "run.json"
     if resume is not None and not known.exists():
@@ -49,14 +49,3 @@ def train_code(source: str, resume: Path | None, iterations: int | None, place: 
     say((result.folder / "summary.txt").read_text(), nl=False)
     say(f"run        {folder}   continue: {again} --iterations {2 * iterations}")
     return 0
-
-
-def _load_training(source: str) -> Training:
-    """The `fluctua.Training` that `FILE.py:NAME` is, or returns."""
-    expected = "a fluctua.Training, or a function without arguments that returns one"
-    training = load_code(source, expected)
-    if callable(training) and not isinstance(training, type):
-        training = training()
-    if not isinstance(training, Training):
-        raise TypeError(f"{source} must be {expected}; got {type(training).__name__}.")
-    return training

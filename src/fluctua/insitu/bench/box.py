@@ -30,6 +30,7 @@ from fluctua.insitu.bench.device import (
     reset_settings,
 )
 from fluctua.insitu.instrument.scpi import make_error
+from fluctua.insitu.instrument.virtual import POINTS
 
 MAX_BYTES = 64 * 2**20
 """Bytes of one acquisition at most."""
@@ -64,7 +65,7 @@ class Bench:
         """Restore the settings, as *RST does."""
         self._default_settings()
         self.count = 10
-        self.points = 601
+        self.points = POINTS
         self.amplitude = 10.0
         self.noise = self.sigma_kappa = 0.0
         self.codes: np.ndarray | None = None

@@ -24,8 +24,8 @@ from fluctua.insitu.bench.simulated import train_by_simulation
 from fluctua.insitu.calibrate.knobs import compute_parameters
 from fluctua.insitu.device_training import run_and_resume
 from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.instrument import virtual
 from fluctua.insitu.instrument.substrate import Incident, instrument_substrate
-from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.unknowns import DeviceFit, Runs
@@ -84,7 +84,7 @@ def run(
     """
     plan = plan or Plan()
     sheet = sheet or device.Sheet(seed=3)
-    points = plan.points
+    points = plan.options.get("points", virtual.POINTS)
     hidden = device.draw_hidden(sheet)
     discarded: Counter[str] = Counter()
     calibration: dict[str, Array] = {}
@@ -98,7 +98,7 @@ def run(
         say(f"bench      {where}, a process of its own")
 
         def connect():
-            return VirtualBench(where, points=points, timeout=10.0)
+            return virtual.VirtualBench(where, points=points, timeout=10.0)
 
         model = network_model(sheet.nominal, interval=sheet.interval, points=points)
         bench = instrument_substrate(connect)

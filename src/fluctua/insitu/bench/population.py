@@ -26,8 +26,8 @@ from fluctua.insitu.bench.levels import Level, measure_level
 from fluctua.insitu.bench.processes import bench_processes, list_sheet_options
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.run_and_resume import Rows, run
+from fluctua.insitu.instrument import virtual
 from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
-from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
 from fluctua.store import tables
@@ -146,13 +146,12 @@ def compare(
     """
     plan = plan or Plan()
     sheet = sheet or device.Sheet(seed=3)
-    model = network_model(sheet.nominal, interval=sheet.interval, points=plan.points)
-    wide = network_model(
-        sheet.nominal, interval=sheet.interval, points=plan.points, reach=device.LIMITS
-    )
+    points = plan.options.get("points", virtual.POINTS)
+    model = network_model(sheet.nominal, interval=sheet.interval, points=points)
+    wide = network_model(sheet.nominal, interval=sheet.interval, points=points, reach=device.LIMITS)
     with bench_processes(devices + held_out, *list_sheet_options(sheet), *bench_options) as places:
         connects = [
-            partial(VirtualBench, f"tcp://{h}:{p}", points=plan.points, timeout=30.0)
+            partial(virtual.VirtualBench, f"tcp://{h}:{p}", points=points, timeout=30.0)
             for h, p in places
         ]
         boxes = [instrument_substrate(connect) for connect in connects]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluctua.core.baselines import resolve_baseline
@@ -32,14 +33,13 @@ MINIMUM = {
     "batch": 1,
     "seed": 0,
     "attempts": 1,
-    "points": 2,
     "measure_every": 1,
 }
 """Of whole numbers."""
 
-POSITIVE = ("learning_rate", "omega_max", "kappa_max", "time_limit")
-NOT_NEGATIVE = ("first_pause", "longest_pause", "noise", "sigma_kappa", "forget_after")
-TYPES = {"record": bool, "kerr": bool, "renew": bool, "address": str}
+POSITIVE = ("learning_rate", "time_limit")
+NOT_NEGATIVE = ("first_pause", "longest_pause", "forget_after")
+TYPES = {"record": bool, "renew": bool, "model": str}
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,13 @@ class Plan:
         first_pause: seconds before the second attempt.
         longest_pause: seconds between two attempts at most.
         record: whether every batch is kept on disk.
-        points: samples per trajectory, for resuming.
-        address: of the instrument, for resuming; addresses of several are separated by spaces.
+        instruments: names of the instruments, for resuming from the command line: addresses, or
+            drivers as FILE.py:NAME. They and the two that follow are not used by `run`.
+        model: name of the model, for resuming.
+        options: arguments of drivers and model, for resuming.
         share: of several devices. "settings" sets all to the same (a robust design), "parameters"
             corrects the settings of each by its calibration, so that all do the same.
         rates: how fast each of several devices is; measured if not given.
-        noise: injected noise, for resuming.
-        sigma_kappa: modulation of the couplings, for resuming.
-        kerr: whether χ has knobs, for resuming.
         calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline:
             every measured batch refines one model, whose gradient is used
             (`fluctua.SelfCalibrating`). The four options that follow count in that case only.
@@ -75,8 +74,6 @@ class Plan:
         measure_every: iterations of which one measures.
         readout: standard deviation of the measurement, or "measured", to be taken off that
             calibration.
-        omega_max: bound of |ω| for `network_model`.
-        kappa_max: bound of κ for `network_model`.
         time_limit: seconds that one acquisition may take.
         on_doubt: "stop" ends the run at a batch that is not what the calibrated model does, without
             a step; "continue" uses it, with an incident.
@@ -95,25 +92,23 @@ class Plan:
     first_pause: float = 0.1
     longest_pause: float = 30.0
     record: bool = True
-    points: int = 601
-    address: str = ""
+    instruments: tuple[str, ...] = ()
+    model: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     share: str = "settings"
     rates: tuple[float, ...] = ()
-    noise: float = 0.0
-    sigma_kappa: float = 0.0
-    kerr: bool = False
     calibration: str = "probes"
     forget_after: float = 0.0
     renew: bool = False
     measure_every: int = 1
     readout: float | str = 0.0
-    omega_max: float = 2.0
-    kappa_max: float = 1.5
     time_limit: float = 300.0
     on_doubt: str = "stop"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
+        object.__setattr__(self, "instruments", tuple(self.instruments))
+        object.__setattr__(self, "options", dict(self.options))
         resolve_baseline(self.baseline, caller="in-situ training", serves=BASELINES)
         self._check_words()
         self._check_numbers()
@@ -123,6 +118,8 @@ class Plan:
                 raise ValueError(f"`{name}` must be a {kind.__name__}; got {value!r}.")
 
     def _check_words(self) -> None:
+        if not all(isinstance(text, str) for text in self.instruments):
+            raise ValueError(f"`instruments` must be texts; got {list(self.instruments)!r}.")
         if self.share not in SHARES:
             raise ValueError(
                 f"`share` must be {' or '.join(map(repr, SHARES))}; got {self.share!r}."

@@ -13,6 +13,7 @@ import numpy as np
 
 from fluctua.store import checkpoint
 from fluctua.store.checkpoint import Damaged
+from fluctua.store.code import is_code
 from fluctua.store.folder import RunFolder, fingerprint
 from fluctua.store.parts import PARTS, VERSIONS
 
@@ -28,6 +29,9 @@ ADJUSTABLE = ("iterations", "time_limit", "on_doubt")
 
 RENAMED = {"memory": "forget_after", "most_omega": "omega_max", "most_kappa": "kappa_max"}
 """Fields of plans that earlier versions wrote, and their names now."""
+
+OPTIONS = ("points", "noise", "sigma_kappa", "kerr", "omega_max", "kappa_max")
+"""Fields that earlier versions had for an instrument at an address: options of it now."""
 
 OFFICIAL = (
     "A run goes on as it began; only `iterations`, `time_limit` and `on_doubt` can change, with "
@@ -78,7 +82,17 @@ def read_entries(place: RunFolder) -> dict[str, Any]:
 
 def get_fields(entries: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the plan among the entries of plan.json, by their names now."""
-    return {RENAMED.get(name, name): value for name, value in _select_fields(entries).items()}
+    fields = {RENAMED.get(name, name): value for name, value in _select_fields(entries).items()}
+    if "address" not in fields:
+        return fields
+    instruments = fields.pop("address").split()
+    options = {name: fields.pop(name) for name in OPTIONS if name in fields}
+    # a driver of one's own did not receive them
+    return {
+        **fields,
+        "instruments": instruments,
+        "options": {} if any(map(is_code, instruments)) else options,
+    }
 
 
 def _select_fields(entries: Mapping[str, Any]) -> dict[str, Any]:

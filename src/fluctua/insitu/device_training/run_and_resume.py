@@ -126,7 +126,7 @@ def read_plan(folder: str | Path) -> Plan:
 
 
 def _locate(folder: str | Path) -> runfolder.RunFolder:
-    return runfolder.RunFolder(Path(folder), "plan.json", "fluctua insitu --resume {folder}")
+    return runfolder.RunFolder(Path(folder), "plan.json", "fluctua insitu train --resume {folder}")
 
 
 def _find(folder: str | Path) -> runfolder.RunFolder:

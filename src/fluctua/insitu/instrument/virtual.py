@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,8 +21,14 @@ from fluctua.insitu.instrument.scpi import ScpiError
 from fluctua.insitu.instrument.transport import connect, query_integer, query_number, query_numbers
 
 INVALID = -(2**15)
+POINTS = 601
+"""Samples per trajectory after switching on."""
+UNIT = "κ"
+"""Of all rates: the nominal coupling."""
 TRANSIENT = (-101, -102, -113, -120, -310, -350, -363)
 """Errors of a message that was garbled, or of a passing failure: they are retried."""
+FAMILIES = ("omega", "kappa", "chi")
+"""Its knobs."""
 MIN_POSITIVE = float(np.finfo(np.float32).tiny)
 SWITCHED_ON = "Is the bench switched on? fluctua virtual-bench starts one."
 
@@ -49,6 +56,8 @@ class BenchDescription(NamedTuple):
 class VirtualBench:
     """An `Instrument` with the commands of docs/virtual_bench.md.
 
+    Rates are in units of the nominal coupling, κ.
+
     Args:
         address: tcp://HOST:PORT or a VISA resource.
         points: samples per trajectory, or None to leave them as they are.
@@ -63,6 +72,8 @@ class VirtualBench:
     ...     bench.acquire().x.shape
     """
 
+    units: Mapping[str, str] = {"omega": UNIT, "kappa": UNIT, "chi": f"{UNIT} per photon"}
+
     def __init__(
         self,
         address: str,
@@ -73,9 +84,14 @@ class VirtualBench:
         sigma_kappa: float = 0.0,
     ):
         self.names: tuple[str, ...] = ("omega", "kappa")
-        self.generators = {"NOIS": float(noise), "MOD": float(sigma_kappa)}
         if not timeout > 0:
             raise ValueError(f"`timeout` must be a positive number of seconds; got {timeout!r}.")
+        if points is not None and (not isinstance(points, int) or points < 2):
+            raise ValueError(f"`points` must be a whole number, at least 2; got {points!r}.")
+        for name, value in (("noise", noise), ("sigma_kappa", sigma_kappa)):
+            if not 0 <= value < np.inf:
+                raise ValueError(f"`{name}` must be finite and not negative; got {value!r}.")
+        self.generators = {"NOIS": float(noise), "MOD": float(sigma_kappa)}
         try:
             self.line = connect(address, timeout=timeout)
         except InstrumentError as error:
@@ -93,8 +109,14 @@ class VirtualBench:
                     for q in ("ACQ:INT?", "ACQ:RANG?", "ACQ:SCAL?")
                 ),
             )
+            self.limits = {
+                name: tuple(query_numbers(self.line, f"SOUR:{name.upper()}:RANG?", 2).tolist())
+                for name in FAMILIES
+            }
             if points is not None:
                 self.line.write(f"ACQ:POIN {points}")
+            sites = range(rows * columns)
+            self.channels = tuple(f"{part} psi[{n}]" for part in ("Re", "Im") for n in sites)
             self.points = query_integer(self.line, "ACQ:POIN?")
             self.count = 1
             if points is not None and self.points != points:

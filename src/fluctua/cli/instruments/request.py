@@ -1,0 +1,48 @@
+"""What `fluctua insitu` is asked for: instruments, their model, and where a run goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fluctua.cli.common import note
+from fluctua.insitu.device_training.station import (
+    Station,
+    StationNames,
+    load_station,
+)
+
+
+class InstrumentSettings(NamedTuple):
+    """Settings by `--set`.
+
+    keys: those of the command.
+    arguments: all others, for the functions of driver and model.
+    """
+
+    keys: dict[str, Any]
+    arguments: dict[str, Any]
+
+
+class Request(NamedTuple):
+    """Instruments by name.
+
+    instruments: addresses, or names of drivers.
+    model: name of their model; empty for that of an address.
+    out: folder of a new run.
+    """
+
+    instruments: list[str]
+    model: str
+    out: Path | None = None
+
+    def name_station(self, arguments: dict[str, Any]) -> StationNames:
+        """The station with arguments of driver and model."""
+        return StationNames(tuple(self.instruments), self.model, arguments)
+
+
+def open_station(names: StationNames, settings: dict[str, Any], attempts: int) -> Station:
+    """Load drivers and model. `timeout` is an argument that a plan does not keep."""
+    if "timeout" in settings:
+        names = names._replace(options={**names.options, "timeout": settings["timeout"]})
+    return load_station(names, attempts=attempts, report=note)
