@@ -338,7 +338,16 @@ def test_a_trap_in_shards_learns(run):
 
 
 @pytest.mark.parametrize(
-    "name", ["cluster", "sampled_oscillator", "lock_in", "reactions", "one_trace"]
+    "name",
+    [
+        "cluster",
+        "sampled_oscillator",
+        "lock_in",
+        "reactions",
+        "one_trace",
+        "qcodes_station",
+        "ophyd_device",
+    ],
 )
 def test_short_examples_are_short(name):
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60

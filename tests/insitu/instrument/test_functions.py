@@ -168,6 +168,10 @@ def test_a_record_of_another_number_of_channels_is_refused():
         read(X, 3, t=T, channels=4)
     with pytest.raises(CommandRejected, match="2 complex channels"):
         read(PSI, 3, t=T, channels=4)
+    with pytest.raises(CommandRejected, match=r"3 channels\).*\(3, 11, 2\)"):
+        read(X, 3, t=T, channels=("a", "b", "c"))
+    assert np.array_equal(read(PSI, 3, t=T, channels=("re", "im")).x, X)
+    assert make_driver(print, print, channels=("re", "im")).channels == ("re", "im")
 
 
 def test_trajectories_must_share_their_times():
@@ -275,6 +279,8 @@ def test_bad_arguments_are_refused():
         ((print, acquire), {"interval": 0.0}, ValueError, "`interval` must be .* got 0.0"),
         ((print, acquire), {"t": [0.0]}, ValueError, "at least two times"),
         ((print, acquire), {"channels": 0}, ValueError, "`channels` .* got 0"),
+        ((print, acquire), {"channels": ()}, ValueError, r"`channels` .* got \(\)"),
+        ((print, acquire), {"channels": "re"}, ValueError, "`channels` .* got 're'"),
         ((print, acquire), {"limits": {"a": (1, 0)}}, ValueError, r"`limits\['a'\]`"),
         ((print, acquire), {"limits": {"a": 1.0}}, ValueError, r"`limits\['a'\]`"),
     ):
@@ -314,7 +320,7 @@ def test_passing_faults_are_retried_and_others_are_not():
     assert trajectories.x.shape == (3, 11, 2)
     assert counts["failures"] == 2
     faults = iter([LineBroke("no trigger")])
-    with pytest.raises(LineBroke):
+    with pytest.raises(CommandRejected, match="raised LineBroke"):
         measure(acquire)
 
 

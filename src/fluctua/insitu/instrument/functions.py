@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +28,7 @@ class FunctionDriver:
 
     limits: lowest and highest value of each knob, {name: (low, high)}.
     units: of knobs and channels, {name: unit}.
+    channels: names of the components of a sample; empty where they were not given.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class FunctionDriver:
         *,
         limits: Limits,
         units: Mapping[str, str],
+        channels: tuple[str, ...],
         health: Callable[[], Any] | None,
         transient: tuple[type[Exception], ...],
         close: Callable[[], Any] | None,
     ):
+        self.channels = channels
         self.limits = limits
         self.units = units
         self._set = set
@@ -105,7 +108,7 @@ def make_driver(
     *,
     t: Array | None = None,
     interval: float | None = None,
-    channels: int | None = None,
+    channels: int | Sequence[str] | None = None,
     limits: Limits | None = None,
     units: Mapping[str, str] | None = None,
     health: Callable[[], Any] | None = None,
@@ -125,7 +128,8 @@ def make_driver(
             returns one trajectory, which is called for each.
         t: sampling times (T+1,). Not needed if records have them.
         interval: time between two samples, in place of `t`.
-        channels: components of a real sample, where a shape alone is not clear.
+        channels: names of the components of a real sample, or their number. Needed where a shape
+            alone is not clear.
         limits: lowest and highest value of each knob, {name: (low, high)}. Settings beyond them are
             refused before `set` is called.
         units: of knobs and channels, {name: unit}.
@@ -153,8 +157,13 @@ def make_driver(
         raise ValueError("`t` and `interval` exclude each other: give one of them.")
     if interval is not None and not (np.ndim(interval) == 0 and 0 < interval < np.inf):
         raise ValueError(f"`interval` must be a positive, finite time; got {interval!r}.")
-    if channels is not None and channels < 1:
-        raise ValueError(f"`channels` must be a whole number, at least 1; got {channels!r}.")
+    names = () if channels is None or isinstance(channels, int) else tuple(channels)
+    number = channels if isinstance(channels, int) else len(names) or None
+    if isinstance(channels, str) or (channels is not None and (number or 0) < 1):
+        raise ValueError(
+            f"`channels` must be names of components, or their number, at least 1; got "
+            f"{channels!r}."
+        )
     limits = dict(limits or {})
     for name, pair in limits.items():
         _check_limit(name, pair)
@@ -162,9 +171,10 @@ def make_driver(
     return FunctionDriver(
         set,
         acquire,
-        RecordShape(1, times, interval, points, channels),
+        RecordShape(1, times, interval, points, number),
         limits=limits,
         units=dict(units or {}),
+        channels=names,
         health=health,
         transient=tuple(transient),
         close=close,

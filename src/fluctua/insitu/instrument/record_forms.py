@@ -70,7 +70,7 @@ def read_record(record: Any, shape: RecordShape) -> Batch:
     """
     if isinstance(record, Batch):
         return _check_batch(record, shape)
-    if _is_list_of_trajectories(record, shape):
+    if _lists_trajectories(record, shape):
         one = shape._replace(count=1)
         return join_batches([read_record(trajectory, one) for trajectory in record])
     context = None
@@ -105,7 +105,7 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     return first._replace(samples=samples, context=context or None)
 
 
-def _is_list_of_trajectories(record: Any, shape: RecordShape) -> bool:
+def _lists_trajectories(record: Any, shape: RecordShape) -> bool:
     """Whether it is a list with one entry per trajectory, each more than one number."""
     if not isinstance(record, list) or len(record) != shape.count:
         return False
