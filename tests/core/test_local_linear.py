@@ -1,5 +1,8 @@
 """Local linearisation: exact for linear processes at any interval, second order for others."""
 
+import math
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,12 @@ from scipy.linalg import expm, solve_continuous_lyapunov
 
 import fluctua as fl
 from fluctua.core import check
-from fluctua.core.scores import euler, local_linear, local_linear_score
+from fluctua.core.scores import (
+    euler,
+    integrate_exponential,
+    local_linear,
+    local_linear_score,
+)
 from problems import flat, tolerance
 
 MIXING = np.array([[0.5, 0.1], [-0.2, 0.4]])
@@ -138,3 +146,54 @@ def test_a_bending_drift_is_refused_for_parameters_of_the_noise():
     linear = well._replace(drift=lambda th, x: -th["a"] * x)
     data = fl.simulator(linear, jnp.ones(1), run.t)(jax.random.key(1), theta, 20)
     estimate(fl.Trajectories(run.t[::200], data.x[:, ::200]), theta, linear)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_integrals_of_an_exponential_are_exact_with_their_derivatives(order):
+    """φ_k(z) = Σ zⁿ/(n+k)!, whose derivative in closed form is φ_k − kφ_{k+1}; a series of exact
+    fractions on both sides of |z| = 1, where the method changes.
+    """
+
+    def exact(z, derivative):
+        z = Fraction(z)
+        terms = range(derivative, 80)
+        slopes = (
+            Fraction(math.perm(n, derivative), math.factorial(n + order)) * z ** (n - derivative)
+            for n in terms
+        )
+        return float(sum(slopes))
+
+    function = lambda z: integrate_exponential(order, z)
+    for derivative in range(4):
+        for z in (-6.5, -1.001, -0.999, -1e-3, 0.0, 0.4, 1.001, 3.0):
+            value = float(function(jnp.asarray(z)))
+            np.testing.assert_allclose(value, exact(z, derivative), rtol=1e-11)
+        function = jax.grad(function)
+
+
+@pytest.mark.parametrize("interval", [1e-3, 0.3, 4.0])
+def test_one_state_is_as_two_that_do_not_meet(interval):
+    """The law of one state has no matrices, that of two has: the same numbers on the same step."""
+    drift = lambda th, x, t: -th["k"] * x - th["c"] * x**3 + th["b"] * jnp.sin(t)
+    noise = lambda th, x: th["s"] * (1 + 0.1 * x**2)
+    theta = {
+        "k": jnp.array(0.9),
+        "c": jnp.array(0.2),
+        "b": jnp.array(0.4),
+        "s": jnp.array(0.7),
+    }
+    process = check.process(fl.Process(drift, noise))
+    ends = np.array([[0.7, -0.4], [0.5, 0.1]])
+
+    def step(which):
+        return fl.scores.Step(*jnp.asarray(ends[:, which]), jnp.asarray(0.6), jnp.asarray(interval))
+
+    both = local_linear(process, theta, step([0, 1]))
+    score = flat(local_linear_score(process, theta, step([0, 1])))
+    apart = np.zeros_like(score)
+    for i in range(2):
+        one = local_linear(process, theta, step([i]))
+        np.testing.assert_allclose(one.mean[0], both.mean[i], rtol=1e-9)
+        np.testing.assert_allclose(one.covariance[0, 0], both.covariance[i, i], rtol=1e-9)
+        apart += flat(local_linear_score(process, theta, step([i])))
+    np.testing.assert_allclose(apart, score, rtol=1e-8, atol=1e-10)

@@ -20,13 +20,15 @@ and constant in time:
     E[X_Δ] = x + ∫₀^Δ e^{J(Δ−s)} (μ + a s) ds,     Cov[X_Δ] = ∫₀^Δ e^{Js} 2Q e^{Jᵀs} ds.
 
 The integrals are Taylor series over Δ/2^d, then doubled d times. Doubling adds covariances, so it
-does not lose digits where e^{−J} would grow.
+does not lose digits where e^{−J} would grow. Of one state they are functions of the number JΔ.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,7 +36,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.arrays import Array, Params, root_covariance
+from fluctua.core.arrays import Array, Params, jit, root_covariance
 from fluctua.core.diffusion import (
     Diffusion,
     are_singular,
@@ -51,6 +53,8 @@ __all__ = ["Step", "drift_score", "full_score", "local_linear", "local_linear_sc
 DOUBLINGS = 6
 ORDER = 6
 """Relative errors of the series are (‖J‖Δ/2^d)^ORDER/ORDER!: 1e-7 at ‖J‖Δ = 10."""
+TERMS = 18
+"""Terms of the series of one state, exact in double precision."""
 
 
 def residual(process: Process, theta: Params, step: Step) -> Array:
@@ -220,9 +224,11 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     def drift(x, t):
         return process.drift(theta, x, t, context)
 
+    q = diffusion_matrix(process, theta, x, t, context).astype(x.dtype)
+    if x.size == 1:
+        return _linearise_one_state(drift, step, q)
     mu = drift(x, t)
     jacobian = jax.jacfwd(drift)(x, t)
-    q = diffusion_matrix(process, theta, x, t, context).astype(x.dtype)
     if process.noiseless or has_fewer_noises(process, theta, x, t, context):
         a = _singular_ramp(drift, x, jnp.asarray(t, x.dtype), q)
     else:
@@ -256,9 +262,64 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
 def _log_normal(process: Process, theta: Params, step: Step) -> Array:
     """ln N(x'; E[X_Δ], Cov[X_Δ]), but for a constant."""
     mean, covariance = local_linear(process, theta, step)
+    if step.x.size == 1:
+        variance = covariance[0, 0]
+        return -(jnp.log(variance) + (step.x_next[0] - mean[0]) ** 2 / variance) / 2
     factor = cho_factor(covariance, lower=True)
     r = step.x_next - mean
     return -jnp.sum(jnp.log(jnp.diagonal(factor[0]))) - r @ cho_solve(factor, r) / 2
+
+
+def _linearise_one_state(drift: Callable[[Array, Array], Array], step: Step, q: Array) -> Gaussian:
+    """`local_linear` of one state, without matrices.
+
+    With z = JΔ the mean is x + μΔ φ₁(z) + aΔ² φ₂(z) and the variance 2QΔ φ₁(2z).
+    """
+    x, _, t, dt, _, _ = step
+    one = jnp.ones_like(x)
+
+    def slope(y: Array) -> tuple[Array, Array]:
+        return jax.jvp(lambda v: drift(v, t), (y,), (one,))
+
+    (mu, jacobian), (_, bend) = jax.jvp(slope, (x,), (one,))
+    now = jnp.asarray(t, x.dtype)
+    in_time = jax.jvp(lambda s: drift(x, s), (now,), (jnp.ones_like(now),))[1]
+    z = jacobian * dt
+    moved = mu * dt * integrate_exponential(1, z)
+    bent = (in_time + q[0] * bend) * dt**2 * integrate_exponential(2, z)
+    return Gaussian(x + moved + bent, 2 * q * dt * integrate_exponential(1, 2 * z))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def integrate_exponential(order: int, z: Array) -> Array:
+    """φ_k(z) = ∫₀¹ e^{(1−s)z} s^{k−1}/(k−1)! ds of numbers: (e^z − 1)/z for k = 1.
+
+    A series up to |z| = 1, and φ_{k+1} = (φ_k − 1/k!)/z beyond, where that loses no digits.
+    """
+    return _evaluate_exponential(order, z)
+
+
+@partial(jit, static_argnums=0)  # traced once, however often it is differentiated
+def _evaluate_exponential(order: int, z: Array) -> Array:
+    small = jnp.abs(z) < 1
+    near = jnp.where(small, z, 0)
+    far = jnp.where(small, 1, z)
+    series = jnp.zeros_like(z)
+    for n in reversed(range(TERMS)):
+        series = series * near + 1 / math.factorial(n + order)
+    closed = jnp.exp(far)
+    for n in range(order):
+        closed = (closed - 1 / math.factorial(n)) / far
+    return jnp.where(small, series, closed)
+
+
+@integrate_exponential.defjvp
+def _differentiate_exponential(
+    order: int, at: tuple[Array], along: tuple[Array]
+) -> tuple[Array, Array]:
+    """φ_k and φ_k' = φ_k − k φ_{k+1}: derivatives of any order lose no digits either."""
+    value = integrate_exponential(order, at[0])
+    return value, (value - order * integrate_exponential(order + 1, at[0])) * along[0]
 
 
 def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, root: Array) -> Array:
@@ -329,6 +390,9 @@ def _double_step(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Ar
 
 # ------------------------------------------------------------------------- noise of the measurement
 
+UNROLLED = 2
+"""Components whose second derivatives are written out: a loop takes time for every one."""
+
 
 def remove_readout_bias(
     function: Callable[[Array], Array], variance: Array
@@ -341,15 +405,21 @@ def remove_readout_bias(
     def corrected(z: Array) -> Array:
         value = function(z)
 
-        def add(i: Array, total: Array) -> Array:
-            e = jnp.zeros_like(z).at[i].set(1)
+        def add(i: Array | int, total: Array) -> Array:
+            e = (jnp.arange(z.shape[0]) == i).astype(z.dtype)
 
             def slope(v):
                 return jax.jvp(function, (v,), (e,))[1]
 
             return total + variance[i] * jax.jvp(slope, (z,), (e,))[1]
 
-        return value - jax.lax.fori_loop(0, z.shape[0], add, jnp.zeros_like(value)) / 2
+        total = jnp.zeros_like(value)
+        if z.shape[0] <= UNROLLED:
+            for i in range(z.shape[0]):
+                total = add(i, total)
+        else:
+            total = jax.lax.fori_loop(0, z.shape[0], add, total)
+        return value - total / 2
 
     return corrected
 

@@ -146,17 +146,18 @@ def _iterate_blocks(
         steps = steps // path.stride * path.stride
     for n in range(0, steps, block):
         stop = min(n + block, steps)
-        times, x = recording.read_block(n, stop)
-        events = recording.read_events(n, stop)
+        first = max(0, stop - block)  # a last block as long as the others is not compiled anew
+        times, x = recording.read_block(first, stop)
+        events = recording.read_events(first, stop)
         law = _Law(source.process, source.rewards, source.score)
         read = _Block(times, x, recording.context, events)
-        u, explicit = _evaluate_block(law, source.theta, read)
+        u, explicit = (part[:, n - first :] for part in _evaluate_block(law, source.theta, read))
         if source.rewards.per_step is not None:
             explicit = explicit + _arrival_rewards(source, n, stop)[1]
         level = g[:, n:stop] - mean
         begins = np.zeros(stop - n, bool)
         if path is not None:
-            level, explicit = path.block(times, x)
+            level, explicit = path.block(*recording.read_block(n, stop))
             begins[:: path.stride] = True
         yield n, begins, level, np.asarray(explicit, np.float64), np.asarray(u, np.float64)
 
