@@ -18,6 +18,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import expm
+from scipy.optimize import minimize
 
 import fluctua as fl
 from fluctua import insitu
@@ -107,6 +109,31 @@ def connect():
 # --8<-- the driver
 
 
+def compute_return(values, offset, gain):
+    """J of an oscillator with such knobs: its mean and covariance, sample by sample."""
+    drive, detuning, pump = offset + gain * values
+    rate = np.array([[pump - LOSS, detuning], [-detuning, -pump - LOSS]])
+    forced = expm(np.array([[*rate[0], drive], [*rate[1], 0.0], [0.0, 0.0, 0.0]]) * T[1])
+    spread = np.block([[rate, NOISE**2 * np.eye(2)], [np.zeros((2, 2)), -rate.T]])
+    step = forced[:2, :2]
+    added = expm(spread * T[1])[:2, 2:] @ step.T
+    mean = np.zeros(2)
+    covariance = np.zeros((2, 2))
+    distance = []
+    for _ in T:
+        distance.append((mean[0] - 1.0) ** 2 + mean[1] ** 2 + np.trace(covariance))
+        mean = step @ mean + forced[:2, 2]
+        covariance = step @ covariance @ step.T + added
+    return -np.trapezoid(distance, T) / T[-1]
+
+
+def find_best(offset, gain):
+    """The settings at which such an oscillator has the largest J."""
+    bounds = [model.knobs[name].bounds for name in KNOBS]
+    start = np.array([1.0, 0.0, 0.0])
+    return minimize(lambda v: -compute_return(v, offset, gain), start, bounds=bounds).x
+
+
 if __name__ == "__main__":
     plan = insitu.Plan(iterations=60, trajectories=5, learning_rate=0.3, calibration="training")
     with tempfile.TemporaryDirectory() as folder:
@@ -116,6 +143,16 @@ if __name__ == "__main__":
         print(f"iteration {row.iteration:2d}   J = {row.J:.3f}")
     print(calibration.strip())
     last, record = rows[-1]
-    for name in KNOBS:
-        print(f"{name:<10} {float(record.next_theta[name]):+.3f}")
-    print(f"{last.trajectories} trajectories measured")
+    designs = {
+        "before": np.zeros(3),
+        "best by the data sheet": find_best(np.zeros(3), np.ones(3)),
+        f"after {last.trajectories} trajectories": np.array(
+            [float(record.next_theta[name]) for name in KNOBS]
+        ),
+        "best by the hidden numbers": find_best(Oscillator.offset, Oscillator.gain),
+    }
+    print(f"{'':<28}{'drive':>6}{'detuning':>10}{'pump':>7}{'J of the device':>18}")
+    for name, values in designs.items():
+        J = compute_return(values, Oscillator.offset, Oscillator.gain)
+        drive, detuning, pump = values
+        print(f"{name:<28}{drive:6.2f}{detuning:10.2f}{pump:7.2f}{J:18.4f}")

@@ -254,6 +254,15 @@ def test_own_instrument_trains_though_acquisitions_fail(run):
     assert "3 failures retried" in out
 
 
+@pytest.mark.long
+def test_driven_oscillator_comes_near_its_best_settings(run):
+    out = run("driven_oscillator")
+    lines = re.findall(r"^(before|best|after).* (-\d+\.\d+)$", out, re.MULTILINE)
+    before, by_data_sheet, after, best = (float(J) for _, J in lines)
+    assert best - after < 0.01 * (best - before)
+    assert by_data_sheet < best - 0.5
+
+
 def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
     part = (
         (ROOT / "examples" / "own_instrument.py")
