@@ -24,6 +24,9 @@ from fluctua.core.words import close_match
 COLLINEAR = 1e-5
 """Relative pivot below which a direction counts as collinear; single precision has seven digits."""
 
+FIDELITY = 0.05
+"""Relative accuracy of the variance of scores: of transitions that are taken as locally linear."""
+
 CHANCE = 1e-5
 """Probability that χ² of a correct model is reported, for any number of unknowns."""
 
@@ -88,6 +91,15 @@ class Belief:
         ).T
         return spread
 
+    def respond_to_watched(self) -> np.ndarray:
+        """Shift of the posterior mean per unit of each watched unknown that is there. (F, W)
+
+        The score of the free unknowns has the mean F_fw w at a device with w, which a fit without
+        w absorbs: the fit is off by Λ⁻¹F_fw w.
+        """
+        cross = self.information[np.ix_(self.free, ~self.free)]
+        return scipy.linalg.cho_solve(self._factor, cross)
+
     def count_deviations(self, gradient: np.ndarray) -> float:
         """Λ⁻¹ gradient (F,)| in standard deviations, the root mean square over the unknowns."""
         square = gradient @ scipy.linalg.cho_solve(self._factor, gradient)
@@ -147,6 +159,48 @@ def _pseudo_square(information: np.ndarray, score: np.ndarray) -> tuple[float, i
     return float(y @ y), int(rank)
 
 
+@dataclass(frozen=True)
+class Disagreement:
+    """Sums of χ² of new scores against the belief before them, over calls after the first.
+
+    A model with the right structure expects one per degree of freedom. Where the structure is
+    wrong, the unknowns that fit best change with the settings, and χ² grows.
+
+    chi2, degrees: sums over the calls.
+    calls: how many.
+    """
+
+    chi2: float = 0.0
+    degrees: float = 0.0
+    calls: float = 0.0
+
+    def add(self, chi2: float, degrees: int, share: float = 1.0) -> Disagreement:
+        """The sums with another call. share: weight of the calls before, where they fade."""
+        return Disagreement(
+            share * self.chi2 + chi2, share * self.degrees + degrees, share * self.calls + 1
+        )
+
+    @property
+    def ratio(self) -> float:
+        """χ² per degree of freedom; 1 before there is a second call."""
+        return self.chi2 / self.degrees if self.degrees else 1.0
+
+    @property
+    def is_systematic(self) -> bool:
+        """Whether χ² exceeds chance and the accuracy `FIDELITY` of the scores' variance."""
+        return exceeds_chance(self.chi2 / (1 + FIDELITY), int(self.degrees))
+
+    @property
+    def inflation(self) -> float:
+        """Factor on the variance of the unknowns, 1 where the calls agree.
+
+        A call's score then has the variance F(1 + τ²) in place of F, with τ² = χ²/degrees − 1. An
+        error of the structure does not average out over n calls as noise does: it is taken to be
+        the same in all of them, and the variance (nF)⁻¹ + τ²F⁻¹ = (nF)⁻¹(1 + nτ²).
+        """
+        return 1 + self.calls * (self.ratio - 1) if self.is_systematic else 1.0
+
+
 # --------------------------------------------------------------------------------------- for people
 
 
@@ -161,6 +215,7 @@ class Posterior(NamedTuple):
     watched_chi2, watched_degrees: of the unknowns that are held at their start; about 1 per degree
         of freedom where they belong there.
     watched: which unknowns are held, one entry per component of φ.
+    widened: factor by which errors were multiplied because calls disagree; 1 where they agree.
     """
 
     unknown: Params
@@ -171,6 +226,27 @@ class Posterior(NamedTuple):
     watched_chi2: float
     watched_degrees: int
     watched: tuple[bool, ...]
+    widened: float = 1.0
+
+    @property
+    def covers(self) -> bool:
+        """Whether nothing speaks against the structure of the model, which errors rely on."""
+        return self.widened == 1 and not self.structure_is_wrong
+
+    @property
+    def caveat(self) -> str:
+        """Why the errors need not cover, in words; empty where nothing is wrong."""
+        if self.structure_is_wrong:
+            return (
+                "the model lacks what is watched: errors of the fitted unknowns include its effect "
+                "in the size that was found, and cover to that accuracy only"
+            )
+        if self.widened > 1:
+            return (
+                f"calls disagree: errors are {self.widened:.2g} times those of the noise, and need "
+                "not cover. The structure of the model is wrong, or the device changes"
+            )
+        return ""
 
     @property
     def structure_is_wrong(self) -> bool:
@@ -214,6 +290,8 @@ def _format_posterior(known: Posterior) -> str:
             f"  watched: chi² = {known.watched_chi2:.4g}, {known.watched_degrees} expected if "
             "nothing is there"
         )
+    if known.caveat:
+        lines.append(f"  {known.caveat}")
     return "\n".join(lines)
 
 

@@ -6,8 +6,8 @@ where its gradient g(u) = s(u) − Λ(u − m) vanishes, and
     d = (Λ + F)⁻¹ g
 
 is a Gauss–Newton step towards that point. One is exact where s is linear in u: a drift linear in
-the unknowns. Elsewhere steps follow one another until they are small, each halved while it
-overshoots.
+the unknowns. Elsewhere steps follow one another until they are small. A step that overshoots is
+damped, d = (Λ + F + a·diag(Λ + F))⁻¹ g with growing a (Levenberg and Marquardt).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from fluctua.core.likelihood.evidence import Evidence
 from fluctua.learn.belief import Belief
@@ -25,8 +26,15 @@ from fluctua.learn.belief import Belief
 MAX_STEPS = 20
 """Maximum number of Gauss–Newton steps per fit; a noise amplitude that starts at 10⁻⁶ takes 15."""
 
-MAX_HALVINGS = 20
-"""Maximum number of halvings of one step, down to a millionth of it."""
+MAX_TRIALS = 20
+"""Maximum number of trials of one step, each damped more than the one before."""
+
+MIN_DAMPING = 1e-2
+"""First damping of a step that overshoots."""
+
+MORE = 4.0
+LESS = 3.0
+"""Factors on the damping after a step that overshoots, and after one that does not."""
 
 SETTLED = 1e-2
 """Step below which a fit has converged, in standard deviations of the posterior, root mean square.
@@ -67,6 +75,16 @@ class Fit(NamedTuple):
         """The Gauss–Newton step from here. Shape (K,)."""
         return self.posterior.mean - self.point
 
+    def damp_step(self, damping: float) -> np.ndarray:
+        """The step d of (Λ + F + damping·diag(Λ + F)) d = g. Shape (K,)."""
+        if not damping:
+            return self.step
+        precision = self.posterior.posterior_precision
+        damped = precision + damping * np.diag(np.diag(precision))
+        step = np.zeros_like(self.point)
+        step[self.posterior.free] = scipy.linalg.solve(damped, self.gradient, assume_a="pos")
+        return step
+
     @property
     def gradient(self) -> np.ndarray:
         """Gradient of the log-posterior in the free unknowns. Shape (F,)."""
@@ -104,13 +122,14 @@ def fit_map(likelihoods: Sequence[Likelihood], prior: Belief, start: np.ndarray)
     if fit is None:
         text = "the score of the measured trajectories is not finite at the calibrated model."
         raise FloatingPointError(text)
+    damping = 0.0
     for _ in range(MAX_STEPS):
         if fit.linear or fit.step_size <= SETTLED or _is_rounding(fit):
             return fit._replace(converged=True)
-        moved = _advance(likelihoods, prior, fit)
+        moved = _advance(likelihoods, prior, fit, damping)
         if moved is None:
             break
-        fit = moved
+        fit, damping = moved
     return fit
 
 
@@ -148,17 +167,20 @@ def _expand(likelihoods: Sequence[Likelihood], prior: Belief, u: np.ndarray) -> 
     return Fit(point, before, latest, posterior, linear=linear)
 
 
-def _advance(likelihoods: Sequence[Likelihood], prior: Belief, fit: Fit) -> Fit | None:
-    """The fit at the end of the step, halved while it overshoots.
+def _advance(
+    likelihoods: Sequence[Likelihood], prior: Belief, fit: Fit, damping: float
+) -> tuple[Fit, float] | None:
+    """The fit at the end of a step, which is damped while it overshoots, and the next damping.
 
-    A step overshoots where the slope at its end is downhill and steeper than here.
+    A step overshoots where the slope at its end is downhill and steeper than here: the mean of both
+    slopes is then downhill.
     """
-    share = 1.0
-    for _ in range(MAX_HALVINGS):
-        moved = _expand(likelihoods, prior, fit.point + share * fit.step)
-        if moved is not None and moved.slope(fit.step) >= -fit.slope(fit.step):
-            return moved
-        share /= 2
+    for _ in range(MAX_TRIALS):
+        step = fit.damp_step(damping)
+        moved = _expand(likelihoods, prior, fit.point + step)
+        if moved is not None and moved.slope(step) >= -fit.slope(step):
+            return moved, damping / LESS if damping > MIN_DAMPING else 0.0
+        damping = max(MORE * damping, MIN_DAMPING)
     return None
 
 

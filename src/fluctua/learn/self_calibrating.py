@@ -55,6 +55,9 @@ WEIGHTS = "correction_"
 DOUBT = "doubt"
 """Name of the reason of a doubt in a state."""
 
+DISAGREEMENT = "disagreement"
+"""Name of the sums of χ² over calls in a state."""
+
 TESTS = "residuals_"
 """Prefix of the sums of the residual tests in a state."""
 
@@ -133,6 +136,7 @@ class SelfCalibrating(PlainEstimator):
         self._kept = keeping.Kept(self.belief)
         self._trajectories = self._calls = self._last = 0
         self._surprise = (0.0, 0)
+        self._disagreement = beliefs.Disagreement()
 
     def cost(self, theta: Params) -> int:
         """Measured trajectories per sample: 0 after a call that used the model alone."""
@@ -209,6 +213,8 @@ class SelfCalibrating(PlainEstimator):
         likelihoods.append(latest)
         fit = fitting.fit_map(likelihoods, kept.belief, before.mean)
         self._surprise = fit.surprise()
+        if before.information.any():  # the first call is compared with the prior alone
+            self._disagreement = self._disagreement.add(*self._surprise, share)
         if beliefs.exceeds_chance(*self._surprise):
             renewed = self.options.renew and before.information.any()
             self._add_event(
@@ -216,6 +222,7 @@ class SelfCalibrating(PlainEstimator):
             )
             if renewed:
                 likelihoods = [latest]
+                self._disagreement = beliefs.Disagreement()
                 kept = keeping.Kept(before.fade(0.0))
                 fit = fitting.fit_map(likelihoods, kept.belief, fit.point)
         self.belief = fit.posterior
@@ -270,12 +277,16 @@ class SelfCalibrating(PlainEstimator):
         """The posterior of the unknowns of the device."""
         b = self.belief
         values = b.mean.copy()
-        errors = np.zeros(b.start.size)
-        errors[b.free] = np.sqrt(np.diag(np.linalg.inv(b.posterior_precision)))
+        variance = np.zeros(b.start.size)
+        inflation = self._disagreement.inflation
+        variance[b.free] = inflation * np.diag(np.linalg.inv(b.posterior_precision))
         chi2 = 0.0
         if not b.free.all():
-            values[~b.free], errors[~b.free], chi2 = b.estimate_watched()
+            values[~b.free], watched_errors, chi2 = b.estimate_watched()
+            variance[~b.free] = watched_errors**2
+            variance[b.free] += b.respond_to_watched() ** 2 @ self._size_watched() ** 2
 
+        errors = np.sqrt(variance)
         degrees = int((~b.free).sum())
         watched = tuple(bool(v) for v in ~b.free)
         return beliefs.Posterior(
@@ -286,7 +297,23 @@ class SelfCalibrating(PlainEstimator):
             chi2,
             degrees,
             watched,
+            float(np.sqrt(inflation)),
         )
+
+    def _size_watched(self) -> np.ndarray:
+        """Standard deviation of what is watched, root mean square over its family. Shape (W,).
+
+        Zero where χ² of all of it is that of chance.
+        """
+        b = self.belief
+        values, errors, chi2 = b.estimate_watched()
+        if not beliefs.exceeds_chance(chi2, len(values)):
+            return np.zeros(len(values))
+        sizes = [np.size(leaf) for leaf in jax.tree.leaves(self.unknown)]
+        family = np.repeat(np.arange(len(sizes)), sizes)[~b.free]
+        power = np.maximum((values - b.start[~b.free]) ** 2 - errors**2, 0.0)
+        means = np.bincount(family, power) / np.maximum(np.bincount(family), 1)
+        return np.sqrt(means[family])
 
     @property
     def phi(self) -> Params:
@@ -308,6 +335,9 @@ class SelfCalibrating(PlainEstimator):
             f"{WEIGHTS}{name}": value for name, value in self.sums.items()
         } | self._kept.to_arrays()
         remembered |= {f"{TESTS}{name}": _pack(sums) for name, sums in (self._tests or {}).items()}
+        d = self._disagreement
+        if d.calls:
+            remembered[DISAGREEMENT] = np.array([d.chi2, d.degrees, d.calls])
         if self.doubt:
             remembered[DOUBT] = np.array(self.doubt)
         return {
@@ -325,6 +355,7 @@ class SelfCalibrating(PlainEstimator):
             self.sums = {}
             self._trajectories = self._calls = self._last = 0
             self._surprise = (0.0, 0)
+            self._disagreement = beliefs.Disagreement()
             self._set_task(self._select_task(0))
             return
         missing = sorted(set(SUMS) - set(state))
@@ -344,6 +375,9 @@ class SelfCalibrating(PlainEstimator):
         self._trajectories = int(state["trajectories"])
         self._calls = int(state["calls"])
         self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
+        self._disagreement = beliefs.Disagreement(
+            *(float(v) for v in state.get(DISAGREEMENT, (0.0, 0.0, 0.0)))
+        )
         weights = _select_prefixed(state, WEIGHTS)
         self.sums = {name: np.array(value) for name, value in weights.items()}
         tests = _select_prefixed(state, TESTS)
@@ -435,13 +469,23 @@ class SelfCalibrating(PlainEstimator):
         unknowns = int(belief.free.sum())
         if not self.options.samples or not unknowns:
             return total
+        widened = np.sqrt(self._disagreement.inflation)
         exact = unknowns <= self.options.samples
         normals = np.eye(unknowns)
         if not exact:
             normals = np.asarray(
                 jax.random.normal(key, (self.options.samples, unknowns)), np.float64
             )
-        for away in belief.scale_deviations(normals):
+        deviations = widened * belief.scale_deviations(normals)
+        if not belief.free.all():
+            shifts = np.zeros((int((~belief.free).sum()), belief.start.size))
+            shifts[:, belief.free] = (belief.respond_to_watched() * self._size_watched()).T
+            if exact:
+                deviations = np.concatenate([deviations, shifts])
+            else:
+                others = jax.random.normal(jax.random.fold_in(key, 1), (len(normals), len(shifts)))
+                deviations = deviations + np.asarray(others, np.float64) @ shifts
+        for away in deviations:
             total = total + change(belief.mean + away) ** 2
         return total if exact else total / self.options.samples
 
@@ -509,6 +553,16 @@ class SelfCalibrating(PlainEstimator):
                 f"{chi2:.4g} with {degrees} degrees of freedom. The device has changed (give "
                 "`forget_after` or `renew`), the prior is too narrow (`spread`), or the structure "
                 "of the model is wrong (`watch` what it leaves out).",
+                stacklevel=4,
+            )
+        if self._disagreement.is_systematic:
+            self._raise_doubt(
+                "the calls disagree about the unknowns: χ² is "
+                f"{self._disagreement.ratio:.3g} per degree of freedom over "
+                f"{self._disagreement.calls:.0f} calls, and errors are "
+                f"{np.sqrt(self._disagreement.inflation):.2g} times those of the noise; they need "
+                "not cover. The structure of the model is wrong (`watch` what it leaves out), or "
+                "the device changes (`forget_after`).",
                 stacklevel=4,
             )
         if self.belief.free.all():

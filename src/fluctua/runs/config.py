@@ -216,6 +216,10 @@ class DeviceConfig:
     finer: int = _key(1, rules.whole_number(1, 1000), "steps of the device per step `task.dt`")
 
 
+TREATMENTS = ("ignore", "watch", "fit")
+"""What the calibration does with what the device may have beside its nominal structure."""
+
+
 @dataclass(frozen=True)
 class CalibrationConfig:
     """Calibration of the device's unknowns from the trajectories that are rewarded."""
@@ -240,13 +244,17 @@ class CalibrationConfig:
     prior: float = _key(
         1.0, rules.number(above=0), "spread of the prior, in units of that of the hidden errors"
     )
-    kerr: bool = _key(False, rules.flag(), "Kerr coefficients are unknown too")
+    kerr: str = _key(
+        "ignore",
+        rules.word_or_flag(*TREATMENTS),
+        "errors of Kerr coefficients: not in the model, watched, fitted",
+    )
     readout: bool = _key(
         True, rules.flag(), "noise of the readout (device.readout) is known, and taken off"
     )
     second_neighbours: str = _key(
         "ignore",
-        rules.word("ignore", "watch", "fit"),
+        rules.word(*TREATMENTS),
         "couplings across the cells: not in the model, watched, fitted",
     )
 
@@ -536,6 +544,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "device.integrator": "same",
         "device.finer": 1,
         "calibration.prior": 1.0,
+        "calibration.kerr": "ignore",
+        "calibration.second_neighbours": "ignore",
     },
     "hard": {
         "device.loss_error": 0.2,
@@ -546,6 +556,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "device.integrator": "heun",
         "device.finer": 2,
         "calibration.prior": 1.5,
+        "calibration.kerr": "watch",
+        "calibration.second_neighbours": "watch",
     },
 }
 """Keys that `device.kind` sets."""

@@ -65,6 +65,14 @@ def word(*words: str) -> Rule:
     )
 
 
+def word_or_flag(no: str, other: str, yes: str) -> Rule:
+    """One of three words; files from before there were three say false and true."""
+    words = (no, other, yes)
+    names: dict[Any, str] = {no: no, other: other, yes: yes, False: no, True: yes}
+    plain = word(*words)
+    return plain._replace(accept=lambda v: names.get(v) if isinstance(v, str | bool) else None)
+
+
 def flag() -> Rule:
     """True or false."""
     return Rule("true or false", lambda v: v if isinstance(v, bool) else None)

@@ -120,6 +120,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         lines.append(
             f"unknowns   rms error after {known['trajectories']:,} trajectories: {', '.join(each)}"
         )
+        pulls = ", ".join(f"{name} {row['pull']:.2g}" for name, row in known["families"].items())
+        lines.append(f"cover      rms of error over its error bar, 1 expected: {pulls}")
         if known["watched"]:
             chi2 = known["watched"]["chi2"]
             expected = known["watched"]["expected"]
@@ -127,6 +129,8 @@ def format_summary(summary: dict[str, Any]) -> str:
                 f"structure  chi² of what the model leaves out: {chi2:,.0f}, {expected} if it were "
                 "not there"
             )
+        if known["caveat"]:
+            lines.append(f"caveat     {known['caveat']}")
     return "\n".join([*lines, ""])
 
 
@@ -158,10 +162,11 @@ def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
     def rms(v):
         return float(np.sqrt(np.mean(np.square(v))))
 
-    families = {
-        name: {"error": rms(known.unknown[name] - true[name]), "stderr": rms(known.stderr[name])}
-        for name in known.unknown
-    }
+    families = {}
+    for name, value in known.unknown.items():
+        error = value - true[name]
+        stderr = known.stderr[name]
+        families[name] = {"error": rms(error), "stderr": rms(stderr), "pull": rms(error / stderr)}
     watched = (
         {"chi2": known.watched_chi2, "expected": known.watched_degrees}
         if known.watched_degrees
@@ -172,6 +177,8 @@ def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
             "trajectories": known.trajectories,
             "families": families,
             "watched": watched,
+            "widened": known.widened,
+            "caveat": known.caveat,
         }
     }
 

@@ -50,7 +50,10 @@ SPREAD = {
 """Unknowns, and the keys that give their standard deviations."""
 
 MIN_SPREAD = 1e-3
-"""Spread of an unknown that is fitted or watched though the device has none of it."""
+"""Spread of an unknown that is fitted though the device has none of it."""
+
+WATCHED_SPREAD = {"kerr": 0.01, "second": 0.1}
+"""Spread of what is watched: of errors that would matter, whatever the device has."""
 
 EVERY = 20
 """One of so many steps counts for the information; features change by 1e-3 per step."""
@@ -256,20 +259,20 @@ def make_self_calibrating(
         richer = with_diagonals(network, config.lattice.rows, config.lattice.columns)
         start["second"] = jnp.zeros(len(richer.across))
         model = make(richer.network)
+    watch = [
+        name
+        for name, treatment in (("kerr", c.kerr), ("second", c.second_neighbours))
+        if treatment == "watch"
+    ]
     true_task, parameters = true_system(config, network, make_true)
     readout = d.readout * float(np.exp(draw_hidden_errors(config, network)["readout"]))
-    device = Device(true_task, parameters, d.sample_every * d.finer, readout)
-    spread = {name: max(c.prior * getattr(d, SPREAD[name]), MIN_SPREAD) for name in start}
-    twin: Any = model.estimator(config.backend, baseline="twin")
-    if has_own_rates(config) or has_own_steps(config):
-        twin = SampledTwin(twin)
     return SelfCalibrating(
-        twin,
-        device,
+        _make_twin(config, task, model, richer),
+        Device(true_task, parameters, d.sample_every * d.finer, readout),
         EffectiveSettings(richer, tuple(network.gamma.tolist()), tuple(network.gamma_e.tolist())),
         start,
-        spread,
-        watch=["second"] if c.second_neighbours == "watch" else [],
+        {name: _spread(config, name, name in watch) for name in start},
+        watch=watch,
         forget_after=c.forget_after or np.inf,
         correction=c.correction,
         simulated=c.simulated,
@@ -279,6 +282,29 @@ def make_self_calibrating(
         readout=d.readout if c.readout else 0.0,
         on_doubt="continue",  # what the model leaves out is left out on purpose
     )
+
+
+def _make_twin(
+    config: Config, task: tcmt.Task, model: tcmt.Task, richer: ExtendedLattice | None
+) -> Any:
+    """The twin, calibrated by the model's own Euler steps where the device shares them.
+
+    Bonds that are only watched are left out of the twin: they stay at zero.
+    """
+    if not (has_own_rates(config) or has_own_steps(config)):
+        return model.estimator(config.backend, baseline="twin")
+    if richer is None or config.calibration.second_neighbours == "fit":
+        twin: Any = model.estimator(config.backend, baseline="twin")
+        return SampledTwin(twin)
+    twin = task.estimator(config.backend, baseline="twin")
+    return SampledTwin(twin, model, tuple(richer.near.tolist()))
+
+
+def _spread(config: Config, name: str, watched: bool) -> float:
+    """Standard deviation of the prior of a family of unknowns."""
+    if watched:
+        return WATCHED_SPREAD[name]
+    return max(config.calibration.prior * getattr(config.device, SPREAD[name]), MIN_SPREAD)
 
 
 def list_unknowns(config: Config, network: tcmt.Network) -> dict[str, Any]:
@@ -293,6 +319,6 @@ def list_unknowns(config: Config, network: tcmt.Network) -> dict[str, Any]:
         start["noise"] = jnp.zeros(network.sites)
         if d.readout and config.calibration.readout:
             start["readout"] = jnp.zeros(())
-    if config.calibration.kerr:
+    if config.calibration.kerr != "ignore":
         start["kerr"] = jnp.zeros(network.sites)
     return start

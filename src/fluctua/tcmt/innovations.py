@@ -51,6 +51,9 @@ LONGEST_STEP = 0.02
 LONGEST_NOISE_STEP = 0.3
 """Steps of the logarithm of a noise amplitude that are taken as they are."""
 
+PRECISION = 1e-12
+"""Size of the terms of a series that are left out."""
+
 FREQUENCIES = 256
 """Points of the integral over the spectrum."""
 
@@ -99,11 +102,10 @@ def collect_sampled_evidence(
             f"{np.diff(t).min():g} to {np.diff(t).max():g}."
         )
     y = np.swapaxes(state_scores.to_complex(trajectories.x), 0, 1)
-    kind = jnp.result_type(1j)
     rule = _FlowRule(interval, max(1, int(np.ceil(interval / LONGEST_STEP - 1e-9))))
     shifts = _tabulate_shifts(task, trajectories.context, t, rule)
     propagation = _propagate(spec, np.mean(np.abs(y) ** 2, axis=(0, 1)), interval)
-    law = _NoiseLaw(
+    law = _IntervalNoise(
         jnp.asarray(propagation.spread, jnp.result_type(float)),
         jnp.asarray(np.exp(-2 * spec.damping * interval), jnp.result_type(float)),
     )
@@ -111,17 +113,15 @@ def collect_sampled_evidence(
         jnp.asarray(np.log(spec.noise), jnp.result_type(float)),
         jnp.asarray(np.log(readout) if readout else -np.inf, jnp.result_type(float)),
     )
-    numbers = state_scores.tabulate_network(spec)
-    slots = state_scores.list_slots(spec)
-    passed = _run_filter(
-        rule, bool(readout), numbers, slots, jnp.asarray(y, kind), shifts, law, amplitudes
-    )
+    samples = _Samples(jnp.asarray(y, jnp.result_type(1j)), shifts)
+    graph = _Graph(state_scores.tabulate_network(spec), state_scores.list_slots(spec))
+    passed = _run_filter(rule, bool(readout), graph, samples, law, amplitudes)
     passed = jax.tree.map(np.asarray, passed)
-    samples = (len(t) - 1) * y.shape[1]
-    gains = propagation.steady_gains(spec.noise, readout)
+    count = (len(t) - 1) * y.shape[1]
+    steady = propagation.settle_filter(spec.noise, readout)
     score = _sum_drift_scores(spec, passed, interval)
-    information = _drift_information(spec, passed.middle, propagation, gains, interval)
-    noise = _noise_information(spec, propagation, readout, samples)
+    information = _drift_information(spec, passed.middle, propagation, steady)
+    noise = _noise_information(spec, propagation, readout, count)
     size = len(score)
     whole = np.zeros((size + len(noise), size + len(noise)))
     whole[:size, :size] = information
@@ -134,7 +134,7 @@ def collect_sampled_evidence(
         whole,
         passed.squares.astype(np.float64),
         passed.lagged.astype(np.float64),
-        samples,
+        count,
     )
 
 
@@ -160,11 +160,25 @@ class _FlowRule(NamedTuple):
     steps: int
 
 
-class _NoiseLaw(NamedTuple):
+class _IntervalNoise(NamedTuple):
     """Noise of an interval relative to its amplitude: q/a² (N,), and e^{−2ΓΔ} (N,)."""
 
     spread: Array
     decay: Array
+
+
+class _Samples(NamedTuple):
+    """Samples y (T+1, E, N), complex, and δκ of `_tabulate_shifts`."""
+
+    y: Array
+    shifts: Array | None
+
+
+class _Graph(NamedTuple):
+    """The numbers of a network, and its neighbours."""
+
+    numbers: state_scores.NetworkNumbers
+    slots: state_scores.NeighbourSlots
 
 
 class _Amplitudes(NamedTuple):
@@ -208,19 +222,13 @@ def _tabulate_shifts(
     return jnp.moveaxis(jax.vmap(shift)(jax.tree.map(jnp.asarray, context)), 0, 2)
 
 
-def _flow(
-    rule: _FlowRule,
-    numbers: state_scores.NetworkNumbers,
-    slots: state_scores.NeighbourSlots,
-    psi: Array,
-    shift: Array | None,
-) -> Array:
+def _flow(rule: _FlowRule, graph: _Graph, psi: Array, shift: Array | None) -> Array:
     """Return the state an interval later, by classical Runge–Kutta steps. psi (E, N)."""
     h = rule.interval / rule.steps
 
     def drift(psi: Array, stage: int) -> Array:
         delta = None if shift is None else shift[stage]
-        return state_scores.compute_drift(numbers, slots, psi, numbers.force, delta)
+        return state_scores.compute_drift(*graph, psi, graph.numbers.force, delta)
 
     for k in range(rule.steps):
         k1 = drift(psi, 2 * k)
@@ -232,7 +240,7 @@ def _flow(
 
 
 def _compute_gains(
-    law: _NoiseLaw, amplitudes: _Amplitudes, count: int, noisy: bool
+    law: _IntervalNoise, amplitudes: _Amplitudes, count: int, noisy: bool
 ) -> tuple[Array, Array]:
     """Return gains K and variances S of the samples 1…count, from a state that is known. (T, N)"""
     q = law.spread * jnp.exp(2 * amplitudes.noise)
@@ -253,17 +261,16 @@ def _compute_gains(
 def _run_filter(
     rule: _FlowRule,
     noisy: bool,
-    numbers: state_scores.NetworkNumbers,
-    slots: state_scores.NeighbourSlots,
-    y: Array,
-    shifts: Array | None,
-    law: _NoiseLaw,
+    graph: _Graph,
+    samples: _Samples,
+    law: _IntervalNoise,
     amplitudes: _Amplitudes,
 ) -> _Passed:
-    """Run the filter over y (T+1, E, N) and its pass back. noisy: whether there is readout noise.
+    """Run the filter and its pass back. noisy: whether there is readout noise.
 
     Zeros are added to the states before and after every interval; the gradients by them are λ.
     """
+    y, shifts = samples
     count = len(y) - 1
     zeros = jnp.zeros_like(y[1:])
 
@@ -271,7 +278,7 @@ def _run_filter(
         def advance(psi: Array, at: Any) -> tuple[Array, Any]:
             sample, shift, gain, first, second = at
             begin = psi + first
-            predicted = _flow(rule, numbers, slots, begin, shift) + second
+            predicted = _flow(rule, graph, begin, shift) + second
             e = sample - predicted
             return predicted + gain * e, (e, (begin + predicted) / 2)
 
@@ -313,6 +320,13 @@ def _sum_drift_scores(spec: KernelSpec, passed: _Passed, interval: float) -> np.
 # ---------------------------------------------------------------------------------- the information
 
 
+class _SteadyFilter(NamedTuple):
+    """Gains K and variances S of the filter, each (N,)."""
+
+    gain: np.ndarray
+    variance: np.ndarray
+
+
 class _Propagation(NamedTuple):
     """The linear network over an interval.
 
@@ -327,13 +341,13 @@ class _Propagation(NamedTuple):
     spread: np.ndarray
     decay: np.ndarray
 
-    def steady_gains(self, noise: np.ndarray, readout: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return gain and variance of the filter in its steady state, each (N,)."""
+    def settle_filter(self, noise: np.ndarray, readout: float) -> _SteadyFilter:
+        """Return the filter in its steady state, from noise amplitudes √(2Q) (N,)."""
         q = self.spread * noise**2
         r = readout**2
         excess = q - r * (1 - self.decay**2)
         p = (excess + np.sqrt(excess**2 + 4 * q * r)) / 2
-        return p / (p + r), p + r
+        return _SteadyFilter(p / (p + r), p + r)
 
 
 def _propagate(spec: KernelSpec, intensity: np.ndarray, interval: float) -> _Propagation:
@@ -345,7 +359,7 @@ def _propagate(spec: KernelSpec, intensity: np.ndarray, interval: float) -> _Pro
     coupling = lattice.coupling_matrix(spec.bonds, spec.kappa, n)
     shifted = spec.omega + 2 * spec.chi * intensity
     generator = lattice.linear_operator(shifted, coupling, np.diag(spec.damping))
-    half = scipy.linalg.expm(generator * interval / 2)
+    half = _exponentiate(generator * interval / 2)
     whole = half @ half
     power = spec.noise**2
     arriving = (power + 4 * np.abs(half) ** 2 @ power + np.abs(whole) ** 2 @ power) / 6
@@ -355,6 +369,17 @@ def _propagate(spec: KernelSpec, intensity: np.ndarray, interval: float) -> _Pro
         interval * arriving / power,
         np.exp(-spec.damping * interval),
     )
+
+
+def _exponentiate(matrix: np.ndarray) -> np.ndarray:
+    """Return e^A by its series, for the small norms of an interval: a tenth of SciPy's time."""
+    total = term = np.eye(len(matrix), dtype=matrix.dtype)
+    order = 0
+    while np.abs(term).max() > PRECISION:
+        order += 1
+        term = term @ matrix / order
+        total = total + term
+    return total
 
 
 class _Entries(NamedTuple):
@@ -391,15 +416,13 @@ def _drift_information(
     spec: KernelSpec,
     middle: np.ndarray,
     propagation: _Propagation,
-    gains: tuple[np.ndarray, np.ndarray],
-    interval: float,
+    steady: _SteadyFilter,
 ) -> np.ndarray:
     """Return F of ω, κ, χ, Γ and the drive. (3N + B + D)²"""
     n = spec.sites
-    gain, variance = gains
-    loop = np.eye(n) - propagation.propagator * (1 - gain)
+    loop = np.eye(n) - propagation.propagator * (1 - steady.gain)
     response = np.linalg.solve(loop, propagation.integral)
-    weight = (response.conj().T / variance) @ response
+    weight = (response.conj().T / steady.variance) @ response
     psi = middle.reshape(-1, n)
     z = np.concatenate([psi, psi * np.abs(psi) ** 2, np.ones((len(psi), 1), psi.dtype)], axis=1)
     gram = (z.conj().T @ z).astype(np.complex128)

@@ -17,6 +17,7 @@ from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin.correction import TwinSamples
 from fluctua.tcmt import conversion, innovations, state_scores
+from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import Fused
 from fluctua.tcmt.kernel.options import KernelSpec
 from fluctua.tcmt.network import FAMILIES
@@ -35,24 +36,33 @@ class SampledTwin:
     apart and noisy, and need not come from the model's own time steps.
 
     fused: the model's twin on the kernels.
+    richer: the task that is calibrated, where it has bonds that the twin does not: watched ones,
+        which stay at zero. None if it is that of the twin.
+    near: indices of the twin's bonds among those of `richer`.
     """
 
     fused: Fused
+    richer: Experiment | None = None
+    near: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> Experiment:
+        """The task that is calibrated."""
+        return self.fused.task if self.richer is None else self.richer
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
         """Return direct part and correction of simulated trajectories."""
-        model, rest = self._with_noise(theta)
-        parts = model.split(key, rest, count)
-        return _add_zeros(parts, theta)
+        model = self._with_noise(theta)
+        return self._fill(model.split(key, self._reduce(theta), count), theta)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """Return direct part and correction of measured trajectories."""
-        model, rest = self._with_noise(theta)
-        return _add_zeros(model.recorded(rest, trajectories), theta)
+        model = self._with_noise(theta)
+        return self._fill(model.recorded(self._reduce(theta), trajectories), theta)
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
         """Return the return of each measured trajectory. (E,)"""
-        return self.fused.returns(_select_network(theta), trajectories)
+        return self.fused.returns(self._reduce(theta), trajectories)
 
     def evidence(
         self,
@@ -95,7 +105,7 @@ class SampledTwin:
         return guard.Examination(residuals)
 
     def _spec(self, p: Params) -> KernelSpec:
-        spec = conversion.kernel_spec(self.fused.task, _select_network(p), self.fused.s_plus)
+        spec = conversion.kernel_spec(self.task, _select_network(p), self.fused.s_plus)
         if "noise" not in p:
             return spec
         return spec.replace(noise=spec.noise * np.exp(np.asarray(p["noise"], np.float64)))
@@ -104,26 +114,49 @@ class SampledTwin:
         self, p: Params, trajectories: Trajectories, readout: float
     ) -> innovations.SampledEvidence:
         sigma = readout * float(np.exp(p["readout"])) if "readout" in p else readout
-        return innovations.collect_sampled_evidence(
-            self.fused.task, self._spec(p), trajectories, sigma
-        )
+        return innovations.collect_sampled_evidence(self.task, self._spec(p), trajectories, sigma)
 
-    def _with_noise(self, theta: Params) -> tuple[Fused, Params]:
-        """Return the twin with the noise of p, and p without it."""
-        rest = _select_network(theta)
+    def _reduce(self, p: Params) -> Params:
+        """Return the parameters of the twin."""
+        families = _select_network(p)
+        if self.richer is None:
+            return families
+        return {**families, "kappa": jnp.asarray(p["kappa"])[np.array(self.near)]}
+
+    def _fill(self, parts: TwinSamples, theta: Params) -> TwinSamples:
+        """Return the parts in all of p: zero for watched bonds and for `EXTRA`.
+
+        The noise-free path does not depend on noise.
+        """
+
+        def fill(gradients: Params) -> Params:
+            count = len(next(iter(gradients.values())))
+            zeros = {
+                name: jnp.zeros((count, *np.shape(value)), jnp.result_type(float))
+                for name, value in theta.items()
+                if name in EXTRA or name == "kappa"
+            }
+            whole = {**zeros, **gradients}
+            if self.richer is not None:
+                whole["kappa"] = zeros["kappa"].at[:, np.array(self.near)].set(gradients["kappa"])
+            return {name: whole[name] for name in theta}
+
+        return parts._replace(direct=fill(parts.direct), correction=fill(parts.correction))
+
+    def _with_noise(self, theta: Params) -> Fused:
+        """Return the twin with the noise of p."""
         if "noise" not in theta:
-            return self.fused, rest
+            return self.fused
         task = self.fused.task
         assert isinstance(task, Task)
         factor = np.exp(np.asarray(theta["noise"], np.float64))
-        return dataclasses.replace(self.fused, task=scale_noise(task, factor)), rest
+        return dataclasses.replace(self.fused, task=scale_noise(task, factor))
 
     def _chain(
         self, p: Params, slope: dict[str, np.ndarray], unknowns: int
     ) -> scipy.sparse.csr_array:
         """Return ∂(numbers of `innovations.FAMILIES`)/∂u. (G, K)"""
-        task = self.fused.task
-        network = task.network
+        network = self.task.network
         spec = self._spec(p)
         none = {
             name: np.zeros((size, unknowns))
@@ -135,7 +168,7 @@ class SampledTwin:
         rates = np.asarray(p.get("gamma_e", network.gamma_e), np.float64)
         square = network.lead_weights**2
         rows["damping"] = gamma + square @ gamma_e
-        driven = sorted({drive.lead for drive in task.drives})
+        driven = sorted({drive.lead for drive in self.task.drives})
         rows["drive"] = gamma_e[driven] / (2 * rates[driven, None])  # D = √(2γ_e)
         losses = np.asarray(p.get("gamma", network.gamma), np.float64)
         double_q = 2 * (square @ (network.sigma_e**2 * rates) + network.sigma_r**2 * losses)
@@ -148,15 +181,3 @@ class SampledTwin:
 
 def _select_network(p: Params) -> Params:
     return {name: value for name, value in p.items() if name in FAMILIES}
-
-
-def _add_zeros(parts: TwinSamples, theta: Params) -> TwinSamples:
-    """Return the parts with zeros for `EXTRA`: the noise-free path does not depend on noise."""
-    extra = [name for name in EXTRA if name in theta]
-
-    def add(gradients: Params) -> Params:
-        count = len(next(iter(gradients.values())))
-        zeros = {name: jnp.zeros((count, *np.shape(theta[name]))) for name in extra}
-        return {name: {**gradients, **zeros}[name] for name in theta}
-
-    return parts._replace(direct=add(parts.direct), correction=add(parts.correction))
