@@ -1,5 +1,6 @@
 """The models of examples/ that are no lattices, and the drivers from laboratory software."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -18,7 +19,10 @@ from fluctua.cli.app import app
 from fluctua.insitu.instrument import CommandRejected, InstrumentError, Retry
 from fluctua.store import history
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+MAX_CHECKED = 10
+"""Trajectories that may be measured before a training, to check the instrument."""
 
 
 def load(name):
@@ -135,7 +139,7 @@ def test_the_oscillator_is_trained_to_its_optimum(words, spent, tmp_path):
     best = find_best(exact_oscillator, BOUNDS)[1]
     reached = exact_oscillator([settings[name] for name in OSCILLATOR.KNOBS])
     assert best - reached < 0.01 * (best - start)
-    assert rows[-1].trajectories == spent
+    assert spent <= rows[-1].trajectories <= spent + MAX_CHECKED
 
 
 # ----------------------------------------------------------------------------- laboratory software
@@ -153,7 +157,7 @@ def check_training(name, coupling, folder):
     with jax.enable_x64(False):
         words = "--calibration training --trajectories 5 --iterations 30 --set learning_rate=0.3"
         rows, settings = train(name, folder, words)
-    assert rows[-1].trajectories == 150
+    assert 150 <= rows[-1].trajectories <= 150 + MAX_CHECKED
     reward = lambda values: exact_resonator(values, coupling)
     best = find_best(reward, [(0.0, 3.0), (-2.0, 2.0)])[1]
     reached = reward((settings["drive"], settings["detuning"]))
@@ -254,3 +258,41 @@ def test_an_instrument_that_is_switched_off_ends_the_run_with_its_message(monkey
     )
     with pytest.raises(InstrumentError, match="2 times in a row.*did not answer"):
         substrate(None, {"drive": np.array(0.5), "detuning": np.array(0.0)}, 2)
+
+
+# ------------------------------------------------------------------------------ the documentation
+
+
+def find_source(name, function):
+    """The text of a function of an example."""
+    source = (EXAMPLES / f"{name}.py").read_text()
+    nodes = {node.name: node for node in ast.parse(source).body if hasattr(node, "name")}
+    return ast.get_source_segment(source, nodes[function])
+
+
+def test_code_in_the_documentation_is_that_of_the_examples():
+    software = (ROOT / "docs" / "laboratory_software.md").read_text()
+    for name in ("qcodes_station", "ophyd_device", "driven_oscillator"):
+        assert f"```python\n{find_source(name, 'connect')}\n```" in software
+    assert len(find_source("qcodes_station", "connect").splitlines()) <= 15
+    source = (EXAMPLES / "driven_oscillator.py").read_text()
+    assert (
+        source.split("# --8<-- the model\n")[1].strip()
+        in (ROOT / "docs" / "device_models.md").read_text()
+    )
+
+
+@pytest.mark.long
+def test_blocks_of_the_page_about_models_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "device_models.md").read_text(), re.DOTALL
+    )
+    code = [block for block in blocks if "import" in block]
+    assert len(code) == 2
+    space = {}
+    with jax.enable_x64(False):
+        exec("\n".join(code).replace("iterations=60", "iterations=2"), space)
+    assert space["row"].iteration == 1
+    assert space["trajectories"].x.shape == (100, 201, 2)
