@@ -219,14 +219,16 @@ def test_things_are_not_persons():
     assert not counts.persons()
 
 
-def test_the_package_has_at_most_40_public_names():
-    assert len(public_names.TOP) <= 40
+def test_the_package_has_at_most_45_public_names():
+    assert len(public_names.TOP) <= 45
 
 
-def test_the_command_line_has_at_most_13_commands_and_95_options():
+def test_the_command_line_has_at_most_13_commands_and_110_options():
     options = public_names.options_of_commands()
     assert 1 <= len(options) <= 13, sorted(options)
-    assert 1 <= sum(map(len, options.values())) <= 95, {name: len(o) for name, o in options.items()}
+    assert 1 <= sum(map(len, options.values())) <= 110, {
+        name: len(o) for name, o in options.items()
+    }
 
 
 @pytest.mark.parametrize("folder", ["examples", "docs"])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
     from fluctua.learn.self_calibrating import SelfCalibrating
     from fluctua.learn.shrunk_correction import ShrunkCorrection
     from fluctua.learn.training import Training, train
-    from fluctua.processes import filters
+    from fluctua.processes import filters, response
     from fluctua.processes.jumps import Jumps, RandomJump, bin_events
     from fluctua.processes.observed import Normal, Observed
     from fluctua.processes.stationary import stationary
@@ -75,6 +75,7 @@ __all__ = [
     "ppgt",
     "reduce_samples",
     "reference",
+    "response",
     "returns_to_go",
     "reweighted",
     "run",

@@ -231,7 +231,7 @@ def stationary(
     room = _RecordSize(len(g), steps, max(10 * own, 5 * memory))
     lags = wanted = _choose_window(window, memory, dt, steps, parts)
     if window == "auto":
-        of_states = _find_window(slowest, g.size)
+        of_states = find_window(slowest, g.size)
         # a twin's path goes another window beyond
         wanted = max(lags, of_states if ahead is None else of_states // 2)
         lags = room.fit_window(lags, wanted)
@@ -308,7 +308,7 @@ class _RecordSize(NamedTuple):
         return wanted
 
 
-def _find_window(memory: float, steps: int) -> int:
+def find_window(memory: float, steps: int) -> int:
     """Steps after which a state with that memory retains a negligible part of a kick.
 
     Its time constant is τ = memory/2, N steps hold N/2τ independent samples, and a gradient is
