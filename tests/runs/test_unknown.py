@@ -83,7 +83,12 @@ def test_J_is_that_of_the_device():
     theta = {"omega": np.zeros(9), "kappa": np.ones(12), "chi": np.zeros(9)}
     plain = apply_changes(
         config,
-        {"device.gain_error": 0.0, "device.offset_error": 0.0, "device.second_neighbours": 0.0},
+        {
+            "device.kind": "easy",
+            "device.gain_error": 0.0,
+            "device.offset_error": 0.0,
+            "device.second_neighbours": 0.0,
+        },
     )
     of_device, of_model = (evaluate(c, theta, trajectories=64) for c in (config, plain))
     assert abs(of_device.J - of_model.J) > 5 * of_model.J_stderr
@@ -142,7 +147,7 @@ def test_a_structure_that_is_wrong_is_found(there):
 
 
 def test_keys_are_checked_and_read_back():
-    config = small(**{"calibration.kerr": True})
+    config = small(**{"calibration.kerr": "fit"})
     assert parse(tomllib.loads(dump(config))) == config
     with pytest.raises(ValueError, match="calibration.kerr.*'yes'"):
         small(**{"calibration.kerr": "yes"})
@@ -150,3 +155,126 @@ def test_keys_are_checked_and_read_back():
     task = make_task(isolation)
     with pytest.raises(ValueError, match="isolation"):
         make_estimator(isolation, task)
+
+
+# ------------------------------------------------------------------------------------------- cover
+
+SAMPLED = {
+    "device.kind": "easy",
+    "task.dt": 2e-3,
+    "task.horizon": 10.0,
+    "device.sample_every": 10,
+    "calibration.samples": 0,
+}
+STEPS = {**SAMPLED, "device.integrator": "heun", "device.finer": 2}
+RELAXATIONS = {
+    "sampled": SAMPLED,
+    "steps": STEPS,
+    "losses": {**STEPS, "device.loss_error": 0.2},
+    "leads": {**STEPS, "device.lead_error": 0.2},
+    "noise": {**STEPS, "device.noise_error": 0.2},
+    "readout": {**STEPS, "device.readout": 0.05},
+    "prior": {**SAMPLED, "calibration.prior": 1.5},
+    "hard": {
+        **SAMPLED,
+        "device.kind": "hard",
+        "device.sample_every": 10,
+    },
+}
+
+
+def calibrate(config, calls=3):
+    """An estimator after some calls at different settings, and the hidden errors."""
+    task = make_task(config)
+    estimator = make_estimator(config, task)
+    rng = np.random.default_rng(config.seed)
+    for i in range(calls):
+        theta = {
+            "omega": 0.3 * rng.normal(size=9),
+            "kappa": 1 + 0.3 * rng.uniform(-1, 1, size=12),
+            "chi": np.zeros(9),
+        }
+        estimator.learn(theta, estimator.device(jax.random.key(i), theta, 4))
+    return estimator, draw_hidden_errors(config, task.network)
+
+
+def pulls(known, true, names):
+    """Errors of the unknowns in units of their error bars."""
+    return np.concatenate([np.ravel((known.unknown[n] - true[n]) / known.stderr[n]) for n in names])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", RELAXATIONS)
+def test_error_bars_cover_with_every_relaxation(case):
+    """Root mean square of the pulls of all unknowns of three devices: 1, or less where the prior
+    is wider than the errors and the data say little (1/1.5 at least).
+    """
+    z = []
+    for seed in range(3):
+        estimator, true = calibrate(small(**RELAXATIONS[case], seed=seed))
+        known = estimator.calibration
+        assert known.covers, known
+        assert not estimator.doubt
+        fitted = [name for name in known.unknown if name not in estimator.options.watch]
+        z.append(pulls(known, true, fitted))
+    z = np.concatenate(z)
+    # neighbouring unknowns are correlated: as if there were half as many
+    spread = tolerance(1) * np.sqrt(2 / (z.size / 2))
+    lowest = (1 / 1.5) ** 2 if case in ("hard", "prior") else 1.0
+    assert lowest * (1 - spread) < np.mean(z**2) < 1 + spread
+    assert np.abs(z).max() < tolerance(z.size)
+
+
+STRUCTURES = {
+    "kerr": {"device.kerr_error": 0.005},
+    "second": {"device.second_neighbours": 0.05},
+}
+IGNORED = {"calibration.kerr": "ignore", "calibration.second_neighbours": "ignore"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_error_bars_include_a_structure_that_is_watched(name):
+    config = small(**RELAXATIONS["hard"], **STRUCTURES[name])
+    with pytest.warns(RuntimeWarning, match=f"structure of the model is wrong.*{name}"):
+        estimator, true = calibrate(config)
+    known = estimator.calibration
+    assert known.structure_is_wrong
+    assert "lacks what is watched" in repr(known)
+    z = pulls(known, true, ("gain", "offset"))
+    assert np.mean(z**2) < 2  # a few unknown terms act on all of them at once
+    assert np.abs(z).max() < tolerance(z.size)
+    alone = small(**RELAXATIONS["hard"], **STRUCTURES[name], **IGNORED)
+    with pytest.warns(RuntimeWarning, match="need not cover"):
+        blind, true = calibrate(alone)
+    known = blind.calibration
+    assert known.widened > 2
+    assert "need not cover" in repr(known)
+    # without widening they would be off by many of their error bars
+    assert np.abs(known.widened * pulls(known, true, ("gain", "offset"))).max() > 10
+
+
+def test_the_kind_of_a_device_sets_its_keys():
+    easy = apply_changes(find_config("unknown"), {"device.readout": 0.1, "device.kind": "easy"})
+    assert easy.device.readout == 0.1  # given beside the kind, in any order
+    assert (easy.device.loss_error, easy.device.finer, easy.calibration.prior) == (0.0, 1, 1.0)
+    assert parse(tomllib.loads(dump(easy))) == easy
+    earlier = tomllib.loads(dump(easy))
+    for name in ("kind", "loss_error", "lead_error", "noise_error", "integrator", "finer"):
+        del earlier["device"][name]
+    del earlier["calibration"]["prior"]
+    earlier["calibration"]["kerr"] = True  # as in folders of earlier releases
+    assert parse(earlier) == apply_changes(easy, {"calibration.kerr": "fit"})
+    partial = parse({"preset": "unknown", "device": {"readout": 0.1}})
+    assert partial.device.loss_error == 0.2
+
+
+def test_the_device_takes_its_own_steps():
+    config = small(**{"device.kind": "hard"})
+    estimator = make_estimator(config, make_task(config))
+    task = estimator.device.task
+    assert task.integrator == "heun"
+    assert len(task.t) - 1 == 2 * 250
+    theta = {"omega": np.zeros(9), "kappa": np.ones(12), "chi": np.zeros(9)}
+    measured = estimator.device(jax.random.key(0), theta, 2)
+    np.testing.assert_allclose(np.diff(measured.t), 20 * 4e-3, rtol=1e-6)
