@@ -22,6 +22,11 @@ ESTIMATE_KEYS: Keys = {
     "readout_noise": Key(float, "standard deviation of the readout, in place of the file's"),
     "window": Key(str, "with --continuing: time over which a kick is remembered, or auto"),
     "chunk_mb": Key(int, "megabytes of states held at a time (256)"),
+    "stride": Key(list, "with --response: samples per step of the score; [1,2,4] are compared"),
+    "period": Key(list, "with --response: of periodic components, 0 for those that are not"),
+    "fit": Key(str, "with --response: parameters to fit to other parts of the record, force,D"),
+    "folds": Key(int, "with --response: parts of the record for that fit (5)"),
+    "figure": Key(str, "with --response: also draw it in this file"),
 }
 FOR_RECORDINGS = (
     "model",
@@ -29,6 +34,7 @@ FOR_RECORDINGS = (
     "score",
     "baseline",
     "continuing",
+    "response",
     "places",
     "settings",
     "out",
@@ -66,6 +72,14 @@ def estimate(
         ),
     ] = "time",
     continuing: options.Continuing = False,
+    response: Annotated[
+        bool,
+        typer.Option(
+            "--response",
+            help="With --continuing: the response in time of the average to a small step of each "
+            "parameter",
+        ),
+    ] = False,
     trajectories: options.Trajectories = 1000,
     seed: options.Seed = 0,
     places: options.Map = None,
@@ -80,7 +94,10 @@ def estimate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.npz", help="Also write gradient and errors to this file"),
+        typer.Option(
+            metavar="FILE.npz",
+            help="Also write gradient and errors to this file; of --response also FILE.csv",
+        ),
     ] = None,
     strict: options.Strict = False,
     cluster: Annotated[
@@ -105,7 +122,7 @@ def estimate(
     run, at its trained parameters.
     """
     try:
-        output = Output(files.complete_npz(out), strict, as_json)
+        output = Output(out if response else files.complete_npz(out), strict, as_json)
         if len(sources) == 1 and networks.is_simulated(sources[0]):
             from fluctua.cli.estimate_network import Simulation, estimate_network
 
@@ -119,8 +136,14 @@ def estimate(
         keys = read_settings(settings, ESTIMATE_KEYS)
         choices = _gather_options(model, params, score, baseline, places, keys)
         window = _parse_window(keys.get("window", "auto"), continuing)
+        _refuse_response_options(response, continuing, baseline, cluster, keys)
         if continuing:
             choices = choices._replace(window=window)
+        if response:
+            from fluctua.cli.estimate_response import estimate_response
+
+            estimate_response([Path(source) for source in sources], choices, keys, output)
+            return
         estimate_files([Path(source) for source in sources], choices, cluster, output)
     except typer.Exit:
         raise
@@ -167,6 +190,25 @@ def _gather_options(
         dt=keys.get("dt"),
         scale=files.parse_scale(keys.get("scale")),
     )
+
+
+def _refuse_response_options(
+    response: bool, continuing: bool, baseline: str, cluster: str | None, keys: dict[str, Any]
+) -> None:
+    """Refuse what a response does not heed, and what only a response does."""
+    if not response:
+        alone = [key for key in ("stride", "period", "fit", "folds", "figure") if key in keys]
+        if alone:
+            raise ValueError(f"--set {', '.join(alone)}: of a response in time; give --response.")
+        return
+    if not continuing:
+        raise ValueError("--response is of a record of a steady state: give --continuing too.")
+    if baseline != "time":
+        raise ValueError(f"--response has the baseline time; got --baseline {baseline}.")
+    if cluster is not None:
+        raise ValueError("--response reads its files here: leave --cluster off.")
+    if "chunk_mb" in keys:
+        raise ValueError("--set chunk_mb: a response holds its records in memory.")
 
 
 def _parse_window(text: str, continuing: bool) -> float | str:

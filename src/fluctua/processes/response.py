@@ -147,8 +147,6 @@ def step_response(
             covariance (P, P) of the flattened θ is that of parameters fitted to other data.
 
     Returns: a `StepResponse`.
-
-    >>> step_response(process, lambda theta, x: x[0] ** 2, theta, record, window=1.0).stderr["k"]
     """
     theta = check.parameters(theta)
     options = response_record.RecordOptions(stride, score, period, baseline)
@@ -213,9 +211,6 @@ def compare_strides(
         options: of `step_response`, but for `stride`.
 
     Returns: a `StrideComparison`, with one `StepResponse` per stride; it prints as a table.
-
-    >>> reward = lambda theta, x: x[0] ** 2
-    >>> compare_strides((1, 2), process, reward, theta, record, window=1.0)
     """
     if not strides:
         raise ValueError("`strides` must have one stride or more, such as (1, 2, 4); got none.")

@@ -181,7 +181,7 @@ def _describe_response(answer: StepResponse) -> str:
     chi = flatten_rows(answer.response)
     error = flatten_rows(answer.stderr)
     labels = texts.names(answer.theta)
-    shown = _choose_components(answer)
+    shown = choose_components(answer)
     value = texts.with_error(answer.value, answer.value_stderr)
     lines = [f"J = {value}   ({answer.batches} batches, memory {answer.memory:.3g})"]
     times = np.unique(np.linspace(0, len(answer.t) - 1, SHOWN_TIMES).round().astype(int))
@@ -200,7 +200,7 @@ def _describe_response(answer: StepResponse) -> str:
     return "\n".join(lines)
 
 
-def _choose_components(answer: StepResponse) -> list[int]:
+def choose_components(answer: StepResponse) -> list[int]:
     """Components to print: those that were not fitted first, then the furthest from zero."""
     labels = texts.names(answer.theta)
     chi = flatten_rows(answer.response)
@@ -229,8 +229,8 @@ def _describe_strides(responses: Sequence[StepResponse]) -> str:
     end = min(answer.t[-1] for answer in responses)
     first = responses[0]
     labels = texts.names(first.theta)
-    shown = [i for i in _choose_components(first) if labels[i] not in first.fitted]
-    shown = shown or _choose_components(first)
+    shown = [i for i in choose_components(first) if labels[i] not in first.fitted]
+    shown = shown or choose_components(first)
     titles = [f"∂J/∂{labels[i]}" for i in shown]
     cells = [["stride", "interval", "t", *titles, *first.fitted]]
     for answer in responses:

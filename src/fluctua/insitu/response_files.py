@@ -1,0 +1,174 @@
+"""Responses in time from files of the steady state, each with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check
+from fluctua.core.arrays import Params
+from fluctua.core.text import names
+from fluctua.insitu import continuing, estimating
+from fluctua.insitu.calibrate.table import apply_calibration, read_noise
+from fluctua.insitu.pooling import DOUBLE, EstimateOptions, find_components
+from fluctua.insitu.recording import model as models
+from fluctua.insitu.recording.reader import RecordingFile, open_recording
+from fluctua.processes import response
+from fluctua.processes.response_report import StrideComparison
+
+
+class ResponseOptions(NamedTuple):
+    """How a response is estimated from files.
+
+    strides: samples per step of the score; the first one's response is the result.
+    periods: of periodic components, one for all or one per component; 0 for those that are not.
+    fitted: names of parameters that are fitted to the record.
+    folds: of that fit.
+    """
+
+    strides: tuple[int, ...] = (1,)
+    periods: tuple[float, ...] = ()
+    fitted: tuple[str, ...] = ()
+    folds: int = 5
+
+
+class FileResponse(NamedTuple):
+    """The response from files, and how it was made.
+
+    comparison: a response per stride.
+    transition: whose score was used.
+    notes: noise and parameters that were used, one line each.
+    """
+
+    comparison: StrideComparison
+    transition: str
+    notes: tuple[str, ...]
+
+
+def respond_files(
+    paths: Sequence[Path], reading: EstimateOptions, options: ResponseOptions
+) -> FileResponse:
+    """Response of the long-run average to a step of each parameter, from one or several files.
+
+    Args:
+        paths: of the files, taken at the same settings. Those of one system are one record.
+        reading: model, score and window.
+        options: stride, periods and fit.
+
+    Returns: a `FileResponse`.
+    """
+    with ExitStack() as stack:
+        recordings = [
+            stack.enter_context(
+                open_recording(path, dict(reading.places or {}), dt=reading.dt, scale=reading.scale)
+            )
+            for path in paths
+        ]
+        double = any(one.description.dtype in DOUBLE for one in recordings)
+        return jax.enable_x64(double)(_respond)(recordings, reading, options)
+
+
+def _respond(
+    recordings: Sequence[RecordingFile], reading: EstimateOptions, options: ResponseOptions
+) -> FileResponse:
+    first = recordings[0]
+    params = None if reading.params is None else dict(reading.params)
+    applied = [
+        apply_calibration(
+            one,
+            models.load_model(one, reading.model, params),
+            noise=reading.noise,
+            theta=reading.theta,
+        )
+        for one in recordings
+    ]
+    model = applied[0].model
+    if model.hidden:
+        raise ValueError(
+            f"{first.path} does not hold all channels of its model, and a response needs all of "
+            "them."
+        )
+    for one, other in zip(recordings[1:], applied[1:], strict=True):
+        _refuse_other_parameters(first, model.theta, one, other.model.theta)
+    _refuse_readout_noise(reading, applied[0].observation_variance)
+    find_components(reading.required, model.theta)
+    transition = estimating.resolve_score(first, model.process, reading.score)
+    theta = check.parameters(model.theta)
+    calibration: response.CrossFitted | np.ndarray | None = None
+    if options.fitted:
+        calibration = response.CrossFitted(options.fitted, options.folds)
+    elif reading.theta == "calibrated":
+        calibration = _read_covariance(first, theta)
+    comparison = response.compare_strides(
+        options.strides,
+        model.process,
+        continuing.make_long_run_reward(first, model),
+        theta,
+        [one.trajectories() for one in recordings],
+        window="auto" if reading.window is None else reading.window,
+        score=estimating.SCORES[transition],
+        period=_spread_periods(options.periods),
+        calibration=calibration,
+    )
+    return FileResponse(comparison, transition, tuple(applied[0].notes))
+
+
+def _spread_periods(periods: tuple[float, ...]) -> float | list[float | None] | None:
+    """One period for all components, or one of each; None where there is none."""
+    each = [period or None for period in periods]
+    return each if len(each) > 1 else (each or [None])[0]
+
+
+def _refuse_readout_noise(reading: EstimateOptions, variance: np.ndarray | None) -> None:
+    """Refuse noise of the readout, which products of neighbouring samples would share."""
+    given = reading.observation_noise
+    if given == 0 or (given is None and variance is None):
+        return
+    raise ValueError(
+        "--response is not corrected for noise of the readout, which scores and rewards of one "
+        "sample share. Give --set readout_noise=0 to neglect it, and compare several strides: "
+        "--set stride=[1,2,4]."
+    )
+
+
+def _refuse_other_parameters(
+    first: RecordingFile, theta: Params, other: RecordingFile, another: Params
+) -> None:
+    """Refuse a file at other parameters: its response is another one."""
+    left = models.name_leaves(theta)
+    right = models.name_leaves(another)
+    if set(left) != set(right):
+        raise ValueError(
+            f"{other.path} has the parameters {', '.join(right)}, {first.path} has "
+            f"{', '.join(left)}: only records of one system are pooled."
+        )
+    for name in left:
+        difference = models.find_difference(name, left[name], right[name])
+        if difference is not None:
+            raise ValueError(
+                f"`{difference.component}` is {difference.first} in {first.path} and "
+                f"{difference.second} in {other.path}: only records at the same parameters have "
+                "one response."
+            )
+
+
+def _read_covariance(recording: RecordingFile, theta: Params) -> np.ndarray:
+    """Covariance of calibrated parameters, from the errors in the file; zero where there is none.
+
+    Their correlations are not in the file.
+    """
+    table = read_noise(recording.description)
+    size = ravel_pytree(theta)[0].size
+    errors = dict.fromkeys(names(theta), 0.0)
+    for name, values in (table.drift_stderr if table is not None else {}).items():
+        for label, value in zip(names({name: values}), np.ravel(values), strict=True):
+            if label in errors and np.isfinite(value):
+                errors[label] = float(value)
+    assert len(errors) == size
+    return np.diag(np.square(list(errors.values())))
