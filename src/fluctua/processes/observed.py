@@ -250,12 +250,20 @@ class Observed:
         there = jnp.diagonal(c @ covariance @ c.T + r) > 0
         r = jnp.where(there[:, None] & there, r, jnp.diag(~there).astype(y.dtype))
         c = jnp.where(there[:, None], c, 0)
-        return _correct_prediction(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
+        return correct_prediction(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
 
-    def _add_sample(
-        self, theta: Params, mean: Array, covariance: Array, step: processes.Step
-    ) -> tuple[FilteredState, Array]:
-        """The hidden state given one more sample, step.x_next."""
+    def add_first_sample(self, theta: Params, y: Array, context: PyTree) -> scores.Gaussian:
+        """Mean and covariance of the hidden state, given the first sample y (D,)."""
+        mean, covariance = self._prior(theta, context)
+        known = mean.astype(y.dtype), covariance.astype(y.dtype)
+        now, _ = self._add_first_sample(theta, *known, y, context)
+        return scores.Gaussian(now.mean, now.covariance)
+
+    def predict(
+        self, theta: Params, state: scores.Gaussian, step: processes.Step
+    ) -> scores.Gaussian:
+        """Mean and covariance of the hidden state at the end of a step."""
+        mean, covariance = state
 
         def law(x):
             return self.transition(
@@ -279,12 +287,21 @@ class Observed:
             slope = jax.jacfwd(f)(mean)
             noise = law(mean).covariance
             ahead = f(mean)
-        predicted = slope @ covariance @ slope.T + noise
-        y = step.x_next
-        dtype = mean.dtype
+        return scores.Gaussian(ahead, slope @ covariance @ slope.T + noise)
+
+    def describe_readout(self, theta: Params, context: PyTree, dtype: Any) -> tuple[Array, Array]:
+        """C (D, M) and R (D, D) as arrays."""
         c = jnp.asarray(self.observe, dtype)
-        r = _as_matrix(_evaluate(self.noise, theta, step.context), y.size).astype(dtype)
-        return _correct_prediction(ahead, predicted, y - c @ ahead, c, r)
+        r = _as_matrix(_evaluate(self.noise, theta, context), len(self.observe)).astype(dtype)
+        return c, r
+
+    def _add_sample(
+        self, theta: Params, mean: Array, covariance: Array, step: processes.Step
+    ) -> tuple[FilteredState, Array]:
+        """The hidden state given one more sample, step.x_next."""
+        ahead, predicted = self.predict(theta, scores.Gaussian(mean, covariance), step)
+        c, r = self.describe_readout(theta, step.context, mean.dtype)
+        return correct_prediction(ahead, predicted, step.x_next - c @ ahead, c, r)
 
     def residuals(self, theta: Params, times: records.Times, x: Array, context: PyTree) -> Array:
         """eᵢ(S⁻¹e)ᵢ of the innovations e, whose mean is 1 for a correct model. Shape (E, T, D)."""
@@ -352,7 +369,7 @@ class FilteredState(NamedTuple):
     covariance: Array
 
 
-def _correct_prediction(
+def correct_prediction(
     mean: Array, covariance: Array, innovation: Array, c: Array, r: Array
 ) -> tuple[FilteredState, Array]:
     """Correct a prediction by its innovation e; also eᵢ(S⁻¹e)ᵢ, whose mean is 1."""
