@@ -15,6 +15,7 @@ from fluctua.core import process as processes
 from fluctua.core import recorded
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.processes.lookahead import Lookahead
+from fluctua.processes.pieces import Pieces
 
 STATES = 2**24
 """Maximum number of values from which the memory of the states is estimated."""
@@ -33,6 +34,7 @@ class Source(NamedTuple):
     theta: Params
     recording: recorded.Recording
     ahead: Lookahead | None
+    pieces: Pieces
 
 
 class FirstPass(NamedTuple):
@@ -75,8 +77,12 @@ def read_rewards(source: Source) -> FirstPass:
         _add_by_index(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
         rewards.append(g)
         sampled.append(states[:, -n % stride :: stride])
+    g = np.concatenate(rewards, axis=1)
+    if source.rewards.per_step is not None:
+        first = source.pieces.starts  # no step led to it: the next one stands for it
+        g[:, first] = g[:, first + 1]
     return FirstPass(
-        np.concatenate(rewards, axis=1),
+        g,
         parts,
         SpacedStates(np.concatenate(sampled, axis=1), stride),
     )
@@ -95,11 +101,13 @@ def average_products(
 
     (gₙ − ḡ)(Uₙ₋₁ + … + Uₙ₋w) + ∂θ g and (gₙ − ḡ)(Uₙ₋w₋₁ + … + Uₙ₋₂w). Shape (B, P) each.
     """
-    traces, steps = g.shape
+    traces = len(g)
     mean = g.mean()
     unbiased = 1 / (1 - lags / g.size)
     size = ravel_pytree(source.theta)[0].size
-    sums = [np.zeros((traces, (steps - first) // length, size)) for first in (lags, 2 * lags)]
+    pieces = source.pieces
+    firsts = (lags, 2 * lags)
+    sums = [np.zeros((traces, pieces.count_batches(w, length).sum(), size)) for w in firsts]
     # Σz, where a look ahead begins and elsewhere
     kicks = [[np.zeros_like(part) for part in sums] for _ in range(2)]
     levels = np.zeros((2, 2))  # count and sum of g̃ − ḡ in either place
@@ -110,11 +118,12 @@ def average_products(
         total = np.concatenate([before, before[:, -1:] + np.cumsum(u, axis=1)], axis=1)
         ends = [total[:, first : first + b] for first in (2 * lags, lags, 0)]
         before = total[:, b:] - total[:, b : b + 1]
-        inside = n + np.arange(b) >= lags
+        samples = n + np.arange(b)
+        inside = pieces.count_before(samples) >= lags
         levels += [[np.sum(at), level[:, at].sum()] for at in (inside & ~begins, inside & begins)]
         for k in range(2):
             trace = ends[k] - ends[k + 1]
-            index = (n + np.arange(b) - (k + 1) * lags) // length
+            index = pieces.number_batches(samples, firsts[k], length)
             _add_by_index(sums[k], level[..., None] * trace + (explicit if k == 0 else 0.0), index)
             if source.ahead is not None:
                 for which, at in enumerate((~begins, begins)):
@@ -152,6 +161,8 @@ def _iterate_blocks(
         law = _Law(source.process, source.rewards, source.score)
         read = _Block(times, x, recording.context, events)
         u, explicit = (part[:, n - first :] for part in _evaluate_block(law, source.theta, read))
+        gaps = source.pieces.are_gaps(np.arange(n, stop))
+        u = np.where(gaps[:, None], 0, np.asarray(u, np.float64))
         if source.rewards.per_step is not None:
             explicit = explicit + _arrival_rewards(source, n, stop)[1]
         level = g[:, n:stop] - mean
@@ -159,7 +170,7 @@ def _iterate_blocks(
         if path is not None:
             level, explicit = path.block(*recording.read_block(n, stop))
             begins[:: path.stride] = True
-        yield n, begins, level, np.asarray(explicit, np.float64), np.asarray(u, np.float64)
+        yield n, begins, level, np.asarray(explicit, np.float64), u
 
 
 @partial(jit, static_argnums=0)

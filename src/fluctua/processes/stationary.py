@@ -24,7 +24,7 @@ A twin changes the reward and nothing else (`fluctua.processes.lookahead`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -42,6 +42,7 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.diffusion import check_model
 from fluctua.core.likelihood import guard
 from fluctua.core.trajectories import Trajectories
+from fluctua.processes import pieces as joining
 from fluctua.processes import record_passes
 from fluctua.processes.lookahead import make_lookahead
 
@@ -53,8 +54,7 @@ DOUBT = 0.01
 """Probability that "auto" doubles a window that is long enough."""
 MIN_BATCHES = 10
 """Minimum number of batches for an error; each is longer than the window and the correlations."""
-UNEVEN = 0.01
-"""Accepted relative differences of the sampling intervals, from rounded times."""
+UNEVEN = joining.UNEVEN
 ALARM = 1e-4
 """Probability that a steady record is reported as changing."""
 
@@ -111,6 +111,8 @@ class Stationary(NamedTuple):
     memory: of the slowest state or of the reward, 1 + 2Σ|ρ|: twice the time constant of a decay.
     cut: whether "auto" needs a longer window than the record has room for; `interval` then has
         `bias_bound` added.
+    pieces: of several records; None of one.
+    starts: first sample of every batch, (B / traces,).
     """
 
     estimate: estimates.Estimate
@@ -124,6 +126,8 @@ class Stationary(NamedTuple):
     change: Change | None
     memory: float
     cut: bool = False
+    pieces: joining.PieceReport | None = None
+    starts: np.ndarray | None = None
 
     @property
     def effective(self) -> float:
@@ -160,6 +164,8 @@ class Stationary(NamedTuple):
             f"\n  window {self.window:.4g}, autocorrelation time {self.autocorrelation_time:.4g}, "
             f"{self.effective:,.0f} independent samples; the next window would add {added} at most"
         )
+        if self.pieces is not None:
+            text += f"\n  {self.pieces!r}"
         if self.cut:
             text += CUT_NOTE.format(self.memory)
         if self.change is not None and self.change.seen:
@@ -171,7 +177,7 @@ def stationary(
     process: processes.AnyProcess,
     reward: Callable[..., Array] | objectives.Objective,
     theta: Params,
-    record: Trajectories,
+    record: Trajectories | Sequence[Trajectories],
     *,
     window: float | str = "auto",
     score: processes.Score = scores.full_score,
@@ -185,7 +191,8 @@ def stationary(
             or both.
         theta: the parameters at which the record was taken.
         record: `Trajectories` in the steady state, x (E, T+1, M), on a uniform grid; E may be 1. An
-            array that loads when sliced is read a block of steps at a time.
+            array that loads when sliced is read a block of steps at a time. Or a list of them, of
+            any lengths at one interval: the pieces of a record with gaps, or several records.
         window: time over which a kick is remembered. "auto" starts from the memory of the reward
             and of the slowest state, and doubles the window until the next one adds nothing beyond
             chance. Where the record is too short for that, `interval` is wider by `bias_bound`. A
@@ -206,9 +213,10 @@ def stationary(
             raise ValueError(
                 f"a long-run average has a `running` or a `per_step` reward and no `{name}` one."
             )
-    recording = recorded.Recording(record, theta)
-    steps = len(recording.t) - 1
-    dt = _check_interval(recording)
+    several = not isinstance(record, Trajectories)
+    joined, pieces = joining.join_records(record)
+    recording = recorded.Recording(joined, theta)
+    dt = joining.check_intervals([np.asarray(recording.times.dt, np.float64)])
     process = check_model(
         process, rewards, theta, recording.first_states, recording.t, recording.context
     )
@@ -221,15 +229,15 @@ def stationary(
         check.require_state_rewards(rewards, "the twin of a long-run average")
         ahead = make_lookahead(plan, process, rewards, used, theta, recording)
     recorded.check_rounding(process, theta, recording)
-    _warn_about_residuals(process, score, theta, record)
+    _warn_about_residuals(process, score, theta, _select_longest(joined, pieces))
 
-    source = record_passes.Source(process, rewards, used, theta, recording, ahead)
+    source = record_passes.Source(process, rewards, used, theta, recording, ahead, pieces)
     g, parts, states = record_passes.read_rewards(source)
-    own = autocorrelation_time(g)
-    memory = memory_time(g)
-    slowest = max(memory, _longest_memory(states))
-    room = _RecordSize(len(g), steps, max(10 * own, 5 * memory))
-    lags = wanted = _choose_window(window, memory, dt, steps, parts)
+    own = autocorrelation_time(g, pieces.cuts)
+    memory = memory_time(g, pieces.cuts)
+    slowest = max(memory, _longest_memory(states, pieces.cuts))
+    room = _RecordSize(len(g), pieces, max(10 * own, 5 * memory))
+    lags = wanted = _choose_window(window, memory, dt, int(pieces.steps.max()), parts)
     if window == "auto":
         of_states = find_window(slowest, g.size)
         # a twin's path goes another window beyond
@@ -245,9 +253,9 @@ def stationary(
         if room.fit_window(lags, wanted) == lags:
             break
         lags = wanted
-    blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
+    blocks = pieces.average_blocks(g, length)
     estimate = average_batches(theta, near, blocks)._replace(value=jnp.asarray(g.mean()))
-    change = _compare_halves(parts, memory * record_passes.PARTS * 2 / steps)
+    change = _compare_halves(parts, memory * record_passes.PARTS * 2 / g.shape[1])
     if change is not None and change.seen:
         warnings.warn(
             f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2
@@ -261,12 +269,14 @@ def stationary(
             own * dt,
             missing,
             missing_error,
-            len(g) * steps * dt,
+            len(g) * int(pieces.steps.sum()) * dt,
             near,
             length * dt,
             change,
             slowest * dt,
             wanted > lags,
+            joining.report_pieces(pieces, lags, length, dt) if several else None,
+            pieces.start_batches(lags, length),
         )
     )
 
@@ -285,12 +295,13 @@ def include_bias(answer: Stationary) -> Stationary:
 class _RecordSize(NamedTuple):
     """Size of a record.
 
-    traces, steps: number of traces, and of steps per trace.
+    traces: number of traces.
+    pieces: of each trace.
     shortest: minimum length of a batch, in steps.
     """
 
     traces: int
-    steps: int
+    pieces: joining.Pieces
     shortest: float
 
     def batch_length(self, lags: int) -> int:
@@ -299,7 +310,18 @@ class _RecordSize(NamedTuple):
 
     def count_batches(self, lags: int) -> int:
         """Number of batches that a window of so many steps leaves."""
-        return max((self.steps - 2 * lags) // self.batch_length(lags), 0) * self.traces
+        each = self.pieces.count_batches(2 * lags, self.batch_length(lags))
+        return int(each.sum()) * self.traces
+
+    def describe(self, dt: float) -> str:
+        """Number and length of the traces or pieces."""
+        steps = self.pieces.steps
+        if len(steps) > 1:
+            return (
+                f"{len(steps)} pieces of {steps.min() * dt:.4g} to {steps.max() * dt:.4g} units of "
+                f"time, {steps.sum() * dt:.4g} together,"
+            )
+        return f"{self.traces} × {steps[0] * dt:.4g} units of time"
 
     def fit_window(self, lags: int, wanted: int) -> int:
         """The wanted window, halved until there are enough batches; at least `lags`."""
@@ -355,25 +377,38 @@ def _shape_like(theta: Params, v: np.ndarray) -> Params:
     return unravel(jnp.asarray(v, flat.dtype))
 
 
-def autocorrelation_time(g: np.ndarray) -> float:
-    """1 + 2Σ_k ρ(k) of series g (E, T), in steps, summed to five times its own value (Sokal)."""
-    return _sum_correlations(_correlations(g))
+def autocorrelation_time(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -> float:
+    """1 + 2Σ_k ρ(k) of series g (E, T), in steps, summed to five times its own value (Sokal).
+
+    cuts: first samples of the pieces after the first; no product has factors from two pieces.
+    """
+    return _sum_correlations(_correlations(g, cuts))
 
 
-def memory_time(g: np.ndarray) -> float:
+def memory_time(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -> float:
     """1 + 2Σ_k |ρ(k)| of series g (E, T), in steps: the correlation time of an oscillation.
 
-    Σρ nearly cancels where a series oscillates.
+    Σρ nearly cancels where a series oscillates. cuts: as for `autocorrelation_time`.
     """
-    return _sum_correlations(np.abs(_correlations(g)))
+    return _sum_correlations(np.abs(_correlations(g, cuts)))
 
 
-def _correlations(g: np.ndarray) -> np.ndarray:
-    """ρ(k) of series g (E, T), k = 0 … T−1."""
-    centred = g - g.mean()
-    size = 2 ** int(np.ceil(np.log2(2 * g.shape[1])))
-    power = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
-    covariance = np.fft.irfft(power, size, axis=1)[:, : g.shape[1]].sum(axis=0)
+def _correlations(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+    """ρ(k) of series g (E, T), k = 0 … length of the longest piece − 1."""
+    pieces = np.split(g - g.mean(), cuts, axis=1)
+    lengths = np.array([piece.shape[1] for piece in pieces])
+    covariance = np.zeros(lengths.max())
+    for centred in pieces:
+        size = 2 ** int(np.ceil(np.log2(2 * centred.shape[1])))
+        power = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
+        products = np.fft.irfft(power, size, axis=1)[:, : centred.shape[1]]
+        covariance[: centred.shape[1]] += products.sum(axis=0)
+    if len(pieces) > 1:  # a piece has fewer pairs of samples at longer lags
+        lags = np.arange(len(covariance))
+        ordered = np.sort(lengths)
+        longer = len(lengths) - np.searchsorted(ordered, lags, side="right")
+        rest = np.cumsum(ordered[::-1])[longer - 1] - longer * lags
+        covariance = covariance * (lengths.sum() / rest)
     if not covariance[0] > 0:
         raise ValueError(
             "the reward does not vary along the record: there is nothing to learn from."
@@ -387,14 +422,13 @@ def _sum_correlations(rho: np.ndarray) -> float:
     return float(total[np.argmax(done)] if done.any() else total[-1])
 
 
-def _check_interval(recording: recorded.Recording) -> float:
-    intervals = np.asarray(recording.times.dt, np.float64)
-    if np.ptp(intervals) > UNEVEN * intervals.mean():
-        raise ValueError(
-            "a continuing record needs a uniform time grid, because its correlations are taken by "
-            f"lag; its intervals are {intervals.min():g} to {intervals.max():g}."
-        )
-    return float(intervals.mean())
+def _select_longest(record: Trajectories, pieces: joining.Pieces) -> Trajectories:
+    """The longest piece of a joined record; one record as it is."""
+    if len(pieces.steps) == 1:
+        return record
+    first = int(pieces.starts[np.argmax(pieces.steps)])
+    last = first + int(pieces.steps.max()) + 1
+    return Trajectories(record.t[first:last], record.x[:, first:last], record.context)
 
 
 def _warn_about_residuals(
@@ -436,11 +470,9 @@ def _require_batches(
 ) -> None:
     batches = room.count_batches(lags)
     length = room.batch_length(lags)
-    traces = room.traces
-    steps = room.steps
     if batches < MIN_BATCHES:
         raise ValueError(
-            f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {batches} "
+            f"the record is too short: {room.describe(dt)} hold {batches} "
             f"stretches of {length * dt:.4g}, which is what a window of {lags * dt:.4g} and an "
             f"autocorrelation time of {memory * dt:.3g} need; an error bar needs {MIN_BATCHES}. "
             f"Record for longer, or give a shorter `window`.{_describe_drift(parts)}"
@@ -466,16 +498,18 @@ def _exceeds_chance(far: np.ndarray) -> bool:
     return bool(np.any(np.abs(far.mean(axis=0)) > limit * estimates.sample_error(far)))
 
 
-def _longest_memory(states: record_passes.SpacedStates) -> float:
+def _longest_memory(states: record_passes.SpacedStates, cuts: np.ndarray) -> float:
     """Longest memory of a component of the states, or of its square, in steps.
 
-    The memory of a constant component is 0.
+    The memory of a constant component is 0. cuts: first samples of the pieces after the first.
     """
+    spaced = np.unique(-(-cuts // states.stride))
+    spaced = spaced[(spaced > 0) & (spaced < states.x.shape[1])]
     series = np.moveaxis(states.x, 2, 0)
     series = np.concatenate([series, series**2])  # an amplitude may be slow where its phase is fast
     # traces with other contexts have other means
     series = series - series.mean(axis=2, keepdims=True)
-    times = [memory_time(component) for component in series if np.ptp(component) > 0]
+    times = [memory_time(component, spaced) for component in series if np.ptp(component) > 0]
     return states.stride * max(times, default=0.0)
 
 
