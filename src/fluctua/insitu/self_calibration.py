@@ -13,8 +13,10 @@ from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.simulate import simulator
 from fluctua.core.twin.correction import Twin
-from fluctua.insitu.translation import translate_process, translate_rewards
+from fluctua.insitu.translation import translate_observed, translate_process, translate_rewards
 from fluctua.insitu.unknowns import Unknown, Values, join, list_starts, separate
+from fluctua.learn.observed_twin import make_observed_twin
+from fluctua.processes.observed import Observed
 
 
 class SelfCalibration(NamedTuple):
@@ -37,7 +39,7 @@ class SelfCalibration(NamedTuple):
 
 
 def derive_self_calibration(
-    process: Process,
+    process: Process | Observed,
     objective: Objective | Rewards,
     unknowns: Mapping[str, Unknown],
     x0: Array,
@@ -46,17 +48,22 @@ def derive_self_calibration(
     """What a training needs to calibrate the unknowns of a process as it goes.
 
     Args:
-        process: drift and noise as functions of settings, its context being the unknowns.
-        objective: rewards.
+        process: drift and noise as functions of settings, its context being the unknowns; with
+            what is read of it, if that is not the whole state.
+        objective: rewards, of what is read.
         unknowns: by name, with spreads.
         x0: state at which trajectories start, (M,).
         t: times of the samples, (T+1,).
 
     Returns: an estimator in settings and unknowns, with start and spreads.
     """
-    joined = translate_process(process, separate)
     rewards: Any = translate_rewards(objective, separate)
-    twin = ppgt(simulator(joined, x0, t), rewards, baseline=Twin())
+    twin: Any
+    if isinstance(process, Observed):
+        twin = make_observed_twin(translate_observed(process, separate), rewards, x0, t)
+    else:
+        joined = translate_process(process, separate)
+        twin = ppgt(simulator(joined, x0, t), rewards, baseline=Twin())
     spread = {name: unknown.spread for name, unknown in unknowns.items()}
     return SelfCalibration(twin, join, list_starts(unknowns), spread, _as_context)
 

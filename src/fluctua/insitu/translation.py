@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fluctua.core import check
@@ -11,6 +11,7 @@ from fluctua.core.arrays import Params, PyTree
 from fluctua.core.integrators import map_step_parameters
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import NoiseProduct, Process
+from fluctua.processes.observed import Normal, Observed
 
 
 class OperatingPoint(NamedTuple):
@@ -68,6 +69,17 @@ def translate_process(process: Process, translate: Translate) -> Process:
     return process._replace(
         drift=at(process.drift), noise=noise, diffusion=at(process.diffusion), integrator=step
     )
+
+
+def translate_observed(observed: Observed, translate: Translate) -> Observed:
+    """An observed process as a function of other parameters."""
+
+    def at(value: Any) -> Any:
+        return _Translated(value, translate, 0) if callable(value) else value
+
+    start = Normal(*map(at, observed.start))
+    process = translate_process(observed.process, translate)
+    return replace(observed, process=process, noise=at(observed.noise), start=start)
 
 
 def translate_rewards(objective: Objective | Rewards, translate: Translate) -> Rewards:

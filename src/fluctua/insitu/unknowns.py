@@ -23,10 +23,12 @@ from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.process import Process
 from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.translation import OperatingPoint, translate_process
+from fluctua.insitu.translation import OperatingPoint, translate_observed, translate_process
 from fluctua.learn.belief import Belief, prior_precision, unflatten_like
 from fluctua.learn.effective import Effective
 from fluctua.learn.fit import fit_map
+from fluctua.learn.observed_twin import collect_innovations
+from fluctua.processes.observed import Observed
 
 SETTINGS = "settings"
 UNKNOWNS = "unknowns"
@@ -71,7 +73,9 @@ def join(settings: Params, values: Params) -> Params:
     return {SETTINGS: settings, UNKNOWNS: values}
 
 
-def fit_unknowns(process: Process, unknowns: Mapping[str, Unknown], runs: Runs) -> DeviceFit:
+def fit_unknowns(
+    process: Process | Observed, unknowns: Mapping[str, Unknown], runs: Runs
+) -> DeviceFit:
     """The most probable unknowns, given trajectories at several settings and the data sheet.
 
     Args:
@@ -86,7 +90,11 @@ def fit_unknowns(process: Process, unknowns: Mapping[str, Unknown], runs: Runs) 
     start = list_starts(unknowns)
     leaves, tree = jax.tree.flatten(start)
     at = Effective(join, tree, tuple(leaf.shape for leaf in leaves))
-    joined = translate_process(process, separate)
+    joined: Process | Observed
+    if isinstance(process, Observed):
+        joined = translate_observed(process, separate)
+    else:
+        joined = translate_process(process, separate)
     likelihoods = [
         partial(_evaluate_likelihood, joined, at, settings, trajectories)
         for settings, trajectories in runs
@@ -118,8 +126,14 @@ def _make_prior(unknowns: Mapping[str, Unknown], start: Params) -> Belief:
 
 
 def _evaluate_likelihood(
-    process: Process, at: Effective, settings: Params, trajectories: Trajectories, u: np.ndarray
+    process: Process | Observed,
+    at: Effective,
+    settings: Params,
+    trajectories: Trajectories,
+    u: np.ndarray,
 ) -> Any:
+    if isinstance(process, Observed):
+        return collect_innovations(process, at, settings, u, trajectories)
     return collect_evidence(process, full_score, at, settings, u, trajectories)
 
 

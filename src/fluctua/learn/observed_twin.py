@@ -81,23 +81,38 @@ class ObservedTwin:
                 "the readout noise of a process that is observed in part is `noise` of its "
                 f"`Observed`; got readout={readout:g}. Leave `readout` at 0."
             )
-        with jax.enable_x64(True):  # a filter subtracts covariances that are nearly equal
-            as_double = partial(jnp.asarray, dtype=jnp.float64)
-            settings, context = jax.tree.map(as_double, (theta, trajectories.context))
-            y = as_double(trajectories.x)
-            times = check.grid(np.asarray(trajectories.t, np.float64))
-            point = as_double(u)
-            one = jax.tree.map(lambda leaf: leaf[0], context)
-            process = self.observed.check(at(settings, point), y[0, 0], times.t[0], one)
-            law = _InnovationLaw(process, at)
-            score, information = _sum_evidence(law, settings, point, times, y, context)
-        return Evidence(np.asarray(score), np.asarray(information), linear=False)
+        return collect_innovations(self.observed, at, theta, u, trajectories)
 
     def examine(
         self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
     ) -> Examination:
         """Test whether the innovations of records have the variance that the model expects."""
         return examine_batch(self.observed, theta, trajectories)
+
+
+def collect_innovations(
+    observed: Observed, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories
+) -> Evidence:
+    """Score and information of records about u, by the innovations of a filter.
+
+    Args:
+        observed: the process with its observation, in p.
+        at: (θ, u) -> p.
+        theta: the settings at which the records were taken.
+        u: where the derivatives are taken, (K,).
+        trajectories: records y (E, T+1, D).
+    """
+    with jax.enable_x64(True):  # a filter subtracts covariances that are nearly equal
+        as_double = partial(jnp.asarray, dtype=jnp.float64)
+        settings, context = jax.tree.map(as_double, (theta, trajectories.context))
+        y = as_double(trajectories.x)
+        times = check.grid(np.asarray(trajectories.t, np.float64))
+        point = as_double(u)
+        one = jax.tree.map(lambda leaf: leaf[0], context)
+        process = observed.check(at(settings, point), y[0, 0], times.t[0], one)
+        law = _InnovationLaw(process, at)
+        score, information = _sum_evidence(law, settings, point, times, y, context)
+    return Evidence(np.asarray(score), np.asarray(information), linear=False)
 
 
 def make_observed_twin(

@@ -13,6 +13,10 @@ noise of the calibration; a finding is a doubt. Readout noise enters two success
 which distinguishes it from diffusion,
 
     ⟨rₙ rₙ₊₁⟩ = −S,     E[r²] = c 2QΔt + 2S.
+
+A process that is read in part (`fluctua.Observed`) has no residuals of its states: ν is that of the
+innovations of its filter. They are large while the calibration is poor, so that more noise is
+accepted, up to a factor of 100; less is not.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from fluctua.core.likelihood.report import TOLERANCE
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.repeats import MIN_SAMPLES
+from fluctua.processes.observed import Observed
 
 SLACK = 2.0
 """Factor between the noise and that at calibration which is accepted, as instruments age."""
@@ -86,16 +91,18 @@ class ResidualGuard:
             passes.
     """
 
-    def __init__(self, process: Process, noise: np.ndarray | None = None):
+    def __init__(self, process: Process | Observed, noise: np.ndarray | None = None):
         self.noise = None if noise is None else np.asarray(noise, float)
         self.start: np.ndarray | None = None  # common first state of the calibration (M,)
         self.scale: np.ndarray | None = None  # c of each component (M,)
         self.readout: np.ndarray | None = None  # S of each component (M,)
         self.steps: np.ndarray | None = None  # number of steps that calibrated
         self.process = check.process(process)
-        self.scaled = scale_noise(self.process)
         # noise of the last batch over that of the calibration, of the component furthest off
         self.reading = np.nan
+        if isinstance(self.process, Observed):
+            return
+        self.scaled = scale_noise(self.process)
         step = partial(_residual, self.process)
         steps = jax.vmap(step, in_axes=(None, 0, 0, 0, 0, None))
         self._residuals = jit(jax.vmap(steps, in_axes=(None, 0, 0, None, None, 0)))
@@ -137,7 +144,8 @@ class ResidualGuard:
         if self.noise is None or count == 0:
             return Verdict(np.zeros(count, bool), "")
         ratio = self.measure(settings, trajectories) / self.noise
-        slack = SLACK if count >= MIN_FOR_MEDIAN else SLACK_FEW
+        is_certain = count >= MIN_FOR_MEDIAN and not isinstance(self.process, Observed)
+        slack = SLACK if is_certain else SLACK_FEW
         bad = ~_is_chance(ratio, steps, slack)
         level = np.median(ratio, axis=0)
         if count >= MIN_FOR_MEDIAN:  # the noise of fewer looks like an error of the drift
@@ -157,6 +165,8 @@ class ResidualGuard:
         if self.noise is None or not len(trajectories.x):
             return ""
         t, x, context, *_ = trajectories
+        if isinstance(self.process, Observed):
+            return examine_batch(self.process, settings, trajectories).residuals.cause
         scale = self.noise if self.scale is None else self.scale
         within = {CALIBRATION: context, ROOT: _repeat_rows(len(x), np.sqrt(scale))}
         examine = partial(
@@ -188,7 +198,7 @@ class ResidualGuard:
         t, x, context, *_ = trajectories
         t = np.asarray(t, float)
         x = np.asarray(x, jnp.result_type(float))
-        if len(t) < 3:
+        if len(t) < 3 or isinstance(self.process, Observed):
             return np.zeros((3, x.shape[2]))
         n = np.linspace(0, len(t) - 3, min(len(t) - 2, MAX_STEPS)).round().astype(int)
         r, variance = self._residuals(settings, x[:, n], x[:, n + 1], t[n], np.diff(t)[n], context)
@@ -215,6 +225,8 @@ class ResidualGuard:
 
         x = pad(x).astype(jnp.result_type(float))
         context = jax.tree.map(pad, context)
+        if isinstance(self.process, Observed):
+            return _measure_innovations(self.process, settings, t, x, context)[:count]
         r, variance = self._residuals(settings, x[:, n], x[:, n + 1], t[n], np.diff(t)[n], context)
         r = np.asarray(r)[:count]
         variance = np.asarray(variance)[:count]
@@ -224,6 +236,17 @@ class ResidualGuard:
         noiseless = (variance == 0).all(axis=(0, 1))
         unexplained = _subtract_linear(scaled, x[:count, n])
         return np.where(noiseless, 1.0, np.mean(unexplained**2, axis=1))
+
+
+def _measure_innovations(
+    process: Observed, settings: Params, t: np.ndarray, x: np.ndarray, context: PyTree
+) -> np.ndarray:
+    """Measure e(S⁻¹e) of the innovations of each record; 1 where the model is right. (E, D)"""
+    first = jax.tree.map(lambda leaf: leaf[0], context)
+    theta = check.parameters(settings)
+    checked = process.check(theta, x[0, 0], t[0], first)
+    squares = np.asarray(checked.residuals(theta, check.grid(t), x, context))
+    return squares.mean(axis=1)
 
 
 def _find_cause(batch: Examination, missed: float) -> str:
