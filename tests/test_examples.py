@@ -207,6 +207,16 @@ def test_twin(run):
 
 
 @pytest.mark.long
+def test_response_agrees_with_a_step_that_is_made(run):
+    out = run("response", "--steps", 5000)
+    rows = re.findall(r"from the record (\S+) ± (\S+), step made (\S+)", out)
+    assert len(rows) == 3
+    for chi, error, made in np.array(rows, float):
+        assert abs(chi - made) < 4 * error + 0.005  # 50,000 particles on common noise
+    assert float(rows[0][2]) > 0.05
+
+
+@pytest.mark.long
 def test_one_trace(run):
     out = run("one_trace", "--steps", 60_000)
     exact = {
@@ -354,6 +364,7 @@ def test_a_trap_in_shards_learns(run):
         "lock_in",
         "reactions",
         "one_trace",
+        "response",
         "qcodes_station",
         "ophyd_device",
     ],

@@ -1,5 +1,6 @@
 """Responses in time from unperturbed records, against exact responses of the Euler chain."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -160,6 +161,26 @@ def test_exact_response_of_the_ring_tends_to_that_of_its_generator():
     assert np.all(np.abs(off[1]) < 1e-3)
 
 
+@pytest.mark.long
+def test_events_of_a_jump_process():
+    """Births at rate b, deaths at rate d each: ⟨n⟩ answers b by (1 − e^{−dt})/d, in exact time."""
+    birth, death, dt = 6.0, 2.0, 0.05
+    theta = {"b": jnp.array(birth), "d": jnp.array(death)}
+    jumps = fl.Jumps(lambda th, x: jnp.stack([th["b"], th["d"] * x[0]]), [[1.0], [-1.0]])
+    simulate = fl.simulator(jumps, jnp.array([3.0]), dt * np.arange(4001))
+    whole = simulate(jax.random.key(0), theta, 4)
+    events = jax.tree.map(lambda leaf: leaf[:, 100:], whole.events)  # five relaxation times on
+    record = fl.Trajectories(whole.t[100:], whole.x[:, 100:], None, events)
+    answer = step_response(jumps, MEAN, theta, record, window=1.0)
+    grown = (1 - np.exp(-death * answer.t)) / death
+    assert largest_z(answer, "b", grown) < 4
+    assert largest_z(answer, "d", -birth / death * grown) < 4
+    with pytest.raises(ValueError, match="Jumps.*stride"):
+        step_response(jumps, MEAN, theta, record, window=1.0, stride=2)
+    with pytest.raises(ValueError, match="Jumps is not fitted"):
+        step_response(jumps, MEAN, theta, record, window=1.0, calibration=CrossFitted(("b",)))
+
+
 def test_end_of_the_response_is_the_gradient_of_the_average():
     record = ou_record(4, 60_000)
     answer = step_response(OU, SQUARE, THETA, record, window=3.0)
@@ -190,14 +211,14 @@ def test_a_product_with_the_reward_at_the_kick_itself_is_seen(monkeypatch):
 
 def test_increments_that_are_not_wrapped_are_seen():
     record = ring_record(1, 6000, 2)
-    options = {"window": 0.5, "calibration": CrossFitted(("D",))}
     with pytest.warns(RuntimeWarning, match="not those of the process"):
-        wrong = step_response(SINE_RING, SINE, RING, record, **options)
-    right = step_response(SINE_RING, SINE, RING, record, period=TURN, **options)
+        wrong = step_response(SINE_RING, SINE, RING, record, window=0.5)
+    right = step_response(SINE_RING, SINE, RING, record, window=0.5, period=TURN)
     unwrapped = record._replace(x=np.unwrap(record.x, axis=1) - 40 * np.pi)
-    same = step_response(SINE_RING, SINE, RING, unwrapped, period=TURN, **options)
+    same = step_response(SINE_RING, SINE, RING, unwrapped, window=0.5, period=TURN)
     np.testing.assert_allclose(same.response["torque"], right.response["torque"], atol=1e-9)
-    assert wrong.theta["D"] > 2 * right.theta["D"]
+    assert wrong.residuals.v[0] > 3
+    assert abs(right.residuals.v[0] - 1) < 0.1
 
 
 # ------------------------------------------------------------------------- fitted drifts
@@ -313,6 +334,20 @@ def test_several_records_of_different_lengths():
     assert largest_z(answer, "f", exact_ou(20)["f"]) < 4
 
 
+def test_context_of_every_trace():
+    """Forces that differ from trace to trace move the means, and not the response."""
+    force = np.array([-0.3, 0.0, 0.2, 0.4])
+    pushed = fl.Process(
+        lambda th, x, t, context: th["f"] + context["f"] - th["k"] * x,
+        lambda th, x: jnp.sqrt(2 * th["kT"]) * jnp.ones(1),
+    )
+    record = ou_record(17, 10_000, 4)
+    x = record.x + force[:, None, None] / K
+    record = record._replace(x=x, context={"f": force})
+    answer = step_response(pushed, MEAN, THETA, record, window=1.0)
+    assert largest_z(answer, "f", exact_ou(20)["f"]) < 4
+
+
 def test_stride_of_the_score():
     """Sampled exactly, the locally linear score is right at every stride: χ = (1 − e^{−kt})/k."""
     decay = np.exp(-K * DT)
@@ -329,6 +364,7 @@ def test_stride_of_the_score():
     assert "stride" in repr(answers)
 
 
+@pytest.mark.long
 def test_noise_of_tracking_shows_in_the_fit_by_stride():
     """A moving mean of two positions correlates increments by 1/2 and halves D of one sample."""
     record = ou_record(12, 40_000)
