@@ -35,6 +35,7 @@ FOR_RECORDINGS = (
     "baseline",
     "continuing",
     "response",
+    "detrend",
     "places",
     "settings",
     "out",
@@ -80,6 +81,14 @@ def estimate(
             "parameter",
         ),
     ] = False,
+    detrend: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            help="With --continuing: subtract what varies more slowly than this time, an offset "
+            "of the detector that drifts",
+        ),
+    ] = None,
     trajectories: options.Trajectories = 1000,
     seed: options.Seed = 0,
     places: options.Map = None,
@@ -116,7 +125,8 @@ def estimate(
     after `fluctua calibrate --write` its own noise, which is used. Where channels are missing or
     have readout noise, the score is that of a filter; parameters that no filter can help are
     refused by name. Several files at the same settings give one estimate, each with a baseline of
-    its own.
+    its own. With --continuing they are one long record, which is cut where samples are missing or
+    not finite.
 
     A network is simulated with --trajectories and --seed, at its start or, for the folder of a
     run, at its trained parameters.
@@ -137,8 +147,9 @@ def estimate(
         choices = _gather_options(model, params, score, baseline, places, keys)
         window = _parse_window(keys.get("window", "auto"), continuing)
         _refuse_response_options(response, continuing, baseline, cluster, keys)
+        _check_detrend(detrend, continuing, response)
         if continuing:
-            choices = choices._replace(window=window)
+            choices = choices._replace(window=window, detrend=detrend)
         if response:
             from fluctua.cli.estimate_response import estimate_response
 
@@ -209,6 +220,19 @@ def _refuse_response_options(
         raise ValueError("--response reads its files here: leave --cluster off.")
     if "chunk_mb" in keys:
         raise ValueError("--set chunk_mb: a response holds its records in memory.")
+
+
+def _check_detrend(detrend: float | None, continuing: bool, response: bool) -> None:
+    """Refuse a time that is none, and a trend of what is no long-run average."""
+    if detrend is None:
+        return
+    if not 0 < detrend < float("inf"):
+        raise ValueError(f"--detrend is a time, above 0; got {detrend:g}.")
+    if not continuing or response:
+        raise ValueError(
+            "--detrend is of a long-run average: give --continuing too, and no --response. Of "
+            "other files take the trend away first (fluctua convert IN OUT.nc --detrend TIME)."
+        )
 
 
 def _parse_window(text: str, continuing: bool) -> float | str:

@@ -173,6 +173,7 @@ def _list_numbers(result: estimating.RecordingEstimate, seconds: float) -> dict[
             "change": c.change,
         }
         numbers["continuing"]["interval"] = e.interval
+        numbers["continuing"]["pieces"] = None if c.pieces is None else c.pieces._asdict()
         del numbers["trajectories"]
     return {**numbers, "refused": list(result.view.missing) if result.view else []}
 

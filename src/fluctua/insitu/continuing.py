@@ -22,7 +22,8 @@ from fluctua.core.likelihood import guard
 from fluctua.core.objective import Objective
 from fluctua.core.scores import CorrectedScore
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu import estimating, hidden, readout
+from fluctua.insitu import estimating, hidden, readout, splitting
+from fluctua.insitu.long_record import LongRecord, prepare_record
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS
@@ -30,7 +31,7 @@ from fluctua.processes import stationary as stationary_record
 
 
 def estimate_continuing(
-    recording: RecordingFile,
+    recording: RecordingFile | LongRecord,
     model: RecordingModel,
     *,
     window: float | str = "auto",
@@ -41,7 +42,8 @@ def estimate_continuing(
     """Estimate ∇θ of the long-run average of the reward, from a record of the steady state.
 
     Args:
-        recording: an open one; it need not have a prepared start.
+        recording: an open one; it need not have a prepared start. With gaps it is cut there; of
+            several files, or with a drift to subtract, give a `LongRecord` of `prepare_record`.
         model: of `load_model(recording)`. Of a network J is the return of a steady record of that
             length.
         window: time over which a kick is remembered, or "auto".
@@ -52,11 +54,16 @@ def estimate_continuing(
 
     Returns: a `RecordingEstimate`, whose `continuing` has the window and what it leaves out.
     """
-    score = estimating.resolve_score(recording, model.process, score)
-    if not recording.count:
+    given = recording.recording if isinstance(recording, LongRecord) else recording
+    score = estimating.resolve_score(given, model.process, score)
+    if not given.count:
         raise ValueError(
-            f"{recording.path} has 0 complete trajectories: there is nothing to estimate from."
+            f"{given.path} has 0 complete trajectories: there is nothing to estimate from."
         )
+    record = recording if isinstance(recording, LongRecord) else prepare_record([recording])
+    recording = record.recording
+    if record.pieces is not None and isinstance(model.process, processes.Process):
+        splitting.check_autonomous(recording, model)
     theta = check.parameters(model.theta)
     used = estimating.SCORES[score]
     process = model.process
@@ -93,7 +100,7 @@ def estimate_continuing(
         residuals = guard.examine(
             process,
             theta,
-            select_beginning(recording),
+            select_beginning(record),
             transition=estimating.TRANSITIONS[used],
             readout=noise,
         )
@@ -101,7 +108,7 @@ def estimate_continuing(
         process,
         reward if noise is None else readout.correct_objective(reward, noise),
         theta,
-        recording.trajectories(),
+        record.list_records(),
         window=window,
         score=used if noise is None else CorrectedScore(used, tuple(noise.tolist())),
         baseline=baseline,
@@ -126,10 +133,15 @@ def estimate_continuing(
     return estimating.RecordingEstimate(answer.estimate, view, parts, residuals, answer)
 
 
-def select_beginning(recording: RecordingFile) -> Trajectories:
-    """Select as many samples as the residual guard examines."""
-    few = max(2, min(len(recording.t), guard.TRANSITIONS // recording.count + 1))
+def select_beginning(record: RecordingFile | LongRecord) -> Trajectories:
+    """Select as many samples as the residual guard examines, of the longest piece."""
+    recording = record.recording if isinstance(record, LongRecord) else record
     whole = recording.trajectories()
+    if isinstance(record, LongRecord) and record.pieces is not None:
+        whole = record.list_records()[int(np.argmax(record.pieces.steps))]
+        few = min(len(whole.t), guard.TRANSITIONS + 1)
+        return Trajectories(whole.t[:few], whole.x[:, :few], whole.context)
+    few = max(2, min(len(recording.t), guard.TRANSITIONS // recording.count + 1))
     return Trajectories(recording.t[:few], whole.x[:, :few], whole.context)
 
 
@@ -180,9 +192,10 @@ def _subtract_shared_noise(
 
     See `insitu.readout`, term (b).
     """
-    dt = answer.duration / recording.count / (len(recording.t) - 1)
-    lags = round(answer.window / dt)
+    dt = float(np.mean(np.diff(recording.t)))
     length = round(answer.length / dt)
+    assert answer.starts is not None
+    many = len(answer.starts)
     rewards = check.objective(objective)
     checked = check.process(process)
     off = []
@@ -190,11 +203,10 @@ def _subtract_shared_noise(
     for j in range(recording.count):
         one = recording.trajectories(j, j + 1, load=True)
         x = jnp.asarray(one.x[0], jnp.result_type(*jax.tree.leaves(theta), one.x.dtype))
-        many = len(answer.batches) // recording.count
         # from the kick before the batch to one sample after it, whose reward is terminal in
         # `compute_reward_term`: zero
-        rows = lags - 1 + length * np.arange(many)[:, None] + np.arange(length + 2)
-        context = jax.tree.map(lambda leaf, many=many: jnp.repeat(leaf, many, axis=0), one.context)
+        rows = answer.starts[:, None] - 1 + np.arange(length + 2)
+        context = jax.tree.map(lambda leaf: jnp.repeat(leaf, many, axis=0), one.context)
         data = Trajectories(jnp.asarray(t, x.dtype), x[rows], context)
         off.append(
             np.asarray(

@@ -8,6 +8,7 @@ where they were read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.core.text import names
-from fluctua.insitu import advice, continuing, estimating, hidden
+from fluctua.insitu import advice, continuing, estimating, hidden, long_record
 from fluctua.insitu.calibrate.table import apply_calibration
 from fluctua.insitu.recording import model as models
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
@@ -77,6 +78,7 @@ class EstimateOptions(NamedTuple):
     observation_noise: standard deviation of the readout, in place of the file's.
     window: of a long-run average, the time over which a kick is remembered, or "auto"; None for
         trajectories.
+    detrend: of a long-run average, subtract variations slower than this time.
     required: names of parameters that must be estimated; "omega" stands for all its entries.
     chunk_bytes: of states held at a time.
     places, dt, scale: as for `insitu.files.open`.
@@ -90,6 +92,7 @@ class EstimateOptions(NamedTuple):
     theta: str = "set"
     observation_noise: float | None = None
     window: float | str | None = None
+    detrend: float | None = None
     required: tuple[str, ...] = ()
     chunk_bytes: int = estimating.CHUNK_BYTES
     places: Mapping[str, str] | None = None
@@ -107,14 +110,33 @@ class EstimateOptions(NamedTuple):
             path, dict(self.places or {}), dt=self.dt, scale=self.scale
         ) as recording:
             double = recording.description.dtype in DOUBLE
-            return jax.enable_x64(double)(self._estimate)(path, recording, progress)
+            record = long_record.LongRecord(recording)
+            return jax.enable_x64(double)(self._estimate)(path, record, progress)
+
+    def estimate_record(self, paths: Sequence[str | Path]) -> FileEstimate:
+        """The long-run average of files that are one record, with the model of the first."""
+        with ExitStack() as stack:
+            recordings = [
+                stack.enter_context(
+                    open_recording(path, dict(self.places or {}), dt=self.dt, scale=self.scale)
+                )
+                for path in map(Path, paths)
+            ]
+            first = recordings[0]
+            for other in recordings[1:]:
+                _refuse_other_settings(_read_head(first), _read_head(other))
+            record = long_record.prepare_record(recordings, self.detrend)
+            double = first.description.dtype in DOUBLE
+            made = jax.enable_x64(double)(self._estimate)(first.path, record, None)
+            return made._replace(notes=(*record.notes, *made.notes))
 
     def _estimate(
         self,
         path: Path,
-        recording: RecordingFile,
+        record: long_record.LongRecord,
         progress: Callable[[int, int], None] | None,
     ) -> FileEstimate:
+        recording = record.recording
         params = None if self.params is None else dict(self.params)
         applied = apply_calibration(
             recording,
@@ -140,7 +162,7 @@ class EstimateOptions(NamedTuple):
             )
         else:
             result = continuing.estimate_continuing(
-                recording,
+                record,
                 model,
                 window=self.window,
                 score=transition,
@@ -217,11 +239,14 @@ def estimate_files(
     subject = EstimateOptions() if reading is None else reading
     if not paths:
         raise ValueError("there are no files to estimate from.")
-    if subject.window is not None and (len(paths) > 1 or cluster is not None):
-        raise ValueError(
-            f"--continuing is of one record; got {len(paths)} files, or a cluster for them."
-        )
-    if len(paths) == 1 and cluster is None:
+    if subject.window is not None:
+        if cluster is not None:
+            raise ValueError(
+                "--continuing joins its files to one record, which is read here; got --cluster "
+                f"{cluster}. Leave it off."
+            )
+        files = [subject.estimate_record(paths)]
+    elif len(paths) == 1 and cluster is None:
         files = [subject.estimate(Path(paths[0]), progress)]
     else:
         files = _gather_files(paths, subject, cluster, progress)
@@ -254,7 +279,7 @@ def _combine(files: Sequence[FileEstimate]) -> estimating.RecordingEstimate:
     if len(files) == 1:
         return first.result
     for other in files[1:]:
-        _refuse_others(first, other)
+        _refuse_other_settings(first, other)
     added = []
     for file in files:
         assert file.result.part is not None
@@ -269,7 +294,23 @@ def _combine(files: Sequence[FileEstimate]) -> estimating.RecordingEstimate:
     )
 
 
-def _refuse_others(first: FileEstimate, other: FileEstimate) -> None:
+class _FileHead(NamedTuple):
+    """What must agree in files that are one record."""
+
+    path: Path
+    theta: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+def _read_head(recording: RecordingFile) -> _FileHead:
+    parameters = dict(recording.description.parameters)
+    return _FileHead(recording.path, parameters, parameters, dict(recording.description.settings))
+
+
+def _refuse_other_settings(
+    first: FileEstimate | _FileHead, other: FileEstimate | _FileHead
+) -> None:
     """Refuse a file at other settings: its trajectories are of another gradient."""
     one = models.name_leaves(first.theta)
     another = models.name_leaves(other.theta)

@@ -84,7 +84,7 @@ def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord
 
     Returns: the `SplitRecord`.
     """
-    _check_autonomous(recording, model)
+    check_autonomous(recording, model)
     steps = len(recording.t) - 1
     dt = float(np.mean(np.diff(recording.t)))
     group = max(1, steps // POINTS)
@@ -146,7 +146,7 @@ def _average_groups(recording: RecordingFile, group: int) -> np.ndarray:
     return np.stack(groups)
 
 
-def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
+def check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
     """Refuse a drift that depends on time."""
     process = check.process(model.process)
     theta = check.parameters(model.theta)

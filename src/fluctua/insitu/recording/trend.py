@@ -183,3 +183,81 @@ def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
             f"{2 * memory / LOST:.3g} samples or more, or record for longer."
         )
     return fast.astype(x.dtype)
+
+
+class TrendRemoval(NamedTuple):
+    """A trace without its trend.
+
+    x: states (n, M).
+    moved: root mean square of the trend, in standard deviations of the rest (M,).
+    lost: share of the variance of the fluctuations that went with it.
+    """
+
+    x: np.ndarray
+    moved: np.ndarray
+    lost: float
+
+
+def subtract_trend(
+    x: np.ndarray, position: np.ndarray, samples: float, cuts: np.ndarray, name: Any
+) -> TrendRemoval:
+    """`remove_trend` of a trace with gaps: its cosines by least squares over what there is.
+
+    Args:
+        x: finite states (n, M), those of gaps left out.
+        position: of each in the trace, in samples (n,).
+        samples: period in samples; the cosines of longer periods are subtracted.
+        cuts: first samples after gaps, for correlations.
+        name: of the trace, for messages.
+
+    Returns: a `TrendRemoval`. Without gaps its states are those of `remove_trend`.
+    """
+    length = int(position[-1]) + 1
+    if not (np.isfinite(samples) and samples > 0):
+        raise ValueError(f"`detrend` (--detrend) is a time, above 0; got {samples:g} samples.")
+    count = int(2 * length / samples)
+    if not count >= 1:
+        raise ValueError(
+            f"{name} is {length} samples long, less than half a period of {samples:.4g}: nothing "
+            "in it varies so slowly. Give a shorter time to --detrend."
+        )
+    if count >= len(x):
+        raise ValueError(
+            f"--detrend would take all of {name}: {len(x)} samples have no room for {count} slow "
+            "variations. Give a longer time."
+        )
+    values = np.asarray(x, np.float64)
+    centre = values.mean(axis=0)
+    slow = _fit_cosines(values - centre, position, length, count)
+    fast = values - slow
+    spread = fast.std(axis=0)
+    moving = np.flatnonzero(spread > 0)
+    memory = max((memory_time(fast[None, :, i], cuts) for i in moving), default=0.0)
+    lost = count * memory / len(x)
+    if lost > LOST:
+        raise ValueError(
+            f"--detrend would take {lost:.0%} of the fluctuations of {name} away with its trend: "
+            f"they are correlated over {memory:.3g} samples. Give a time of "
+            f"{2 * memory / LOST:.3g} samples or more, or record for longer."
+        )
+    moved = slow.std(axis=0) / np.where(spread > 0, spread, 1)
+    return TrendRemoval(fast.astype(x.dtype), moved, lost)
+
+
+def _fit_cosines(values: np.ndarray, position: np.ndarray, length: int, count: int) -> np.ndarray:
+    """Least-squares fit of cosines 1 … count to values (n, M) of mean zero; of mean zero too."""
+    order = np.arange(1, count + 1)
+    blocks = np.array_split(np.arange(len(values)), -(-len(values) * count // 2**22))
+
+    def cosines(rows: np.ndarray) -> np.ndarray:
+        return np.cos(np.pi * order * (position[rows, None] + 0.5) / length)
+
+    level = sum(cosines(rows).sum(axis=0) for rows in blocks) / len(values)
+    square = np.zeros((count, count))
+    product = np.zeros((count, values.shape[1]))
+    for rows in blocks:
+        basis = cosines(rows) - level
+        square += basis.T @ basis
+        product += basis.T @ values[rows]
+    weights = np.linalg.pinv(square, hermitian=True) @ product
+    return np.concatenate([(cosines(rows) - level) @ weights for rows in blocks])
