@@ -38,16 +38,22 @@ def main() -> None:
     )
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--kind", choices=("easy", "hard"), default="hard")
     parser.add_argument("--trajectories", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args()
-    config = apply_changes(find_config("unknown"), {"backend": given.backend})
+    config = apply_changes(
+        find_config("unknown"), {"backend": given.backend, "device.kind": given.kind}
+    )
     parts = build(config)
     estimator: Any = parts.estimator
     if given.threads:
-        options = dataclasses.replace(estimator.model.options, threads=given.threads)
-        estimator.model = dataclasses.replace(estimator.model, options=options)
+        model = estimator.model
+        fused = model.fused if given.kind == "hard" else model
+        options = dataclasses.replace(fused.options, threads=given.threads)
+        fused = dataclasses.replace(fused, options=options)
+        estimator.model = dataclasses.replace(model, fused=fused) if given.kind == "hard" else fused
     theta, key = parts.theta, jax.random.key(0)
     clock = time.process_time if given.cpu else time.perf_counter
 
@@ -56,13 +62,16 @@ def main() -> None:
 
     measured = estimator.device(key, theta, given.trajectories)
     u = estimator.belief.mean
-    twin = timed(lambda: estimator._rows(key, theta, u, None))
+    twin = timed(lambda: estimator._gradient_rows(key, theta, u, None))
+    options = estimator.options
     evidence = timed(
-        lambda: estimator.model.evidence(estimator.at, theta, u, measured, estimator.every)
+        lambda: estimator.model.evidence(
+            estimator.at, theta, u, measured, options.every, options.readout
+        )
     )
     learn = timed(lambda: estimator.learn(theta, measured))
     seldom = config.calibration.measure_every
-    print(f"a call of the model, {estimator.simulated} simulated trajectories   {twin:8.4f} s")
+    print(f"a call of the model, {options.simulated} simulated trajectories   {twin:8.4f} s")
     print(f"evidence of {given.trajectories} measured trajectories            {evidence:8.4f} s")
     print(f"learning from them, evidence and posterior     {learn:8.4f} s")
     print(f"on top of a call, every iteration measures     {learn / twin:8.1%}")

@@ -40,16 +40,23 @@ GOAL = 0.65
 INK = {
     "alone": "#d55e00",
     "seldom": "#0072b2",
+    "hard": "#cc79a7",
     "correction": "#009e73",
     "paper": "#222222",
     "nominal": "#888888",
 }
 
 
+HARD = "every number hidden, noisy samples 0.02 apart"
+
 KINDS = {
+    f"{HARD}; measured in one iteration of 3": (
+        "hard",
+        "every number hidden, readout noise, samples 0.02 apart: the structure",
+    ),
     "measured in one iteration of 3": (
         "seldom",
-        "calibrated gradient alone: the structure, and these trajectories",
+        "couplings and detunings hidden, read without noise: the rest is known",
     ),
     "calibrated gradient alone": ("alone", "the same, measured in every iteration"),
     "with the measured correction": (
@@ -72,25 +79,26 @@ class Curve(NamedTuple):
 def label_of(config: Config) -> str:
     """What sets a training apart from the others, in words."""
     d, c, t = config.device, config.calibration, config.task
+    hard = d.kind == "hard"
     parts = [
+        (hard, HARD),
         (c.correction == "measured", "with the measured correction"),
         (c.measure_every > 1, f"measured in one iteration of {c.measure_every}"),
         (t.sigma_kappa, f"σ_κ = {t.sigma_kappa:g}, modulation recorded"),
         (
             d.kerr_error,
-            f"Kerr coefficients off by {d.kerr_error:g}, "
-            + ("fitted" if c.kerr else "not in the model"),
+            f"Kerr coefficients off by {d.kerr_error:g}, " + SECOND[c.kerr],
         ),
         (
             d.second_neighbours,
             f"couplings of {d.second_neighbours:g} across the cells, {SECOND[c.second_neighbours]}",
         ),
         (
-            d.readout,
+            d.readout and not hard,
             f"readout noise of {d.readout:g}, "
             + ("taken off" if c.readout else "not in the model"),
         ),
-        (d.sample_every > 1, f"sampled every {d.sample_every} steps"),
+        (d.sample_every > 1 and not hard, f"sampled every {d.sample_every} steps"),
     ]
     return "; ".join(text for there, text in parts if there) or "calibrated gradient alone"
 

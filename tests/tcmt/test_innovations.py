@@ -8,9 +8,10 @@ import scipy
 
 from fluctua import tcmt
 from fluctua.core.trajectories import Trajectories
-from fluctua.runs.unknown import Device
+from fluctua.runs.unknown import Device, with_diagonals
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.innovations import FAMILIES, collect_sampled_evidence, count_numbers
+from fluctua.tcmt.sampled_twin import SampledTwin
 from problems import tolerance
 
 READOUT = 0.05
@@ -166,3 +167,34 @@ def test_unequal_intervals_are_refused():
     data = Trajectories(np.array([0.0, 0.02, 0.04, 0.08]), x)
     with pytest.raises(ValueError, match=r"equally.*0\.02.*0\.04"):
         collect_sampled_evidence(task, kernel_spec(task, {"omega": jnp.zeros(2)}), data, 0.0)
+
+
+def test_watched_bonds_and_noise_have_no_part_in_the_gradient():
+    """Bonds across the cells stay at zero: the twin is that of the lattice without them."""
+    near = tcmt.rectangular(2, 3)
+    richer = with_diagonals(near, 2, 3)
+    task, whole = (
+        tcmt.transmission(network, horizon=1.0, dt=1e-2) for network in (near, richer.network)
+    )
+    fused = task.estimator("cpu", baseline="twin")
+    twin = SampledTwin(fused, whole, tuple(richer.near.tolist()))
+    theta = {"omega": jnp.linspace(-0.2, 0.2, 6), "kappa": jnp.ones(7), "chi": jnp.zeros(6)}
+    p = {
+        **theta,
+        "kappa": richer.kappa(theta["kappa"], jnp.zeros(4)),
+        "gamma": jnp.full(6, 0.03),
+        "noise": jnp.zeros(6),
+    }
+    parts = twin.split(jax.random.key(0), p, 4)
+    exact = fused.split(jax.random.key(0), {**theta, "gamma": p["gamma"]}, 4)
+    assert set(parts.direct) == set(p)
+    np.testing.assert_allclose(parts.direct["kappa"][:, richer.near], exact.direct["kappa"])
+    np.testing.assert_allclose(parts.correction["omega"], exact.correction["omega"])
+    np.testing.assert_allclose(parts.direct["gamma"], exact.direct["gamma"])
+    assert not np.asarray(parts.direct["kappa"])[:, richer.across].any()
+    assert not np.asarray(parts.direct["noise"]).any()
+    louder = twin.split(jax.random.key(0), {**p, "noise": jnp.full(6, np.log(2.0))}, 64)
+    quiet = twin.split(jax.random.key(0), p, 64)
+    # twice the same noise: returns scatter by twice as much where they are linear in it, and by
+    # four times as much where they are quadratic
+    assert 2 < np.std(louder.returns) / np.std(quiet.returns) < 4

@@ -27,8 +27,8 @@ class CalibrationOptions:
 
     Args:
         watch: names of φ at its top level that are held at their start and watched: what the model
-            leaves out, such as couplings beyond the nearest. Leave a name out of `watch` to have it
-            fitted.
+            leaves out, such as couplings beyond the nearest. Where it is found there, errors of the
+            fitted unknowns include its effect. Leave a name out of `watch` to have it fitted.
         forget_after: calls over which measurements fade, for a device that changes slowly; inf
             keeps everything.
         renew: forget everything before a call whose trajectories were not expected (χ² of their
@@ -49,6 +49,9 @@ class CalibrationOptions:
         measure_every: one of so many calls measures; the others use the model alone, and J is the
             model's.
         every: one of so many steps counts for the information; see `evidence`.
+        refit: trajectories of a model that is not linear in φ are kept and fitted again, all
+            together, once their number has grown by this factor; between, a new one is fitted with
+            a Gaussian of the others. 1 fits all of them in every call.
         readout: standard deviation of the measurement on each component of a sample, or "measured",
             which takes it from every batch. Its effect on the calibration is subtracted; see
             `evidence`.
@@ -70,6 +73,7 @@ class CalibrationOptions:
     samples: int = 8
     measure_every: int = 1
     every: int = 1
+    refit: float = 1.0
     readout: float | str = 0.0
     on_doubt: str = "stop"
     returns: Callable[[Params, Trajectories], Any] | None = None
@@ -90,6 +94,8 @@ class CalibrationOptions:
                 raise ValueError(
                     f"`{name}` is a number of calls, at least 1; got {getattr(self, name)!r}."
                 )
+        if not 1 <= self.refit < math.inf:
+            raise ValueError(f"`refit` is a factor, at least 1; got {self.refit!r}.")
         readout = self.readout
         if readout != FROM_BATCHES and (isinstance(readout, str) or not 0 <= readout < math.inf):
             raise ValueError(

@@ -85,7 +85,7 @@ def evaluate(
         trajectories,
         config.task.sigma_w if sigma_w is None else sigma_w,
         config.task.sigma_kappa if sigma_kappa is None else sigma_kappa,
-        config.task.dt if dt is None else dt,
+        (config.task.dt if dt is None else dt) / config.device.finer,
         seed,
         time.perf_counter() - begun,
     )
