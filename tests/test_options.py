@@ -24,14 +24,15 @@ from typer.testing import CliRunner
 
 import fluctua.cli.advise_network
 import fluctua.cli.app
+import fluctua.cli.instruments.check
 import fluctua.cli.instruments.demo
-import fluctua.cli.instruments.line
 import fluctua.cli.trainings.network
 import fluctua.cli.virtual_bench
 import fluctua.insitu.bench.server
 from fluctua.insitu.bench import demo, population
-from fluctua.insitu.device_training import run_and_resume
+from fluctua.insitu.device_training import run_and_resume, station
 from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.instrument_check.report import InstrumentCheck, Latency
 from fluctua.insitu.recording import conversion, simulate
 from fluctua.paper import panels, properties, training
 from fluctua.plot import insitu as drawings
@@ -56,7 +57,7 @@ estimator = fl.ppgt(fl.simulator(process, jnp.zeros(2), t), objective)
 training = fl.Training(estimator, {"k": jnp.array(1.0)}, optax.adam(0.1), trajectories=4)
 lab = insitu.Model(process, objective, knobs={"k": insitu.Knob(1.0, bounds=(0.0, 2.0))},
                    unknowns={}, x0=jnp.zeros(2), t=t)
-def connect(): ...
+def connect(timeout=1.0): ...
 """
 SMALL = """
 preset = "demo"
@@ -104,11 +105,13 @@ MODES = {
     "calibrate": {"file": "rec.npz --model own.py:model"},
     "insitu": {
         "demo": "demo",
-        "address": "tcp://127.0.0.1:1 --out new",
-        "several": "tcp://127.0.0.1:1 tcp://127.0.0.1:2 --out new",
-        "self-calibrating": "tcp://127.0.0.1:1 --out new --calibration training",
-        "code": "own.py:connect --model own.py:lab --out new",
-        "resume": "--resume run",
+        "address": "train tcp://127.0.0.1:1 --out new",
+        "several": "train tcp://127.0.0.1:1 tcp://127.0.0.1:2 --out new",
+        "self-calibrating": "train tcp://127.0.0.1:1 --out new --calibration training",
+        "code": "train own.py:connect --model own.py:lab --out new",
+        "check": "check own.py:connect --model own.py:lab",
+        "check address": "check tcp://127.0.0.1:1",
+        "resume": "train --resume run",
     },
     "virtual-bench": {"one": "", "two": "--devices 2"},
 }
@@ -182,7 +185,12 @@ OTHERS = {
 }
 
 # Heeded by an error that does not repeat the name: what else it says.
-EXPLAINED = {"theta": "has no calibration in it", "--continuing": "Record for longer"}
+EXPLAINED = {
+    "theta": "has no calibration in it",
+    "--continuing": "Record for longer",
+    "kerr": "calibrates as it goes needs `unknowns`",
+    "sigma_kappa": "calibrates as it goes needs `unknowns`",
+}
 
 KEYS = {
     "advise": {"return_bias": "0.01", "sigma_w": "[0.1, 0.4]", "pilot": "20", "backend": "jax"},
@@ -210,19 +218,14 @@ KEYS = {
         "on_doubt": "continue",
         "learning_rate": "0.3",
         "probes": "3",
-        "points": "31",
         "attempts": "2",
         "record": "false",
         "share": "parameters",
-        "sigma_w": "0.12",
-        "sigma_kappa": "0.1",
-        "kerr": "true",
-        "omega_max": "3",
-        "kappa_max": "3",
         "forget_after": "5",
         "measure_every": "2",
         "renew": "true",
         "readout_noise": "0.1",
+        "check_trajectories": "3",
         "devices": "2",
         "fault_rate": "0.1",
         "figure": "drawn.png",
@@ -254,6 +257,19 @@ KEYS = {
         "bits": "8",
         "fault_rate": "0.1",
     },
+}
+
+
+# Keys that are arguments of the functions of a driver and a model: here those of a virtual bench.
+ARGUMENTS = {
+    "insitu": {
+        "points": "31",
+        "noise": "0.12",
+        "sigma_kappa": "0.1",
+        "kerr": "true",
+        "omega_max": "3",
+        "kappa_max": "3",
+    }
 }
 
 
@@ -318,7 +334,7 @@ def find_example(command, mode, option):
 def list_cases(command, mode):
     options = sorted(list_options()[command])
     cases = [Case(command, mode, name, find_example(command, mode, name)) for name in options]
-    for key, example in KEYS.get(command, {}).items():
+    for key, example in (KEYS.get(command, {}) | ARGUMENTS.get(command, {})).items():
         value = OTHERS.get((f"{command} {mode}", key), example)
         cases.append(Case(command, mode, "--set", f"{key}={value}"))
     return cases
@@ -425,11 +441,20 @@ class Library:
         self.note("bench", vars(bench), vars(bench.faults), host, port)
 
 
+def open_bench(connects, attempts, report):
+    """Stands for the driver of a bench that was opened."""
+    sheet = fluctua.insitu.instrument.virtual.BenchDescription("box", 2, 2, 0.1, 0.01, 16.0, 1e-3)
+    named = connects[0].keywords
+    generators = {"NOIS": named.get("noise", 0.0), "MOD": named.get("sigma_kappa", 0.0)}
+    return SimpleNamespace(
+        description=sheet, points=named["points"], generators=generators, close=lambda: None
+    )
+
+
 def replace_library(patch, library):
     lattices = [
         SimpleNamespace(task=SimpleNamespace(network=SimpleNamespace(sites=4))),
     ]
-    sheet = fluctua.insitu.instrument.virtual.BenchDescription("box", 2, 2, 0.1, 0.01, 16.0, 1e-3)
     patch.setattr(subprocess, "Popen", library.stop("page"))
     patch.setattr(webbrowser, "open", library.answer("browser", None))
     patch.setattr(server, "serve", library.serve_page)
@@ -459,9 +484,12 @@ def replace_library(patch, library):
     patch.setattr(population, "compare", library.stop("population"))
     patch.setattr(run_and_resume, "run", library.stop("run"))
     patch.setattr(run_and_resume, "resume", library.stop("resume"))
-    plan = Plan(address="tcp://127.0.0.1:1")
+    plan = Plan(instruments=("tcp://127.0.0.1:1",))
     patch.setattr(run_and_resume, "read_plan", library.answer("plan", plan))
-    patch.setattr(fluctua.cli.instruments.line, "read_sheet", lambda connects, attempts: sheet)
+    patch.setattr(station, "open_first", open_bench)
+    passed = InstrumentCheck(latency=Latency(0.0, 0.1, 0.2))
+    checked = library.answer("check", passed)
+    patch.setattr(fluctua.cli.instruments.check, "check_instrument", checked)
     patch.setattr(fluctua.insitu.bench.server, "serve", library.serve_bench)
     patch.setattr(fluctua.cli.virtual_bench, "_stop_when_closed", library.answer("input", None))
 

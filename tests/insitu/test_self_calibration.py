@@ -157,7 +157,7 @@ def test_the_command_line_takes_it(tmp_path):
             [*words, "--calibration", "training", "--iterations", "2", "--set", "forget_after=20"],
         )
     assert done.exit_code == 0, done.output
-    assert "4 trajectories" in done.output
+    assert "8 trajectories" in done.output  # four of the check
     kept = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (kept["calibration"], kept["forget_after"], kept["trajectories"]) == (
         "training",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fluctua.cli import options
 from fluctua.cli.common import EXPECTED, fail, note, refuse_options
 from fluctua.cli.settings import (
     Key,
@@ -23,7 +24,7 @@ from fluctua.core.words import close_match
 if TYPE_CHECKING:
     from fluctua.cli.instruments.request import InstrumentSettings
 
-ACTIONS = ("train", "demo")
+ACTIONS = ("train", "check", "demo")
 RESUME_KEYS: Keys = {
     "timeout": Key(float, "seconds to wait for an answer, if the driver has `timeout` (30)"),
     "time_limit": Key(float, "seconds that one acquisition may take (300)"),
@@ -40,6 +41,11 @@ TRAIN_KEYS: Keys = {
     "measure_every": Key(int, "calibration=training: iterations of which one measures (1)"),
     "renew": Key(bool, "calibration=training: forget all before a batch that is not expected"),
     "readout_noise": Key(str, "calibration=training: of each quadrature, or measured per batch"),
+    "check_trajectories": Key(int, "per acquisition of a check (20; before a training 2)"),
+}
+CHECK_KEYS: Keys = {
+    name: TRAIN_KEYS[name]
+    for name in ("timeout", "time_limit", "probes", "measure_every", "check_trajectories")
 }
 DEMO_KEYS: Keys = {
     "devices": Key(int, "demo: boxes that differ, trained alone and together, four held out (1)"),
@@ -57,7 +63,7 @@ def insitu(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="train|demo [INSTRUMENT]...",
+            metavar="train|check|demo [INSTRUMENT]...",
             help="INSTRUMENT is an address, tcp://HOST:PORT or a VISA resource, or a driver of "
             "your own, FILE.py:NAME or package.module:NAME: a class, or a function that returns "
             "a driver. Several are trained together",
@@ -109,13 +115,18 @@ def insitu(
         int | None,
         typer.Option(help="Seed of all random numbers", show_default="0; the box of the demo: 3"),
     ] = None,
+    as_json: options.AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Calibrate and train an instrument.
+    """Check, calibrate and train an instrument.
 
-    train: calibration and training into a folder. Failures of the
-    line or the box are retried, bad trajectories are discarded and counted, everything is recorded.
-    Ctrl-C or a kill loses the current iteration; train --resume FOLDER continues.
+    check: connects, sets, acquires a few trajectories and compares them with the model: shapes,
+    rate, limits of the knobs, repeatability, residuals, and the time that a training will take.
+    Exit status 1 if something is wrong. The words of `train` do, without --out.
+
+    train: the same with few trajectories, then calibration and training into a folder. Failures
+    of the line or the box are retried, bad trajectories are discarded and counted, everything is
+    recorded. Ctrl-C or a kill loses the current iteration; train --resume FOLDER continues.
 
     demo: one virtual bench with hidden disorder, three trainings. Calibrates the bench from
     recordings, trains it over its socket, and compares with a training of the nominal simulation
@@ -143,10 +154,16 @@ def insitu(
             _refuse_instruments(instruments)
             run_demo(out, plan, read_settings(settings, DEMO_KEYS))
             return
-        from fluctua.cli.instruments import run
+        from fluctua.cli.instruments import check, run
         from fluctua.cli.instruments.request import Request
 
         request = Request(instruments, model or "", out)
+        if action == "check":
+            refuse_options(
+                context, (*OF_TRAINING[1:], "as_json"), "not for a check, which trains nothing."
+            )
+            status = check.run_check(request, plan, _split_settings(settings, CHECK_KEYS), as_json)
+            raise typer.Exit(status)
         if resume is not None:
             refuse_options(
                 context,
@@ -157,11 +174,12 @@ def insitu(
             )
             run.resume(request, resume, iterations, read_settings(settings, RESUME_KEYS))
         else:
-            allowed = OF_TRAINING if calibration == "training" else (*OF_TRAINING, "baseline")
             reason = "not for a training"
+            baselines = ["baseline"]
             if calibration == "training":
                 reason += " with --calibration training, which has no baseline"
-            refuse_options(context, allowed, f"{reason}.")
+                baselines = []
+            refuse_options(context, (*OF_TRAINING, *baselines), f"{reason}.")
             run.begin(request, plan, _split_settings(settings, TRAIN_KEYS))
     except typer.Exit:
         raise
@@ -177,7 +195,7 @@ def _choose_action(words: Sequence[str], resume: Path | None) -> str:
         return words[0]
     if not words:
         raise ValueError(
-            "give train or demo first: fluctua insitu train INSTRUMENT --model FILE.py:NAME "
+            "give train, check or demo first: fluctua insitu train INSTRUMENT --model FILE.py:NAME "
             "--out FOLDER."
         )
     hint = close_match(words[0], ACTIONS) or f" For an instrument: fluctua insitu train {words[0]}."

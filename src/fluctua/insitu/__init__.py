@@ -1,6 +1,7 @@
 """In situ: recordings and instruments in place of a simulator, and training on the device.
 
-`run` trains an instrument by its `Model` and a `Plan`; `estimate` is the gradient of a recording.
+`run` trains an instrument by its `Model` and a `Plan`, `check_instrument` compares the two before;
+`estimate` is the gradient of a recording.
 Namespaces hold the rest: `files` for recordings, `instrument` for drivers.
 """
 
@@ -12,6 +13,7 @@ from fluctua.insitu.device_training.run_and_resume import read_plan, resume, run
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.instrument.substrate import instrument_substrate
+from fluctua.insitu.instrument_check.check import check_instrument
 from fluctua.insitu.model import Knob, Methods, Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.pooling import EstimateOptions, Pooled, estimate_files
@@ -30,6 +32,7 @@ __all__ = [
     "Visibility",
     "advise_file",
     "calibrate",
+    "check_instrument",
     "estimate",
     "estimate_continuing",
     "estimate_files",

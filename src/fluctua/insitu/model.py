@@ -13,8 +13,14 @@ from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.archive import Head
+from fluctua.insitu.instrument.visit import ExpectedRecord
 from fluctua.insitu.self_calibration import SelfCalibration, derive_self_calibration
-from fluctua.insitu.translation import Corrected, translate_process, translate_rewards
+from fluctua.insitu.translation import (
+    Corrected,
+    translate_observed,
+    translate_process,
+    translate_rewards,
+)
 from fluctua.insitu.unknowns import (
     DeviceFit,
     Runs,
@@ -22,6 +28,7 @@ from fluctua.insitu.unknowns import (
     Values,
     fit_unknowns,
 )
+from fluctua.processes.observed import Observed
 
 
 class Range(NamedTuple):
@@ -78,12 +85,16 @@ class Model(NamedTuple):
     Args:
         process: drift and noise as functions of the settings, {name of a knob: value}. Its context
             holds the unknowns, {name: value}, and what the instrument recorded with a trajectory.
+            A `fluctua.Observed` if the instrument does not read the whole state.
         objective: rewards.
         knobs: settings by name, with bounds.
         unknowns: quantities of the process by name, with spreads: offsets, gains, losses.
-        x0: state at which trajectories start, (M,). Needed by calibration="training" only.
-        t: times of the samples, (T+1,). Needed by calibration="training" only.
-        channels: components of a sample; those of the first batch if not given.
+        x0: state at which trajectories start, (M,). Needed by calibration="training"; else its
+            size is that of a sample.
+        t: times of the samples, (T+1,). Needed by calibration="training"; else records with other
+            times are refused.
+        channels: components of a sample; what is observed, the size of `x0`, or those of the first
+            batch, if not given.
         methods: ways of the model's own.
 
     >>> def drift(settings, x, t, unknowns):
@@ -97,7 +108,7 @@ class Model(NamedTuple):
 
     """
 
-    process: Process
+    process: Process | Observed
     objective: Objective | Rewards
     knobs: Mapping[str, Knob]
     unknowns: Mapping[str, Unknown]
@@ -127,6 +138,16 @@ class Model(NamedTuple):
         """Factors on the learning rate; None where they are all one."""
         scales = {name: knob.learning_rate_scale for name, knob in self.knobs.items()}
         return None if all(scale == 1.0 for scale in scales.values()) else scales
+
+    @property
+    def expected(self) -> ExpectedRecord:
+        """Channels and times that a record of the instrument must have."""
+        channels = self.channels
+        if channels is None and isinstance(self.process, Observed):
+            channels = len(self.process.observe)
+        elif channels is None and self.x0 is not None:
+            channels = int(np.size(self.x0))
+        return ExpectedRecord(channels, None if self.t is None else np.asarray(self.t, float))
 
     def probe(self, rng: np.random.Generator) -> Params:
         """Random settings for a calibration."""
@@ -164,7 +185,10 @@ def share_parameters(model: Model) -> Model:
             "which a device does θ. Give one, or let the devices share settings."
         )
     translate = Corrected(model.methods.correct)
+    process = model.process
     return model._replace(
-        process=translate_process(model.process, translate),
+        process=translate_observed(process, translate)
+        if isinstance(process, Observed)
+        else translate_process(process, translate),
         objective=translate_rewards(model.objective, translate),
     )

@@ -178,5 +178,5 @@ def _import_module(name: str, expected: str) -> Any:
 def _list_modules(name: str) -> list[str]:
     """Modules beside one that is missing."""
     package, dot, _ = name.rpartition(".")
-    path = getattr(sys.modules.get(package), "__path__", None) if package else None
+    path = getattr(sys.modules.get(package), "__path__", ()) if package else None
     return [package + dot + module.name for module in pkgutil.iter_modules(path)]

@@ -279,15 +279,27 @@ def fingerprint(*parts: bytes) -> str:
     return digest.hexdigest()[:16]
 
 
-def _clear(place: RunFolder, replace: bool) -> None:
+def refuse_full(place: RunFolder, *, replace: bool = False) -> None:
+    """Raise if a folder holds something that a new run must not remove."""
     path = place.path
-    if all(p.name == LOCK for p in path.iterdir()):
+    if not path.is_dir() or _is_empty(path):
         return
     a_run = place.settings.exists() and place.history.exists()
     if not is_unfinished(path) and not (replace and a_run):
         choices = f"Go on with it: {place.go_on}; do it again: {place.again}; or choose"
         hint = choices if a_run else "It is not a run. Choose"
         raise ValueError(f"the folder {path} is not empty. {hint} another folder.")
+
+
+def _is_empty(path: Path) -> bool:
+    return all(entry.name == LOCK for entry in path.iterdir())
+
+
+def _clear(place: RunFolder, replace: bool) -> None:
+    path = place.path
+    if _is_empty(path):
+        return
+    refuse_full(place, replace=replace)
     for folder in (place.checkpoints, place.figures):
         shutil.rmtree(folder, ignore_errors=True)
     # the settings go last: what they stand for can be replaced again as long as they are there

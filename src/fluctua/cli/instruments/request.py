@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ from fluctua.insitu.device_training.station import (
     StationNames,
     load_station,
 )
+
+OF_SELF_CALIBRATION = ("forget_after", "measure_every", "renew", "readout_noise")
+"""Keys that count with --calibration training only."""
 
 
 class InstrumentSettings(NamedTuple):
@@ -39,6 +43,20 @@ class Request(NamedTuple):
     def name_station(self, arguments: dict[str, Any]) -> StationNames:
         """The station with arguments of driver and model."""
         return StationNames(tuple(self.instruments), self.model, arguments)
+
+    def refuse_keys(self, calibration: str, settings: dict[str, Any]) -> None:
+        """Raise `ValueError` for keys of --set that would be ignored."""
+        ignored = ["probes"] if calibration == "training" else list(OF_SELF_CALIBRATION)
+        other = "probes" if calibration == "training" else "training"
+        _refuse_among(ignored, settings, f"counts with --calibration {other} only.")
+        if len(self.instruments) == 1:
+            _refuse_among(["share"], settings, "counts for several instruments only.")
+
+
+def _refuse_among(names: Sequence[str], settings: dict[str, Any], reason: str) -> None:
+    ignored = [name for name in names if name in settings]
+    if ignored:
+        raise ValueError(f"--set {', '.join(ignored)} {reason}")
 
 
 def open_station(names: StationNames, settings: dict[str, Any], attempts: int) -> Station:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from fluctua.cli.common import STOPPED, say
+from fluctua.cli.instruments.check import BEFORE_TRAINING, check_before_training
 from fluctua.cli.instruments.plan import describe_plan, make_plan, report_incident, show_training
 from fluctua.cli.instruments.request import InstrumentSettings, Request, open_station
 from fluctua.insitu.device_training import run_and_resume as loop
+from fluctua.insitu.device_training.choice import check_plan
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.station import StationNames
-
-OF_SELF_CALIBRATION = ("forget_after", "measure_every", "renew", "readout_noise")
-"""Keys that count with --calibration training only."""
 
 
 def begin(request: Request, values: dict[str, Any], settings: InstrumentSettings) -> None:
@@ -27,28 +25,24 @@ def begin(request: Request, values: dict[str, Any], settings: InstrumentSettings
             "give an instrument and --out FOLDER: fluctua insitu train INSTRUMENT --model "
             "FILE.py:NAME --out FOLDER; or --resume FOLDER."
         )
-    _refuse_keys(request, values["calibration"], settings.keys)
+    request.refuse_keys(values["calibration"], settings.keys)
     names = request.name_station(settings.arguments)
     plan = make_plan(values, settings.keys, **names.make_absolute()._asdict())
+    loop.refuse_folder(request.out)
     station = open_station(names, settings.keys, plan.attempts)
+    check_plan(plan, station.model, None, len(station.connects))
+    trajectories = settings.keys.get("check_trajectories", BEFORE_TRAINING)
+    checked = check_before_training(station, plan, request.instruments, trajectories)
     say(describe_plan(plan))
-    rows = loop.run(station.connects, station.model, plan, request.out, report=report_incident)
+    rows = loop.run(
+        station.connects,
+        station.model,
+        plan,
+        request.out,
+        checked=checked,
+        report=report_incident,
+    )
     _drive(rows, plan, request.out, len(request.instruments))
-
-
-def _refuse_keys(request: Request, calibration: str, settings: dict[str, Any]) -> None:
-    """Raise `ValueError` for keys of --set that would be ignored."""
-    ignored = ["probes"] if calibration == "training" else list(OF_SELF_CALIBRATION)
-    other = "probes" if calibration == "training" else "training"
-    _refuse_among(ignored, settings, f"counts with --calibration {other} only.")
-    if len(request.instruments) == 1:
-        _refuse_among(["share"], settings, "counts for several instruments only.")
-
-
-def _refuse_among(names: Sequence[str], settings: dict[str, Any], reason: str) -> None:
-    ignored = [name for name in names if name in settings]
-    if ignored:
-        raise ValueError(f"--set {', '.join(ignored)} {reason}")
 
 
 def resume(
@@ -56,7 +50,9 @@ def resume(
 ) -> None:
     """Continue the run in a folder."""
     plan = loop.read_plan(folder)
-    station = open_station(_choose_names(request, plan, folder), settings, plan.attempts)
+    names = _choose_names(request, plan, folder)
+    station = open_station(names, settings, plan.attempts)
+    check_before_training(station, plan, names.instruments, 0)
     rows = loop.resume(
         station.connects,
         station.model,

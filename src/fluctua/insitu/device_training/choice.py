@@ -22,9 +22,9 @@ def resolve_estimator(plan: Plan, make: MakeEstimator | None) -> MakeEstimator:
 
 def check_plan(plan: Plan, model: Model, make: MakeEstimator | None, devices: int) -> None:
     """Refuse a plan that the model or the number of devices does not allow."""
-    check_share(plan, model, devices)
     if plan.calibration == "training":
         _check_self_calibration(model, make, devices)
+    check_share(plan, model, devices)
 
 
 def _check_self_calibration(model: Model, make: MakeEstimator | None, devices: int) -> None:

@@ -81,6 +81,7 @@ class CalibratedDevice:
             on_doubt=None if plan.calibration == "training" else plan.on_doubt,
             archive=Archive(recordings, model.methods.head) if plan.record else None,
         )
+        self.substrate.expected = model.expected
 
     def note(self, incident: Incident) -> None:
         """Report an incident, with the number of the device."""

@@ -22,6 +22,9 @@ from fluctua.store import checkpoint
 Connects = Connect | Sequence[Connect]
 """One instrument, or several that are trained together."""
 
+CHECKED = "for the check"
+"""Trajectories of a check: they were run, and are neither averaged nor kept."""
+
 ARRAY = "array/wait"
 """Entry of a checkpoint of several devices."""
 
@@ -99,6 +102,12 @@ class Instruments:
             # one device that cannot be calibrated does not end the training of the others
             except ValueError as error:
                 raise CommandRejected(f"it cannot be calibrated: {error}") from error
+
+    def count_checked(self, trajectories: Sequence[int]) -> None:
+        """Count trajectories that a check ran on each device before the training."""
+        for device, count in zip(self.devices, trajectories, strict=False):
+            if count:
+                device.substrate.counts[CHECKED] += count
 
     def count_cut_off(self) -> None:
         """Count what an earlier run in the folder measured and did not keep."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluctua.core.baselines import resolve_baseline
 from fluctua.core.words import close_match
@@ -162,6 +162,25 @@ class Plan:
     def retry(self) -> Retry:
         """How failed acquisitions are repeated."""
         return Retry(self.attempts, self.first_pause, self.longest_pause, self.time_limit)
+
+
+class Workload(NamedTuple):
+    """What one device has to do in a training: acquisitions, and trajectories in all."""
+
+    acquisitions: int
+    trajectories: int
+
+
+def count_work(plan: Plan, devices: int = 1) -> Workload:
+    """Acquisitions and trajectories of each of several devices, without failures."""
+    share = math.ceil(plan.trajectories / devices)
+    measured = math.ceil(plan.iterations / plan.measure_every)
+    visits = measured * math.ceil(share / plan.batch)
+    total = measured * share
+    if plan.calibration == "probes":
+        visits += plan.probes * math.ceil(plan.probe_trajectories / plan.batch)
+        total += plan.probes * plan.probe_trajectories
+    return Workload(visits, total)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

@@ -51,6 +51,7 @@ def run(
     folder: str | Path,
     *,
     estimator: choice.MakeEstimator | None = None,
+    checked: tuple[int, ...] = (),
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
     """Calibrate and train into a new folder.
@@ -62,13 +63,17 @@ def run(
         plan: what to do.
         folder: where; it must be empty or not exist.
         estimator: in place of the plan's `baseline`.
+        checked: trajectories that a check ran on each device before (`check_instrument`), to be
+            counted too.
         report: called with every incident.
     Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
 
     """
     prepared = _Preparation(connect, model, plan, _locate(folder), estimator, report)
     opened = loop.begin(prepared.list_files(secrets.token_hex(8)))
-    return _iterate(prepared.open(), opened)
+    session = prepared.open()
+    session.instruments.count_checked(checked)
+    return _iterate(session, opened)
 
 
 def resume(
@@ -117,6 +122,11 @@ def resume(
         state = prepared.read_state(files)
         book = journal.reopen(files, lock, state, report=prepared.warn)
         return _iterate(prepared.open(), loop.Opened(book, state))
+
+
+def refuse_folder(folder: str | Path) -> None:
+    """Raise for a folder that cannot take a new run, before anything is measured."""
+    runfolder.refuse_full(_locate(folder))
 
 
 def read_plan(folder: str | Path) -> Plan:

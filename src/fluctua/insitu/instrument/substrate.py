@@ -108,6 +108,7 @@ class InstrumentSubstrate:
     counts: trajectories by verdict, and failures.
     identity: of the instrument, once it is known; another one is refused.
     last: settings and trajectories of the last call.
+    expected: channels and times of a record, where a model knows them; others are refused.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class InstrumentSubstrate:
         sleep: Callable[[float], None],
     ):
         self.channels = channels
+        self.expected = visits.ExpectedRecord()
         self.on_doubt = on_doubt
         self.is_fresh = True  # nothing was acquired yet
         self.connect = connect
@@ -231,21 +233,30 @@ class InstrumentSubstrate:
             self.connection.close()
             self.connection = None
 
+    def use(self, act: Callable[[protocol.Instrument], Any]) -> Any:
+        """Return act(instrument), opening it if it is not open; failures are not retried."""
+        if self.connection is None:
+            self.connection = Connection(self.connect)
+        return self.connection.use(act, self.retry.limit)
+
     def _acquire(self, settings: Params, size: int) -> tuple[protocol.Batch, np.ndarray]:
         """Acquire one batch, retrying failures; with the usable ones of its trajectories (E,)."""
+        return self._repeat(partial(self._visit, settings, size))
+
+    def _visit(self, settings: Params, size: int) -> tuple[protocol.Batch, np.ndarray]:
+        visit = self.use(partial(visits.visit_instrument, settings, size))
+        self.seconds["run"] += visit.ran
+        self.seconds["visit"] += visit.took - visit.ran
+        self.visits += 1
+        self.ran += size
+        return visit.batch, self._judge(visit.batch, settings, size, visit.health)
+
+    def _repeat(self, attempt: Callable[[], Any]) -> Any:
+        """Return attempt(), retrying failures."""
         failures = hangs = 0
         while True:
             try:
-                if self.connection is None:
-                    self.connection = Connection(self.connect)
-                visit = self.connection.use(
-                    partial(visits.visit_instrument, settings, size), self.retry.limit
-                )
-                self.seconds["run"] += visit.ran
-                self.seconds["visit"] += visit.took - visit.ran
-                self.visits += 1
-                self.ran += size
-                return visit.batch, self._judge(visit.batch, settings, size, visit.health)
+                return attempt()
             except protocol.CommandRejected:
                 self.close()
                 raise
@@ -268,6 +279,9 @@ class InstrumentSubstrate:
         self, batch: protocol.Batch, settings: Params, size: int, health: protocol.Health
     ) -> np.ndarray:
         """Decide which trajectories may be averaged. Shape (E,)."""
+        if isinstance(batch, protocol.Batch) and isinstance(health, protocol.Health):
+            visits.check_expected(batch, self.expected)
+            visits.check_knobs(settings, health.settings)
         visits.check_answers(batch, health, size, self.channels)
         x = batch.x
         self.channels = x.shape[2]
@@ -341,7 +355,8 @@ class InstrumentSubstrate:
         """Yield what may be wrong, the trajectories that it is wrong with (E,), and a detail."""
         size = len(x)
         if health.rebooted or not visits.are_same(settings, health.settings):
-            yield "at other settings", np.ones(size, bool), ""
+            detail = "" if health.rebooted else visits.compare_settings(settings, health.settings)
+            yield "at other settings", np.ones(size, bool), detail
             return
         invalid = ~np.isfinite(x).all(axis=(1, 2))
         clipped = (np.abs(x) >= batch.full_scale * (1 - 1e-6)).any(axis=(1, 2))

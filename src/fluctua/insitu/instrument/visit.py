@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fluctua.core.arrays import Params
+from fluctua.core.words import close_match
 from fluctua.insitu.instrument.protocol import (
     Batch,
     CommandRejected,
     Health,
     Instrument,
+    InstrumentError,
     InvalidReply,
 )
+from fluctua.store.code import locate_error
+
+SAME_TIME = 0.01
+"""Largest difference between two equal times, in steps: float32 rounds a long time axis."""
 
 
 class Visit(NamedTuple):
@@ -34,13 +41,99 @@ class Visit(NamedTuple):
 def visit_instrument(settings: Params, size: int, instrument: Instrument) -> Visit:
     """Set, arm, acquire, and read back."""
     start = time.perf_counter()
-    instrument.set(settings)
-    instrument.arm(size)
+    _call("set", instrument.set, settings)
+    _call("arm", instrument.arm, size)
     armed = time.perf_counter()
-    batch = instrument.acquire()
+    batch = _call("acquire", instrument.acquire)
     acquired = time.perf_counter()
-    health = instrument.health()
+    health = _call("health", instrument.health)
     return Visit(batch, health, time.perf_counter() - start, acquired - armed)
+
+
+def _call(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method of a driver; an error that is none of an instrument is named with its line."""
+    try:
+        return method(*arguments)
+    except (InstrumentError, OSError):
+        raise
+    except Exception as error:
+        raise CommandRejected(f"`{name}` of the driver raised {locate_error(error)}") from error
+
+
+class ExpectedRecord(NamedTuple):
+    """What a model expects of a record; None where it does not say.
+
+    channels: components of a sample.
+    t: times of the samples (T+1,).
+    """
+
+    channels: int | None = None
+    t: np.ndarray | None = None
+
+
+def check_expected(batch: Batch, expected: ExpectedRecord) -> None:
+    """Refuse a record of another length, rate or number of channels than the model's."""
+    samples = np.shape(batch.samples)
+    times = np.asarray(batch.t)
+    if expected.channels is not None and len(samples) == 3 and samples[2] != expected.channels:
+        raise CommandRejected(
+            f"the model has {expected.channels} channels, and a sample of the instrument has "
+            f"{samples[2]}. Record those of the model, or change its state"
+        )
+    if expected.t is None or times.ndim != 1:
+        return
+    t = np.asarray(expected.t, float)
+    if len(times) != len(t):
+        raise CommandRejected(
+            f"the model has {len(t)} times, and a record of the instrument has {len(times)}. Set "
+            "the number of samples when the driver connects, or `t` of the model"
+        )
+    step = (t[-1] - t[0]) / max(len(t) - 1, 1)
+    if not np.all(np.abs(times - t) <= SAME_TIME * step):
+        raise CommandRejected(
+            f"the model has {_describe_times(t)}, and the instrument {_describe_times(times)}. Set "
+            "the sampling rate when the driver connects, or `t` of the model, in the same unit"
+        )
+
+
+def _describe_times(t: np.ndarray) -> str:
+    interval = (t[-1] - t[0]) / max(len(t) - 1, 1)
+    return f"samples from {t[0]:.4g} to {t[-1]:.4g}, {interval:.4g} apart"
+
+
+def check_knobs(asked: Params, answered: Params | None) -> None:
+    """Refuse an instrument that reads back other knobs than those of the model."""
+    if not isinstance(asked, Mapping) or not isinstance(answered, Mapping):
+        return
+    missing = [name for name in asked if name not in answered]
+    unknown = [name for name in answered if name not in asked]
+    if missing or unknown:
+        hint = close_match(missing[0], unknown) if missing and unknown else ""
+        raise CommandRejected(
+            f"the model has the knobs {_join(asked)}, and `health` of the driver reads back "
+            f"{_join(answered)}. Give both the same names.{hint}"
+        )
+
+
+def _join(names: Mapping[str, Any]) -> str:
+    return ", ".join(names) or "none"
+
+
+def compare_settings(asked: Params, answered: Params | None) -> str:
+    """Say which setting was read back differently: `force was set to 1 and reads back 0`."""
+    if not isinstance(asked, Mapping) or not isinstance(answered, Mapping):
+        return ""
+    for name, value in asked.items():
+        sent = np.asarray(value, float)
+        read = np.asarray(answered[name], float)
+        if sent.shape != read.shape:
+            return f"{name} has shape {sent.shape} and reads back with shape {read.shape}"
+        off = np.abs(sent - read)
+        if not are_same(sent, read):
+            place = np.unravel_index(int(np.argmax(off)), off.shape)
+            index = str(list(map(int, place))) if place else ""
+            return f"{name}{index} was set to {sent[place]:g} and reads back {read[place]:g}"
+    return ""
 
 
 def check_answers(batch: Batch, health: Health, size: int, channels: int | None) -> None:

@@ -1,0 +1,220 @@
+"""`fluctua insitu check`: an instrument against its model, in a dozen lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from fluctua.cli.common import note, say, to_json
+from fluctua.cli.instruments.plan import make_plan, report_incident
+from fluctua.cli.instruments.request import InstrumentSettings, Request, open_station
+from fluctua.insitu.device_training.plan import Plan, count_work
+from fluctua.insitu.device_training.station import Station
+from fluctua.insitu.instrument_check.check import check_instrument
+from fluctua.insitu.instrument_check.report import InstrumentCheck, Latency
+
+TRAJECTORIES = 20
+"""Per acquisition of a check."""
+BEFORE_TRAINING = 2
+"""The same before a training, which tests what it measures again."""
+MAX_CHANNELS = 6
+"""Names of channels that are printed."""
+WIDTH = 12
+
+
+def run_check(
+    request: Request, values: dict[str, Any], settings: InstrumentSettings, as_json: bool
+) -> int:
+    """Check each instrument and print what was found. Returns the exit status."""
+    if not request.instruments:
+        raise ValueError(
+            "give an instrument: fluctua insitu check INSTRUMENT --model FILE.py:NAME."
+        )
+    request.refuse_keys(values["calibration"], settings.keys)
+    plan = make_plan(values, settings.keys)
+    names = request.name_station(settings.arguments)
+    trajectories = settings.keys.get("check_trajectories", TRAJECTORIES)
+    _refuse_few(trajectories, 1)
+    station = open_station(names, settings.keys, 1)
+    checks = check_station(station, plan, trajectories)
+    if as_json:
+        work = count_work(plan, len(checks))
+        typer.echo(json.dumps([_to_json(check, plan, work) for check in checks], indent=1))
+    else:
+        for name, check in zip(request.instruments, checks, strict=True):
+            say(describe_check(name, check, plan, len(checks)))
+            for problem in check.problems:
+                say(f"{'PROBLEM':<{WIDTH}}{problem}", fg=typer.colors.RED)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def check_station(station: Station, plan: Plan, trajectories: int) -> list[InstrumentCheck]:
+    """Check all instruments, one after the other."""
+    return [
+        check_instrument(
+            connect,
+            station.model,
+            trajectories=trajectories,
+            seed=plan.seed,
+            retry=plan.retry,
+            report=report_incident,
+        )
+        for connect in station.connects
+    ]
+
+
+def check_before_training(
+    station: Station, plan: Plan, instruments: Sequence[str], trajectories: int
+) -> tuple[int, ...]:
+    """Check instruments with few trajectories. Returns how many each ran; a problem is raised.
+
+    Of several instruments those that do not answer are left out, as long as one does: the training
+    asks them again.
+    """
+    _refuse_few(trajectories, 0)
+    checks = check_station(station, plan, trajectories)
+    answers = any(check.connected for check in checks)
+    for name, check in zip(instruments, checks, strict=True):
+        if answers and not check.connected:
+            note(f"{name}: {' '.join(check.problems)}")
+        else:
+            check.refuse_problems()
+    for name, check in zip(instruments, checks, strict=True):
+        if check.connected:
+            say(f"{'instrument':<11}{name}{_describe_instrument(check)}")
+    slowest = max(
+        (check.latency for check in checks if check.latency is not None),
+        key=lambda latency: latency.trajectory,
+    )
+    if trajectories:
+        say(f"{'time':<11}{_describe_time(slowest, plan, len(checks))}")
+    return tuple(check.trajectories for check in checks)
+
+
+def _refuse_few(trajectories: int, least: int) -> None:
+    if trajectories < least:
+        raise ValueError(f"--set check_trajectories takes {least} or more; got {trajectories}.")
+
+
+def describe_check(name: str, check: InstrumentCheck, plan: Plan, devices: int) -> str:
+    """What was found, in lines."""
+    identity = f" ({check.identity})" if check.identity else ""
+    lines = [("instrument", f"{name}{identity}")]
+    for k, knob in enumerate(check.knobs):
+        lines.append(("" if k else "knobs", str(knob)))
+    if check.record is not None:
+        lines.append(("record", _describe_record(check)))
+        if check.record.channels[0] != "0":
+            lines.append(("", f"channels {_list_channels(check)}"))
+    if check.repeatability is not None:
+        same = check.repeatability
+        lines.append(
+            (
+                "repeated",
+                f"means within {same.mean:.1f}, variances within {same.variance:.1f} standard "
+                f"errors (up to {same.limit:.1f} is chance)",
+            )
+        )
+    lines += _describe_residuals(check)
+    if check.latency is not None:
+        lines += _describe_latency(check.latency, plan, devices)
+    lines += [("note", text) for text in check.notes]
+    lines.append(("used", f"{check.trajectories} trajectories"))
+    if check.ok:
+        lines.append(("ok", "instrument and model go together"))
+    return "\n".join(f"{label:<{WIDTH}}{text}" for label, text in lines)
+
+
+def _describe_instrument(check: InstrumentCheck) -> str:
+    """` (IDENTITY): 2 settings, 21 times × 1 channel, 0.05 apart`."""
+    knobs = sum(knob.size for knob in check.knobs)
+    identity = f" ({check.identity})" if check.identity else ""
+    text = f"{identity}: {knobs} setting{'s' * (knobs > 1)}"
+    return text if check.record is None else f"{text}, {_describe_record(check)}"
+
+
+def _describe_record(check: InstrumentCheck) -> str:
+    record = check.record
+    assert record is not None
+    apart = "apart" if record.regular else "apart on average"
+    count = len(record.channels)
+    return (
+        f"{record.times} times × {count} channel{'s' * (count > 1)}, {record.interval:.4g} {apart}"
+    )
+
+
+def _list_channels(check: InstrumentCheck) -> str:
+    assert check.record is not None
+    names = check.record.channels
+    more = ", …" if len(names) > MAX_CHANNELS else ""
+    return ", ".join(names[:MAX_CHANNELS]) + more
+
+
+def _describe_residuals(check: InstrumentCheck) -> list[tuple[str, str]]:
+    if check.residuals is None:
+        return []
+    v = check.residuals.residuals.v
+    low = f"{v.min():.3g}"
+    high = f"{v.max():.3g}"
+    span = low if low == high else f"{low} … {high}"
+    steps = check.residuals.residuals.steps
+    lines = [
+        (
+            "model",
+            f"squared residuals {span} times the model's noise (1 expected) from {steps:,} steps",
+        )
+    ]
+    readout = check.residuals.readout
+    if readout.any():
+        lines.append(("", f"readout noise up to {readout.max():.2g} per sample"))
+    calibration = check.residuals.calibration.splitlines()
+    if 1 < len(calibration) <= 12:
+        lines += [("", line.strip()) for line in calibration[1:]]
+    return lines
+
+
+def _describe_latency(latency: Latency, plan: Plan, devices: int) -> list[tuple[str, str]]:
+    if not latency.visit >= 0:
+        return [("latency", f"{_show_seconds(latency.connect)} to connect")]
+    return [
+        (
+            "latency",
+            f"{_show_seconds(latency.connect)} to connect, {_show_seconds(latency.visit)} to set "
+            f"and read back, {_show_seconds(latency.trajectory)} per trajectory",
+        ),
+        ("training", _describe_time(latency, plan, devices)),
+    ]
+
+
+def _describe_time(latency: Latency, plan: Plan, devices: int) -> str:
+    work = count_work(plan, devices)
+    seconds = latency.predict_seconds(work.acquisitions, work.trajectories)
+    each = " per device" if devices > 1 else ""
+    return (
+        f"{plan.iterations} iterations: {work.trajectories:,} trajectories in "
+        f"{work.acquisitions:,} acquisitions{each}, about {_show_seconds(seconds)} on the "
+        "instrument"
+    )
+
+
+def _show_seconds(seconds: float) -> str:
+    """A time in its unit: 3 ms, 12 s, 5 min, 2.1 h."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f} µs"
+    if seconds < 1:
+        return f"{1e3 * seconds:.{0 if seconds > 0.01 else 1}f} ms"
+    if seconds < 120:
+        return f"{seconds:.{0 if seconds > 10 else 1}f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _to_json(check: InstrumentCheck, plan: Plan, work: Any) -> Any:
+    entries = to_json(check)
+    entries["ok"] = check.ok
+    if check.latency is not None:
+        seconds = check.latency.predict_seconds(work.acquisitions, work.trajectories)
+        entries["training"] = to_json({**work._asdict(), "seconds": seconds})
+    return entries
