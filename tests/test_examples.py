@@ -273,6 +273,15 @@ def test_driven_oscillator_comes_near_its_best_settings(run):
     assert by_data_sheet < best - 0.5
 
 
+@pytest.mark.long
+def test_rf_chain_is_tuned_from_its_ends(run):
+    out = run("rf_chain")
+    lines = re.findall(r"^(before|after|best).* (\d+\.\d+)$", out, re.MULTILINE)
+    before, after, best = (float(J) for _, J in lines)
+    assert best - after < 0.03 * (best - before)
+    assert "calibrated with 100 trajectories" in out
+
+
 def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
     part = (
         (ROOT / "examples" / "own_instrument.py")

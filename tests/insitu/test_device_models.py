@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.insitu.instrument import CommandRejected, InstrumentError, Retry
+from fluctua.insitu.instrument import CommandRejected, InstrumentError, ResidualGuard, Retry
 from fluctua.store import history
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def train(name, folder, words):
     done = CliRunner().invoke(app, command.split())
     assert done.exit_code == 0, done.output
     with np.load(folder / "final.npz") as settings:
-        return history.read(folder / "history.csv"), {k: float(settings[k]) for k in settings}
+        return history.read(folder / "history.csv"), dict(settings)
 
 
 def mean_reward(jacobian, force, noise, horizon):
@@ -140,6 +140,74 @@ def test_the_oscillator_is_trained_to_its_optimum(words, spent, tmp_path):
     reached = exact_oscillator([settings[name] for name in OSCILLATOR.KNOBS])
     assert best - reached < 0.01 * (best - start)
     assert spent <= rows[-1].trajectories <= spent + MAX_CHECKED
+
+
+# ------------------------------------------------------------------------------------ the RF chain
+
+
+CHAIN = load("rf_chain")
+
+
+def test_the_exact_reward_is_that_of_the_chain():
+    box = CHAIN.Chain()
+    tuning = np.array([-0.5, 0.4, -0.9])
+    box.settings["tuning"] = tuning
+    ends = box.acquire(1000)
+    returns = np.trapezoid(2 * CHAIN.LEAD * np.abs(ends[..., 1]) ** 2, CHAIN.T, axis=1)
+    returns = returns / CHAIN.T[-1]
+    error = returns.std(ddof=1) / np.sqrt(len(returns))
+    assert abs(returns.mean() - CHAIN.compute_return(tuning + box.offset)) < 4 * error
+
+
+def measure_chain(settings, count):
+    driver = CHAIN.connect()
+    driver.set(settings)
+    driver.arm(count)
+    return settings, fl.Trajectories(CHAIN.T, driver.acquire().x)
+
+
+@pytest.mark.long
+def test_inner_resonators_are_calibrated_from_records_at_the_ends():
+    """At two settings: the offsets within their errors, and a guard that takes such records."""
+    runs = [
+        measure_chain({"tuning": tuning}, 8)
+        for tuning in (np.zeros(3), np.array([-0.5, 0.5, -0.5]))
+    ]
+    fit = CHAIN.model.calibrate(runs)
+    found = np.array(re.findall(r"(\S+) ± (\S+)", fit.report), float)
+    assert np.abs((found[:, 0] - CHAIN.Chain.offset) / found[:, 1]).max() < 4
+    assert found[:, 1].max() < 0.1  # the spread of the data sheet is 1
+
+    guard = ResidualGuard(CHAIN.model.process)
+    guard.calibrate(runs, fit.values)
+    # e(S⁻¹e) of 16 · 120 innovations has a standard error of √(2/1920) about 1
+    assert np.abs(guard.noise - 1).max() < 4 * np.sqrt(2 / 1920) * 1.25  # of a median
+    settings, fresh = measure_chain({"tuning": np.array([0.3, 0.0, 0.3])}, 8)
+    known = {"offset": np.broadcast_to(fit.values["offset"], (8, 3))}
+    fresh = fresh._replace(context=known)
+    assert not guard(settings, fresh).bad.any()
+    assert guard.examine(settings, fresh) == ""
+    silent = fresh.x.copy()
+    silent[..., 3] = silent[..., 3].mean(axis=0)  # the noise of one channel is gone
+    verdict = guard(settings, fresh._replace(x=silent))
+    assert verdict.bad.all()
+    assert "component 3" in verdict.reason
+    swapped = fresh._replace(x=fresh.x[..., [1, 0, 3, 2]])
+    assert "innovations" in guard.examine(settings, swapped)
+
+
+@pytest.mark.long
+def test_the_chain_is_trained_from_the_command_line(tmp_path):
+    """To half of what there is to gain; `python examples/rf_chain.py` takes it to the optimum."""
+    with jax.enable_x64(False):
+        words = "--calibration training --trajectories 4 --iterations 6 --set learning_rate=0.2"
+        rows, settings = train("rf_chain", tmp_path / "run", words)
+    offset = CHAIN.Chain.offset
+    best = find_best(CHAIN.compute_return, [(-4.0, 4.0)] * 3)[1]
+    start = CHAIN.compute_return(offset)
+    reached = CHAIN.compute_return(settings["tuning"] + offset)
+    assert reached - start > (best - start) / 2
+    assert 24 <= rows[-1].trajectories <= 24 + MAX_CHECKED
 
 
 # ----------------------------------------------------------------------------- laboratory software
