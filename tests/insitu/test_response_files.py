@@ -79,6 +79,25 @@ def test_json_table_and_figure(folder, monkeypatch, tmp_path):
     assert (tmp_path / "chi.png").stat().st_size > 5000
 
 
+def test_gaps_are_not_crossed(folder, monkeypatch, tmp_path):
+    """Samples that are missing leave pieces, whose response is that of the whole."""
+    x = ring.simulate(THETA, DT, 12_000, 1, 4)
+    t = DT * np.arange(12_001)
+    kept = np.r_[0:5000, 5500:12_001]
+    parameters = {f"parameters.{name}": np.array(value) for name, value in THETA.items()}
+    np.savez(tmp_path / "gap.npz", x=x[:, kept], t=t[kept], **parameters)
+    (tmp_path / "ring.py").write_text(MODEL)
+    keys = ["--set", f"period={TURN}", "--set", "window=0.4", "--json"]
+    done = invoke(tmp_path, monkeypatch, "gap.npz", *keys)
+    assert done.exit_code == 0, done.output
+    numbers = json.loads(done.stdout)
+    assert "cut at 1 jump" in numbers["used"][0]
+    columns = numbers["responses"][0]["columns"]
+    exact = ring.exact_response(*THETA.values(), DT, 20)[:, 0]
+    z = (np.array(columns["torque"]) - exact)[1:] / np.array(columns["torque stderr"])[1:]
+    assert np.all(np.abs(z) < 4)
+
+
 def test_calibration_of_the_file_is_in_the_errors(folder, monkeypatch, tmp_path):
     """θ and its errors in the noise table take the place of those that were set."""
     monkeypatch.chdir(tmp_path)

@@ -134,7 +134,7 @@ def estimate(
     try:
         output = Output(out if response else files.complete_npz(out), strict, as_json)
         if len(sources) == 1 and networks.is_simulated(sources[0]):
-            from fluctua.cli.estimate_network import Simulation, estimate_network
+            from fluctua.cli.estimates.network import Simulation, estimate_network
 
             refuse_options(context, FOR_NETWORKS, f"for recordings, not for {sources[0]}.")
             simulation = Simulation(sources[0], params, baseline, trajectories, seed)
@@ -151,7 +151,7 @@ def estimate(
         if continuing:
             choices = choices._replace(window=window, detrend=detrend)
         if response:
-            from fluctua.cli.estimate_response import estimate_response
+            from fluctua.cli.estimates.response import estimate_response
 
             estimate_response([Path(source) for source in sources], choices, keys, output)
             return

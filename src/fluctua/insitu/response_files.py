@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Params
 from fluctua.core.text import names
-from fluctua.insitu import continuing, estimating
+from fluctua.core.trajectories import Trajectories
+from fluctua.insitu import continuing, estimating, long_record
 from fluctua.insitu.calibrate.table import apply_calibration, read_noise
 from fluctua.insitu.pooling import DOUBLE, EstimateOptions, find_components
 from fluctua.insitu.recording import model as models
@@ -57,7 +57,7 @@ def respond_files(
     """Response of the long-run average to a step of each parameter, from one or several files.
 
     Args:
-        paths: of the files, taken at the same settings. Those of one system are one record.
+        paths: of the files, taken at the same settings; each is cut where samples are missing.
         reading: model, score and window.
         options: stride, periods and fit.
 
@@ -105,18 +105,26 @@ def _respond(
         calibration = response.CrossFitted(options.fitted, options.folds)
     elif reading.theta == "calibrated":
         calibration = _read_covariance(first, theta)
+    prepared = [long_record.prepare_record([one]) for one in recordings]
     comparison = response.compare_strides(
         options.strides,
         model.process,
         continuing.make_long_run_reward(first, model),
         theta,
-        [one.trajectories() for one in recordings],
+        [piece for one in prepared for piece in _list_pieces(one)],
         window="auto" if reading.window is None else reading.window,
         score=estimating.SCORES[transition],
         period=_spread_periods(options.periods),
         calibration=calibration,
     )
-    return FileResponse(comparison, transition, tuple(applied[0].notes))
+    cuts = [line for one in prepared for line in one.notes]
+    return FileResponse(comparison, transition, (*cuts, *applied[0].notes))
+
+
+def _list_pieces(record: long_record.LongRecord) -> list[Trajectories]:
+    """The record, or its pieces between gaps."""
+    pieces = record.list_records()
+    return [pieces] if isinstance(pieces, Trajectories) else pieces
 
 
 def _spread_periods(periods: tuple[float, ...]) -> float | list[float | None] | None:
@@ -127,8 +135,8 @@ def _spread_periods(periods: tuple[float, ...]) -> float | list[float | None] | 
 
 def _refuse_readout_noise(reading: EstimateOptions, variance: np.ndarray | None) -> None:
     """Refuse noise of the readout, which products of neighbouring samples would share."""
-    given = reading.observation_noise
-    if given == 0 or (given is None and variance is None):
+    noise = reading.observation_noise
+    if noise == 0 or (noise is None and variance is None):
         return
     raise ValueError(
         "--response is not corrected for noise of the readout, which scores and rewards of one "
@@ -164,11 +172,9 @@ def _read_covariance(recording: RecordingFile, theta: Params) -> np.ndarray:
     Their correlations are not in the file.
     """
     table = read_noise(recording.description)
-    size = ravel_pytree(theta)[0].size
     errors = dict.fromkeys(names(theta), 0.0)
     for name, values in (table.drift_stderr if table is not None else {}).items():
         for label, value in zip(names({name: values}), np.ravel(values), strict=True):
             if label in errors and np.isfinite(value):
                 errors[label] = float(value)
-    assert len(errors) == size
     return np.diag(np.square(list(errors.values())))

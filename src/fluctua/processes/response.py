@@ -191,6 +191,7 @@ def step_response(
         fold_values=fit.values,
         stride=stride,
         batches=len(source.batches),
+        used=len(source.batches) * grid.length / sum(len(trace.t) for trace in source.traces),
         memory=memory.slowest * grid.dt,
         residuals=residuals,
     )

@@ -127,8 +127,8 @@ def _check_periods(period: float | Sequence[float | None] | None, size: int) -> 
 
 def measure_memory(source: batching.BatchedRecord, rewards: Sequence[np.ndarray]) -> Memory:
     """Correlation times of the reward and of the slowest state, over all traces."""
-    own = _average_times(stationary.autocorrelation_time, rewards)
-    absolute = _average_times(stationary.memory_time, rewards)
+    own = _measure_traces(stationary.autocorrelation_time, rewards)
+    absolute = _measure_traces(stationary.memory_time, rewards)
     size = sum(trace.path.size for trace in source.traces)
     every = max(1, -(-size // STATES))
     slowest = absolute
@@ -136,7 +136,7 @@ def measure_memory(source: batching.BatchedRecord, rewards: Sequence[np.ndarray]
         paths = [trace.path[::every, i] for trace in source.traces]
         for series in _form_series(paths, float(period)):
             if max(np.ptp(one) for one in series) > 0:
-                slowest = max(slowest, every * _average_times(stationary.memory_time, series))
+                slowest = max(slowest, every * _measure_traces(stationary.memory_time, series))
     return Memory(own, absolute, slowest)
 
 
@@ -148,12 +148,10 @@ def _form_series(paths: list[np.ndarray], period: float) -> list[list[np.ndarray
     return [[path - path.mean() for path in paths], [path**2 - np.mean(path**2) for path in paths]]
 
 
-def _average_times(measure: Callable[[np.ndarray], float], series: Sequence[np.ndarray]) -> float:
-    """A correlation time in samples, averaged over traces of equal length together."""
-    lengths = sorted({len(one) for one in series})
-    groups = [np.array([one for one in series if len(one) == length]) for length in lengths]
-    weights = [group.size for group in groups]
-    return float(np.average([measure(group) for group in groups], weights=weights))
+def _measure_traces(measure: Callable[..., float], series: Sequence[np.ndarray]) -> float:
+    """A correlation time in samples, over all traces together."""
+    cuts = np.cumsum([len(one) for one in series])[:-1]
+    return measure(np.concatenate(series)[None], cuts)
 
 
 def cut_batches(
@@ -239,14 +237,14 @@ def require_fittable(
 
 
 def warn_about_residuals(source: batching.BatchedRecord, theta: Params) -> Residuals | None:
-    """Compare the residuals at the beginning of the first trace with the noise, stride by stride.
+    """Compare the residuals at the beginning of the longest trace with the noise, by strides.
 
     None where there is no law to compare them with.
     """
     law = guard.LAWS.get(source.law.score)
     if law is None or not isinstance(source.law.process, processes.Process):
         return None
-    trace = source.traces[0]
+    trace = max(source.traces, key=lambda one: len(one.t))
     some = np.s_[: guard.TRANSITIONS * source.grid.stride + 1 : source.grid.stride]
     beginning = _select_samples(trace, some, source.dtype)
     return guard.warn_about_residuals(

@@ -17,6 +17,8 @@ from fluctua.core.likelihood.report import Residuals
 
 LEVEL = 0.95
 """Probability of intervals and bands."""
+WELL_USED = 0.8
+"""Share of a record in batches below which it is printed."""
 SHOWN_TIMES = 8
 SHOWN_COMPONENTS = 6
 
@@ -40,6 +42,7 @@ class StepResponse(NamedTuple):
     fold_values: their values (folds, K).
     stride: samples per step of the score.
     batches: number of batches.
+    used: share of the record that is in batches; pieces shorter than one are left out.
     memory: of the slowest state or of the reward, 1 + 2Σ|ρ| in units of time.
     residuals: whether they are the noise of the process; None where that is not examined.
     """
@@ -58,6 +61,7 @@ class StepResponse(NamedTuple):
     fold_values: np.ndarray
     stride: int
     batches: int
+    used: float
     memory: float
     residuals: Residuals | None
 
@@ -193,6 +197,10 @@ def _describe_response(answer: StepResponse) -> str:
     if len(labels) > len(shown):
         lines.append(f"  … {len(labels)} components in all")
     lines += _describe_fit(answer)
+    if answer.used < WELL_USED:
+        lines.append(
+            f"  {answer.used:.0%} of the record is in batches; shorter pieces are left out"
+        )
     if answer.t[-1] < answer.memory:
         lines.append("  → the window is shorter than the memory: χ has not settled at its end")
     if answer.residuals is not None and answer.residuals.cause:

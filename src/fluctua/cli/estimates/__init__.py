@@ -1,0 +1,1 @@
+"""Estimates that are no gradients of recordings: simulated networks, responses in time."""
