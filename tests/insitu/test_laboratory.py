@@ -17,7 +17,7 @@ SMALL = {
     "ones(17)": "ones(4)",
     "points=601": "points=51",
     "interval=0.01)": "interval=0.01, points=51)",
-    "iterations=50": "iterations=1, points=51",
+    "iterations=50": "iterations=1",
 }
 
 

@@ -172,7 +172,7 @@ def _describe_residuals(check: InstrumentCheck) -> list[tuple[str, str]]:
         lines.append(("", f"readout noise up to {readout.max():.2g} per sample"))
     calibration = check.residuals.calibration.splitlines()
     if 1 < len(calibration) <= 12:
-        lines += [("", line.strip()) for line in calibration[1:]]
+        lines += [("", " ".join(line.split())) for line in calibration[1:]]
     return lines
 
 
