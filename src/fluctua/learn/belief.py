@@ -60,6 +60,12 @@ class Belief:
         vector = self.vector + latest.information @ u + latest.score
         return replace(self, information=self.information + latest.information, vector=vector)
 
+    def log_density(self, u: np.ndarray) -> float:
+        """Logarithm of the density at u (K,), up to a constant."""
+        away = u - self.start
+        prior = float(self.precision @ away**2)
+        return float(self.vector @ u) - (prior + float(u @ self.information @ u)) / 2
+
     @property
     def posterior_precision(self) -> np.ndarray:
         """Λ of the free unknowns. Shape (F, F)."""

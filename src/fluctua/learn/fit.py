@@ -26,14 +26,17 @@ from fluctua.learn.belief import Belief
 MAX_STEPS = 20
 """Maximum number of Gauss–Newton steps per fit; a noise amplitude that starts at 10⁻⁶ takes 15."""
 
-MAX_TRIALS = 20
+MAX_TRIALS = 8
 """Maximum number of trials of one step, each damped more than the one before."""
 
 MIN_DAMPING = 1e-2
 """First damping of a step that overshoots."""
 
-MORE = 4.0
-LESS = 3.0
+MIN_GAIN = 0.1
+"""Gain of the log-posterior below which a fit has converged: a seventh of a standard deviation."""
+
+MORE = 8.0
+LESS = 8.0
 """Factors on the damping after a step that overshoots, and after one that does not."""
 
 SETTLED = 1e-2
@@ -59,6 +62,7 @@ class Fit(NamedTuple):
     before: the belief without the last batch.
     latest: the evidence of the last batch.
     posterior: the belief with it.
+    log_posterior: up to a constant; not a number where the evidence has no likelihood.
     linear: whether the evidence is the same at every point.
     converged: whether the posterior's mean is its maximum.
     """
@@ -67,6 +71,7 @@ class Fit(NamedTuple):
     before: Belief
     latest: Evidence
     posterior: Belief
+    log_posterior: float
     linear: bool
     converged: bool = False
 
@@ -108,13 +113,19 @@ class Fit(NamedTuple):
         return self.posterior.surprise(latest)
 
 
-def fit_map(likelihoods: Sequence[Likelihood], prior: Belief, start: np.ndarray) -> Fit:
+def fit_map(
+    likelihoods: Sequence[Likelihood],
+    prior: Belief,
+    start: np.ndarray,
+    max_steps: int = MAX_STEPS,
+) -> Fit:
     """Find the maximum of the posterior and the Gaussian about it.
 
     Args:
         likelihoods: of independent batches, the newest last.
         prior: the belief without them.
         start: first point of the search, (K,).
+        max_steps: maximum number of Gauss–Newton steps.
 
     Returns: a `Fit`.
     """
@@ -123,14 +134,19 @@ def fit_map(likelihoods: Sequence[Likelihood], prior: Belief, start: np.ndarray)
         text = "the score of the measured trajectories is not finite at the calibrated model."
         raise FloatingPointError(text)
     damping = 0.0
-    for _ in range(MAX_STEPS):
+    moved = None
+    for _ in range(max_steps):
         if fit.linear or fit.step_size <= SETTLED or _is_rounding(fit):
             return fit._replace(converged=True)
         moved = _advance(likelihoods, prior, fit, damping)
         if moved is None:
             break
+        gain = moved[0].log_posterior - fit.log_posterior
         fit, damping = moved
-    return fit
+        if gain <= MIN_GAIN:
+            return fit._replace(converged=True)
+    # a likelihood that no step raises is at its maximum, whatever its model of the slope
+    return fit._replace(converged=moved is None and not math.isnan(fit.log_posterior))
 
 
 def measure_bend(likelihoods: Sequence[Likelihood], fit: Fit, prior: Belief) -> float:
@@ -164,24 +180,29 @@ def _expand(likelihoods: Sequence[Likelihood], prior: Belief, u: np.ndarray) -> 
         before = before.with_evidence(evidence, point)
     posterior = before.with_evidence(latest, point)
     linear = all(evidence.linear for evidence in batches)
-    return Fit(point, before, latest, posterior, linear=linear)
+    log_likelihood = sum(evidence.log_likelihood for evidence in batches)
+    log_posterior = log_likelihood + prior.log_density(point)
+    return Fit(point, before, latest, posterior, log_posterior, linear=linear)
 
 
 def _advance(
     likelihoods: Sequence[Likelihood], prior: Belief, fit: Fit, damping: float
 ) -> tuple[Fit, float] | None:
-    """The fit at the end of a step, which is damped while it overshoots, and the next damping.
-
-    A step overshoots where the slope at its end is downhill and steeper than here: the mean of both
-    slopes is then downhill.
-    """
+    """The fit at the end of a step, which is damped while it overshoots, and the next damping."""
     for _ in range(MAX_TRIALS):
         step = fit.damp_step(damping)
         moved = _expand(likelihoods, prior, fit.point + step)
-        if moved is not None and moved.slope(step) >= -fit.slope(step):
+        if moved is not None and _improves(fit, moved, step):
             return moved, damping / LESS if damping > MIN_DAMPING else 0.0
         damping = max(MORE * damping, MIN_DAMPING)
     return None
+
+
+def _improves(fit: Fit, moved: Fit, step: np.ndarray) -> bool:
+    """Whether a step leads uphill: by the posterior, or by the mean slope where it is not known."""
+    if math.isnan(moved.log_posterior):
+        return moved.slope(step) >= -fit.slope(step)
+    return moved.log_posterior >= fit.log_posterior
 
 
 def _round(u: np.ndarray) -> np.ndarray:

@@ -20,8 +20,10 @@ from fluctua.core.trajectories import Trajectories
 from fluctua.learn.belief import Belief
 
 MAX_KEPT = 2**17
-"""Maximum number of values in kept trajectories, which are fitted in every call and checkpointed.
-"""
+"""Maximum number of values in kept trajectories that are fitted in every call and checkpointed."""
+
+MAX_KEPT_APART = 2**20
+"""The same where they are fitted again only once their number has grown."""
 
 NAME = "kept_"
 """Prefix of the names of their arrays."""
@@ -58,24 +60,33 @@ def pack(theta: Params, trajectories: Trajectories, readout: float) -> KeptBatch
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """All measurements: a Gaussian belief for some trajectories, and the others as batches."""
+    """All measurements: a Gaussian belief for some trajectories, and the others as batches.
+
+    fitted: number of batches when they were last fitted together.
+    """
 
     belief: Belief
     batches: tuple[KeptBatch, ...] = ()
+    fitted: int = 0
 
     def fade(self, factor: float) -> Kept:
         """The measurements with all weights multiplied by `factor`."""
         batches = [batch._replace(weight=factor * batch.weight) for batch in self.batches]
-        return Kept(self.belief.fade(factor), tuple(batch for batch in batches if batch.weight))
+        weighty = tuple(batch for batch in batches if batch.weight)
+        return Kept(self.belief.fade(factor), weighty, self.fitted)
 
     def add(self, batch: KeptBatch) -> Kept:
         """The measurements with another batch."""
         return replace(self, batches=(*self.batches, batch))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the batches exceed `MAX_KEPT`."""
-        return sum(leaf.size for batch in self.batches for leaf in batch.leaves) > MAX_KEPT
+    def is_due(self, growth: float) -> bool:
+        """Whether one batch more is to be fitted together with all of these."""
+        return len(self.batches) + 1 >= growth * self.fitted
+
+    def is_full(self, growth: float) -> bool:
+        """Whether the batches exceed the maximum."""
+        limit = MAX_KEPT if growth == 1 else MAX_KEPT_APART
+        return sum(leaf.size for batch in self.batches for leaf in batch.leaves) > limit
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Named arrays for a state; empty where no trajectories are kept."""
@@ -84,6 +95,7 @@ class Kept:
         numbers = [(batch.readout, batch.weight, len(batch.leaves)) for batch in self.batches]
         arrays = {"information": self.belief.information, "vector": self.belief.vector}
         arrays["batches"] = np.array(numbers)
+        arrays["fitted"] = np.array(self.fitted)
         for i, batch in enumerate(self.batches):
             arrays |= {f"{i}_{j}": leaf for j, leaf in enumerate(batch.leaves)}
         return {f"{NAME}{name}": array for name, array in arrays.items()}
@@ -99,4 +111,4 @@ def restore_kept(belief: Belief, state: Mapping[str, np.ndarray]) -> Kept:
     for i, (readout, weight, leaf_count) in enumerate(arrays["batches"]):
         leaves = tuple(arrays[f"{i}_{j}"] for j in range(int(leaf_count)))
         kept = kept.add(KeptBatch(leaves, float(readout), float(weight)))
-    return kept
+    return replace(kept, fitted=int(arrays.get("fitted", 0)))

@@ -18,7 +18,7 @@ the unknowns cannot express.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,7 @@ from fluctua.learn import fit as fitting
 from fluctua.learn import kept as keeping
 from fluctua.learn import shrunk_correction as shrinking
 from fluctua.learn.calibration_options import CalibrationOptions
+from fluctua.learn.predictions import Prediction
 
 RENEWED = "renewed"
 """First word of the event of a call before which everything was forgotten."""
@@ -54,6 +55,12 @@ WEIGHTS = "correction_"
 
 DOUBT = "doubt"
 """Name of the reason of a doubt in a state."""
+
+REFIT_STEPS = 6
+"""Maximum number of Gauss–Newton steps of a fit of all records that is repeated later."""
+
+PREDICTIONS = "predictions"
+"""Name of what was expected and measured in a state."""
 
 DISAGREEMENT = "disagreement"
 """Name of the sums of χ² over calls in a state."""
@@ -84,11 +91,12 @@ class SelfCalibrating(PlainEstimator):
         spread: standard deviations of φ about that, a pytree like φ or a prefix of it.
         options: further settings, as a record.
         **changes: further settings by name, those of `CalibrationOptions`: watch, forget_after,
-            renew, correction, steps, simulated, samples, measure_every, every, readout, on_doubt,
-            returns.
+            renew, correction, steps, simulated, samples, measure_every, every, refit, readout,
+            on_doubt, returns.
 
-    `calibration` is the posterior of φ, `doubt` the reason not to trust it, if any. The estimator
-    has a state; restore it to continue. Trajectories of a model that is not linear in φ are part of
+    `calibration` is the posterior of φ, `doubt` the reason not to trust it, if any; `predictions`
+    compares what a model of records in part expected with what was measured. The estimator has a
+    state; restore it to continue. Trajectories of a model that is not linear in φ are part of
     it until a Gaussian describes them (`fluctua.learn.kept`).
 
     >>> model, device = fl.ppgt(simulator, objective, baseline=fl.Twin()), simulator
@@ -120,6 +128,7 @@ class SelfCalibrating(PlainEstimator):
         self.sums = dict[str, np.ndarray]()
         self.event = ""
         self.doubt = ""
+        self.predictions: tuple[Prediction, ...] = ()
         self._tests: alternatives.Table | None = None
         own = getattr(device, "returns", None)
         self.returns = own if options.returns is None else options.returns
@@ -159,6 +168,9 @@ class SelfCalibrating(PlainEstimator):
         before = self.belief
         if self._calls % self.options.measure_every == 0:
             measured = self.device(k_device, theta, count)
+            misfit = getattr(self.model, "misfit", None)
+            if misfit is not None:
+                self._judge(misfit, (k_model, k_error), theta, measured)
             self.learn(theta, measured)
         self._last = 0 if measured is None else count
         self._calls = self._calls + 1
@@ -194,24 +206,62 @@ class SelfCalibrating(PlainEstimator):
             self._last,
         )
 
+    def _judge(
+        self,
+        misfit: Callable[[Params, records.Trajectories, float], float],
+        keys: tuple[Array, Array],
+        theta: Params,
+        measured: records.Trajectories,
+    ) -> None:
+        """Compare records with what the model expects, before they are used."""
+        belief = self.belief
+        key, k_error = keys
+
+        def expect(u: np.ndarray) -> np.ndarray:
+            return self._gradient_rows(key, theta, u, None)[2].mean()
+
+        value = expect(belief.mean)
+        variance = self._propagate(k_error, belief, lambda u: expect(u) - value, np.zeros(()))
+        returns = self._returns(theta, belief.mean, measured)
+        p = self.at(theta, jnp.asarray(belief.mean, jnp.result_type(float)))
+        prediction = Prediction(
+            float(value),
+            float(np.sqrt(variance)),
+            float(returns.mean()),
+            float(estimates.sample_error(returns)) if len(returns) > 1 else np.nan,
+            misfit(p, measured, self._find_readout(measured)),
+        )
+        self.predictions = (*self.predictions, prediction)
+
+    def _find_readout(self, trajectories: records.Trajectories) -> float:
+        """Standard deviation of the measurement: as given, or from how samples scatter."""
+        if isinstance(self.options.readout, str):
+            return evidences.measure_readout(trajectories)
+        return self.options.readout
+
     def learn(self, theta: Params, trajectories: records.Trajectories) -> None:
         """Refine the calibration by trajectories taken at θ, of the device or of a recording."""
         share = 1 - 1 / self.options.forget_after
         before = self.belief if share == 1 else self.belief.fade(share)
         kept = self._kept if share == 1 else self._kept.fade(share)
-        readout = (
-            evidences.measure_readout(trajectories)
-            if isinstance(self.options.readout, str)
-            else self.options.readout
-        )
-        tree = jax.tree.structure((theta, trajectories))
+        readout = self._find_readout(trajectories)
         latest = self._likelihood(theta, trajectories, readout)
-        likelihoods = [
-            self._likelihood(*batch.unpack(tree), batch.readout, batch.weight)
-            for batch in kept.batches
-        ]
-        likelihoods.append(latest)
-        fit = fitting.fit_map(likelihoods, kept.belief, before.mean)
+        batch = keeping.pack(theta, trajectories, readout)
+        due = kept.is_due(self.options.refit)
+        if not due:
+            fit = fitting.fit_map([latest], before, before.mean)
+            due = beliefs.exceeds_chance(*fit.surprise())
+        if due:
+            tree = jax.tree.structure((theta, trajectories))
+            earlier = [
+                self._likelihood(*other.unpack(tree), other.readout, other.weight)
+                for other in kept.batches
+            ]
+            likelihoods = [*earlier, latest]
+            # a later fit goes on where this one stops
+            steps = fitting.MAX_STEPS if self.options.refit == 1 else REFIT_STEPS
+            fit = fitting.fit_map(likelihoods, kept.belief, before.mean, steps)
+            kept = replace(kept, fitted=len(likelihoods))
         self._surprise = fit.surprise()
         if before.information.any():  # the first call is compared with the prior alone
             self._disagreement = self._disagreement.add(*self._surprise, share)
@@ -228,13 +278,15 @@ class SelfCalibrating(PlainEstimator):
         self.belief = fit.posterior
         self._kept = keeping.Kept(fit.posterior)
         if not fit.linear:
-            longer = kept.add(keeping.pack(theta, trajectories, readout))
-            if not (longer.is_full or fitting.is_gaussian(fit, likelihoods, kept.belief)):
+            longer = kept.add(batch)
+            growth = self.options.refit
+            described = growth == 1 and fitting.is_gaussian(fit, likelihoods, kept.belief)
+            if not (longer.is_full(growth) or described):
                 self._kept = longer
         self._trajectories += len(trajectories.x)
         self._examine(theta, trajectories, readout, share)
         self._warn_about_doubt()
-        if not fit.converged:
+        if not fit.converged and self.options.refit == 1:
             self._warn_not_settled(fit)
 
     def _likelihood(
@@ -243,10 +295,10 @@ class SelfCalibrating(PlainEstimator):
         """The function u -> weighted evidence of trajectories."""
 
         def evidence(u: np.ndarray) -> evidences.Evidence:
-            score, information, linear = self.model.evidence(
+            found = self.model.evidence(
                 self.at, theta, u, trajectories, self.options.every, readout
             )
-            return evidences.Evidence(weight * score, weight * information, linear)
+            return found if weight == 1 else found.scale(weight)
 
         return evidence
 
@@ -338,6 +390,8 @@ class SelfCalibrating(PlainEstimator):
         d = self._disagreement
         if d.calls:
             remembered[DISAGREEMENT] = np.array([d.chi2, d.degrees, d.calls])
+        if self.predictions:
+            remembered[PREDICTIONS] = np.array(self.predictions)
         if self.doubt:
             remembered[DOUBT] = np.array(self.doubt)
         return {
@@ -352,6 +406,7 @@ class SelfCalibrating(PlainEstimator):
             self._kept = keeping.Kept(self.belief)
             self._tests = None
             self.doubt = ""
+            self.predictions = ()
             self.sums = {}
             self._trajectories = self._calls = self._last = 0
             self._surprise = (0.0, 0)
@@ -383,6 +438,7 @@ class SelfCalibrating(PlainEstimator):
         tests = _select_prefixed(state, TESTS)
         self._tests = {name: _unpack(value) for name, value in tests.items()} or None
         self.doubt = str(state.get(DOUBT, ""))
+        self.predictions = tuple(Prediction(*map(float, row)) for row in state.get(PREDICTIONS, ()))
         self._set_task(self._select_task(max(self._calls - 1, 0)))
 
     def _set_task(self, task: Any) -> None:
@@ -546,6 +602,13 @@ class SelfCalibrating(PlainEstimator):
         return self._propagate(key, self.belief, change_value, np.zeros(()))
 
     def _warn_about_doubt(self) -> None:
+        """Warn where calls disagree, or where what is watched is there.
+
+        Records that are fitted again disagree at first because the model bends in its unknowns, not
+        because it is wrong: of those only the residuals are tested (`_examine`).
+        """
+        if self.options.refit > 1:
+            return
         chi2, degrees = self._surprise
         if beliefs.exceeds_chance(chi2, degrees) and RENEWED not in self.event:
             self._raise_doubt(

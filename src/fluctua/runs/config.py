@@ -210,6 +210,11 @@ class DeviceConfig:
         0.0, rules.number(minimum=0), "noise of every sample, on either quadrature"
     )
     sample_every: int = _key(1, rules.whole_number(1), "steps `task.dt` between two samples")
+    read: str = _key(
+        "all",
+        rules.word("all", "ports", "output"),
+        "resonators that are read: all, those of the input and the output, that of the output",
+    )
     integrator: str = _key(
         "same", rules.word("same", *INTEGRATORS), "of the device; same: the model's"
     )
@@ -290,7 +295,7 @@ class Config:
 
     preset: str = _key(
         "paper",
-        rules.word("demo", "fast", "isolation", "paper", "paper-quick", "unknown"),
+        rules.word("demo", "fast", "isolation", "paper", "paper-quick", "ports", "unknown"),
         "where keys that are not given come from",
     )
     seed: int = _key(
@@ -659,12 +664,36 @@ and have readout noise, and the device has another integrator with finer steps. 
 "easy" leaves errors of couplings and detunings alone.
 """
 
+PORTS = apply_changes(
+    UNKNOWN,
+    {
+        "preset": "ports",
+        "iterations": 1000,
+        "task.dt": 0.0125,
+        "task.integrator": "heun",
+        "start.chi_std": 0.0,
+        "optimiser.learning_rate": 0.05,
+        "optimiser.chi_scale": 0.0,
+        "device.read": "ports",
+        "device.sample_every": 4,
+        "device.finer": 10,
+        "calibration.kerr": "ignore",
+        "calibration.second_neighbours": "ignore",
+        "calibration.measure_every": 10,
+    },
+)
+"""The device of `unknown`, of which only the amplitudes at input and output are read, 0.05 apart.
+
+Ten steps of the training are taken per measurement, which is of two trajectories.
+"""
+
 PRESETS = {
     "demo": DEMO,
     "fast": FAST,
     "isolation": ISOLATION,
     "paper": PAPER,
     "paper-quick": PAPER_QUICK,
+    "ports": PORTS,
     "unknown": UNKNOWN,
 }
 

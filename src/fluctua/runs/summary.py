@@ -82,7 +82,11 @@ def describe_method(config: Config) -> str:
     name = config.optimiser.rule
     rule = "the paper's rule" if name == "paper" else name.capitalize()
     if is_unknown(config):
-        return f"the structure alone, calibrated on the trajectories that are rewarded, {rule}"
+        read = {"all": "", "ports": ", read at input and output", "output": ", read at the output"}
+        return (
+            f"the structure alone{read[config.device.read]}, calibrated on the trajectories that "
+            f"are rewarded, {rule}"
+        )
     return f"{KNOWN[config.baseline.kind]}, {rule}; exact score"
 
 
@@ -122,6 +126,13 @@ def format_summary(summary: dict[str, Any]) -> str:
         )
         pulls = ", ".join(f"{name} {row['pull']:.2g}" for name, row in known["families"].items())
         lines.append(f"cover      rms of error over its error bar, 1 expected: {pulls}")
+        if "predictions" in known:
+            score = known["predictions"]
+            lines.append(
+                f"predicted  J of the last {score['number']} measurements beforehand: rms error "
+                f"{score['error']:.3f}, {score['covered']:.0%} within two standard errors; "
+                f"records: chi² per sample {score['misfit']:.3g}, 1 expected"
+            )
         if known["watched"]:
             chi2 = known["watched"]["chi2"]
             expected = known["watched"]["expected"]
@@ -147,7 +158,9 @@ def _read_memory(place: RunFolder) -> dict[str, np.ndarray]:
 
 def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
     """Calibrated unknowns of a device, with their true errors."""
+    from fluctua.learn.predictions import score_predictions
     from fluctua.learn.self_calibrating import SelfCalibrating
+    from fluctua.runs.ports import group_noise
     from fluctua.runs.unknown import draw_hidden_errors
 
     memory = _read_memory(place)
@@ -158,6 +171,10 @@ def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
     estimator.restore(memory)
     known = estimator.calibration
     true = draw_hidden_errors(config, task.network)
+    predictions = {}
+    if estimator.predictions:
+        true["noise"] = group_noise(true["noise"], task.network)
+        predictions = {"predictions": score_predictions(estimator.predictions)._asdict()}
 
     def rms(v):
         return float(np.sqrt(np.mean(np.square(v))))
@@ -179,6 +196,7 @@ def _summarise_calibration(place: RunFolder, config: Config) -> dict[str, Any]:
             "watched": watched,
             "widened": known.widened,
             "caveat": known.caveat,
+            **predictions,
         }
     }
 

@@ -26,6 +26,7 @@ from fluctua.core.knob import KnobLine
 from fluctua.core.simulate import noise_key
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn.self_calibrating import SelfCalibrating
+from fluctua.runs import ports
 from fluctua.runs.conditions import has_own_rates, has_own_steps
 from fluctua.runs.config import Config
 from fluctua.tcmt.conversion import kernel_spec
@@ -266,12 +267,21 @@ def make_self_calibrating(
     ]
     true_task, parameters = true_system(config, network, make_true)
     readout = d.readout * float(np.exp(draw_hidden_errors(config, network)["readout"]))
-    return SelfCalibrating(
+    settings = EffectiveSettings(
+        richer, tuple(network.gamma.tolist()), tuple(network.gamma_e.tolist())
+    )
+    parts = ports.Parts(
         _make_twin(config, task, model, richer),
         Device(true_task, parameters, d.sample_every * d.finer, readout),
-        EffectiveSettings(richer, tuple(network.gamma.tolist()), tuple(network.gamma_e.tolist())),
+        settings,
         start,
+    )
+    if d.read != "all":
+        parts = ports.read_at_ports(config, network, parts)
+    return SelfCalibrating(
+        *parts,
         {name: _spread(config, name, name in watch) for name in start},
+        refit=1.0 if d.read == "all" else ports.REFIT,
         watch=watch,
         forget_after=c.forget_after or np.inf,
         correction=c.correction,

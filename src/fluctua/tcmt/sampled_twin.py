@@ -76,7 +76,7 @@ class SampledTwin:
         """Return the evidence of samples about the unknowns. every: not used."""
         p, slope = state_scores.linearise(at, theta, u)
         evidence = self._collect(p, trajectories, readout)
-        jacobian = self._chain(p, slope, u.size)
+        jacobian = self.chain(p, slope, u.size)
         information = jacobian.T @ (jacobian.T @ evidence.information).T
         return likelihood_evidence.Evidence(jacobian.T @ evidence.score, information, linear=False)
 
@@ -104,7 +104,8 @@ class SampledTwin:
             )
         return guard.Examination(residuals)
 
-    def _spec(self, p: Params) -> KernelSpec:
+    def spec(self, p: Params) -> KernelSpec:
+        """Return the numbers of the network at p, with its noise."""
         spec = conversion.kernel_spec(self.task, _select_network(p), self.fused.s_plus)
         if "noise" not in p:
             return spec
@@ -114,7 +115,7 @@ class SampledTwin:
         self, p: Params, trajectories: Trajectories, readout: float
     ) -> innovations.SampledEvidence:
         sigma = readout * float(np.exp(p["readout"])) if "readout" in p else readout
-        return innovations.collect_sampled_evidence(self.task, self._spec(p), trajectories, sigma)
+        return innovations.collect_sampled_evidence(self.task, self.spec(p), trajectories, sigma)
 
     def _reduce(self, p: Params) -> Params:
         """Return the parameters of the twin."""
@@ -152,12 +153,12 @@ class SampledTwin:
         factor = np.exp(np.asarray(theta["noise"], np.float64))
         return dataclasses.replace(self.fused, task=scale_noise(task, factor))
 
-    def _chain(
+    def chain(
         self, p: Params, slope: dict[str, np.ndarray], unknowns: int
     ) -> scipy.sparse.csr_array:
         """Return ∂(numbers of `innovations.FAMILIES`)/∂u. (G, K)"""
         network = self.task.network
-        spec = self._spec(p)
+        spec = self.spec(p)
         none = {
             name: np.zeros((size, unknowns))
             for name, size in innovations.count_numbers(spec).items()

@@ -13,6 +13,7 @@ all that there is to remember.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,11 +38,22 @@ class Evidence(NamedTuple):
     score: s (K,).
     information: F (K, K).
     linear: whether F is the same at any u, so that one step is exact.
+    log_likelihood: ℓ up to a constant; not a number where it is not computed.
     """
 
     score: np.ndarray
     information: np.ndarray
     linear: bool
+    log_likelihood: float = math.nan
+
+    def scale(self, weight: float) -> Evidence:
+        """The evidence of trajectories with another weight."""
+        return Evidence(
+            weight * self.score,
+            weight * self.information,
+            self.linear,
+            weight * self.log_likelihood,
+        )
 
     @property
     def is_finite(self) -> bool:

@@ -1,0 +1,65 @@
+"""What a calibrated model expected of a device before each measurement, and what was measured.
+
+The records of a few ports need not identify the unknowns of a device. What counts then is whether
+the model predicts: the record before it is used, and J.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+COVERED = 2.0
+"""Standard errors within which a prediction covers; 95 % do if the errors are right."""
+
+
+class Prediction(NamedTuple):
+    """A prediction and its measurement.
+
+    value, stderr: J that the model expected, with the error of its calibration.
+    measured, measured_stderr: the mean return of the measured trajectories.
+    misfit: χ² of the records per sample against the noise of the model, 1 expected where the model
+        is right; more by what is not known yet.
+    """
+
+    value: float
+    stderr: float
+    measured: float
+    measured_stderr: float
+    misfit: float
+
+    @property
+    def covers(self) -> bool:
+        """Whether the measured J is within `COVERED` standard errors of the expected one."""
+        return abs(self.measured - self.value) <= COVERED * np.hypot(
+            self.stderr, self.measured_stderr
+        )
+
+
+class PredictionScore(NamedTuple):
+    """How well the later half of some predictions did.
+
+    number: of predictions.
+    covered: share whose interval held the measured J.
+    misfit: mean of the misfits.
+    error: root mean square of expected less measured J.
+    """
+
+    number: int
+    covered: float
+    misfit: float
+    error: float
+
+
+def score_predictions(predictions: Sequence[Prediction]) -> PredictionScore:
+    """Score the later half, when the model has learnt from the earlier one."""
+    later = predictions[len(predictions) // 2 :]
+    away = [p.value - p.measured for p in later]
+    return PredictionScore(
+        len(later),
+        float(np.mean([p.covers for p in later])),
+        float(np.mean([p.misfit for p in later])),
+        float(np.sqrt(np.mean(np.square(away)))),
+    )

@@ -1,0 +1,390 @@
+"""Evidence of records at a few resonators of a network about all of its numbers.
+
+Samples y_k = ψ_sites(t_k) + ε_k are taken at some resonators alone, an interval Δ apart, with
+readout noise of variance ρ² on each quadrature. The network starts at zero and its drive is
+constant, so that with A = −i(ω + κ) − Γ and the Green's function v_p(t) = e^{At}e_p of resonator p
+
+    m_p(t) = ∫₀ᵗ v_p(s)·f ds,     ∂m_p/∂A_nm = ∫₀ᵗ v_pn(t − s) ψ_m(s) ds
+
+is the noise-free record and its slope: a convolution per parameter. The noise is coloured by the
+network. With C the stationary covariance, AC + CA† + 2(2Q) = 0,
+
+    K_pq(t, s) = v_p(t − s)·Ce_q − v_p(t)·C v_q(s)* + 2ρ²δ,     t ≥ s,
+
+and the log-likelihood is ℓ = −r†K⁻¹r − ln det K of r = y − m, which is that of the innovations of a
+Kalman filter. Its Cholesky factor turns r into independent innovations w = L⁻¹r, one after the
+other in time. All of this is exact for a linear network. With Kerr effect m is the noise-free path
+with it; slopes and noise are those of the network at mean intensities, which leaves the score
+unbiased to first order in the noise.
+
+Noise amplitudes are scored on a part of the samples, whose density is known as well: runs of
+neighbours, which tell readout noise from that of the network.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from fluctua.core.arrays import Array, jit
+from fluctua.tcmt.kernel.options import KernelSpec
+
+SUBSTEPS = 2
+"""Steps of the path per interval between samples."""
+
+ORDER = 12
+"""Terms of the series of e^{Ah}, |Ah| < 1: the error is below 1e-9."""
+
+RUN = 8
+RUN_EVERY = 32
+"""Samples of a run of neighbours, and from one run to the next, in the score of amplitudes."""
+
+MIN_DECAY = 1e-7
+"""The stationary covariance is summed until the slowest mode has decayed to this."""
+
+DRIFT = ("omega", "kappa", "chi", "damping", "drive")
+"""Numbers of the drift, in the order of scores and information; chi if `Grid.kerr` only.
+
+drive: the logarithm of the drive's amplitude on each driven resonator.
+"""
+
+
+class Grid(NamedTuple):
+    """What is compiled.
+
+    sites: resonators that are read (D,).
+    interval: Δ between two samples.
+    samples: K, after the start.
+    kerr: whether the path has Kerr effect; its coefficients are scored then.
+    doublings: of the time over which the stationary covariance is summed.
+    """
+
+    sites: tuple[int, ...]
+    interval: float
+    samples: int
+    kerr: bool
+    doublings: int
+
+    @property
+    def step(self) -> float:
+        """Time step of the path."""
+        return self.interval / SUBSTEPS
+
+
+class Numbers(NamedTuple):
+    """Numbers of a network, in double precision.
+
+    omega, chi, damping: (N,); kappa: (B,); bonds: (B, 2).
+    source: f (N,) complex.
+    drives: resonators with a drive (F,).
+    noise: 2(2Q), the noise power of both quadratures, (N,).
+    readout: 2ρ².
+    """
+
+    omega: Any
+    kappa: Any
+    chi: Any
+    damping: Any
+    bonds: Any
+    source: Any
+    drives: Any
+    noise: Any
+    readout: Any
+
+
+class PortEvidence(NamedTuple):
+    """Score and information of records, and their innovations in units of noise.
+
+    score, information: of `DRIFT` (G,), (G, G).
+    noise_score, noise_information: of the amplitudes, (J,), (J, J).
+    squares: mean of |w|² of every record's channel (D,), 1 expected.
+    misfit: 2 Σ|w|², the number of `samples` expected.
+    log_determinant: ln det K of one record.
+    samples: number of quadratures that were read.
+    """
+
+    score: Any
+    information: Any
+    noise_score: Any
+    noise_information: Any
+    squares: Any
+    misfit: Any
+    log_determinant: Any
+    samples: int
+
+
+def make_numbers(spec: KernelSpec, readout: float) -> Numbers:
+    """Return the numbers of a network. readout: ρ, on each quadrature."""
+    source = np.zeros(spec.sites, complex)
+    source[spec.drive_sites] += np.reshape(spec.drive, -1)
+    return Numbers(
+        spec.omega,
+        spec.kappa,
+        spec.chi,
+        spec.damping,
+        spec.bonds,
+        source,
+        spec.drive_sites,
+        2 * spec.noise**2,
+        2 * readout**2,
+    )
+
+
+def make_grid(spec: KernelSpec, sites: tuple[int, ...], t: np.ndarray) -> Grid:
+    """Return what is compiled for records at times t. (K+1,)"""
+    t = np.asarray(t, np.float64)
+    interval = (t[-1] - t[0]) / (len(t) - 1)
+    if np.size(spec.drive) > len(spec.drive_sites) or not np.allclose(
+        np.diff(t), interval, rtol=1e-3, atol=0
+    ):
+        raise ValueError(
+            "records at ports are calibrated where the drive is constant and samples are equally "
+            f"far apart; got {np.size(spec.drive)} values of the drive and intervals from "
+            f"{np.diff(t).min():g} to {np.diff(t).max():g}."
+        )
+    slowest = float(np.min(spec.damping))
+    if not slowest > 0:
+        raise ValueError(
+            "records at ports need a loss at every resonator for the noise to settle; the least "
+            f"is {slowest:g}."
+        )
+    doublings = int(np.ceil(np.log2(-np.log(MIN_DECAY) / (2 * slowest * interval))))
+    return Grid(sites, interval, len(t) - 1, bool(np.any(spec.chi)), max(doublings, 1))
+
+
+def collect_port_evidence(
+    grid: Grid, numbers: Numbers, records: np.ndarray, amplitudes: np.ndarray
+) -> PortEvidence:
+    """Return the evidence of records that were taken at the same settings.
+
+    Args:
+        grid: of `make_grid`.
+        numbers: of `make_numbers`, where derivatives are taken.
+        records: y (E, K, D) complex, without the sample at the start.
+        amplitudes: derivatives of `Numbers.noise` and, in the last column, of `Numbers.readout` by
+            the unknowns of the noise, (J, N + 1).
+    """
+    with jax.default_matmul_precision("highest"):
+        found = _collect(
+            grid,
+            jax.tree.map(jnp.asarray, numbers),
+            jnp.asarray(records, jnp.result_type(1j)),
+            jnp.asarray(amplitudes, jnp.result_type(float)),
+        )
+    found = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
+    return found._replace(
+        misfit=float(found.misfit),
+        log_determinant=float(found.log_determinant),
+        samples=2 * records.size,
+    )
+
+
+@partial(jit, static_argnums=0)
+def _collect(grid: Grid, numbers: Numbers, y: Array, amplitudes: Array) -> PortEvidence:
+    network = _linearise(grid, numbers)
+    sources = jnp.concatenate([numbers.noise[None], amplitudes[:, :-1]])
+    covariances = _covariances(grid, network, sources)
+    readout = jnp.concatenate([numbers.readout[None], amplitudes[:, -1]])
+    count = grid.samples * len(grid.sites)
+    covariances = covariances + readout[:, None, None] * jnp.eye(count)
+    factor = jnp.linalg.cholesky(covariances[0])
+    slopes = _slopes(grid, numbers, network).reshape(count, -1)
+    residuals = (y - network.path[SUBSTEPS::SUBSTEPS][:, jnp.array(grid.sites)]).reshape(-1, count)
+    white = solve_triangular(factor, jnp.concatenate([slopes, residuals.T], axis=1), lower=True)
+    features, w = white[:, : slopes.shape[1]], white[:, slopes.shape[1] :]
+    stacked = jnp.concatenate([features.real, features.imag])
+    information = 2 * len(y) * stacked.T @ stacked
+    total = w.sum(axis=1)
+    score = 2 * stacked.T @ jnp.concatenate([total.real, total.imag])
+    power = jnp.sum(w.real**2 + w.imag**2, axis=1).reshape(grid.samples, -1)
+    noise_score, noise_information = _score_noise(grid, covariances, residuals)
+    return PortEvidence(
+        score,
+        information,
+        noise_score,
+        noise_information,
+        power.sum(axis=0) / (grid.samples * len(y)),
+        2 * jnp.sum(power),
+        2 * jnp.sum(jnp.log(jnp.diagonal(factor).real)),
+        0,
+    )
+
+
+# ------------------------------------------------------------------------------------ the network
+
+
+class _Network(NamedTuple):
+    """Propagators and paths of a network.
+
+    generator: A (N, N).
+    propagator: e^{Ah} of one step h.
+    green: v_p(t) at all steps (T+1, N, D).
+    path: ψ(t), noise-free (T+1, N).
+    """
+
+    generator: Array
+    propagator: Array
+    green: Array
+    path: Array
+
+
+def _linearise(grid: Grid, numbers: Numbers) -> _Network:
+    path = None
+    omega = numbers.omega
+    if grid.kerr:
+        path = _kerr_path(grid, numbers)
+        omega = omega + 2 * numbers.chi * jnp.mean(_abs2(path), axis=0)
+    generator = _generator(numbers, omega)
+    propagator, integral = _exponentials(generator * grid.step)
+    kick = grid.step * integral @ numbers.source
+    unit = jnp.zeros((len(omega), len(grid.sites)), generator.dtype)
+    unit = unit.at[jnp.array(grid.sites), jnp.arange(len(grid.sites))].set(1)
+    steps = SUBSTEPS * grid.samples
+    columns = _apply_powers(propagator, jnp.concatenate([unit, kick[:, None]], axis=1), steps)
+    if path is None:
+        path = jnp.cumsum(columns[:-1, :, -1], axis=0)
+        path = jnp.concatenate([jnp.zeros_like(path[:1]), path])
+    return _Network(generator, propagator, columns[:, :, :-1], path)
+
+
+def _generator(numbers: Numbers, omega: Array) -> Array:
+    """Return A. (N, N)"""
+    i, j = numbers.bonds.T
+    diagonal = jnp.diag(-1j * omega - numbers.damping)
+    return diagonal.at[i, j].add(-1j * numbers.kappa).at[j, i].add(-1j * numbers.kappa)
+
+
+def _exponentials(x: Array) -> tuple[Array, Array]:
+    """Return e^X and ∫₀¹ e^{Xs} ds, by their series. (N, N)"""
+    unit = jnp.eye(len(x), dtype=x.dtype)
+    whole, integral, term = unit, unit, unit
+    for k in range(1, ORDER + 1):
+        term = term @ x / k
+        whole = whole + term
+        integral = integral + term / (k + 1)
+    return whole, integral
+
+
+def _apply_powers(propagator: Array, columns: Array, steps: int) -> Array:
+    """Return Fᵏ times columns (N, C) for k = 0…steps, by doubling. (steps+1, N, C)"""
+    rows = columns[None]
+    power = propagator
+    while len(rows) <= steps:
+        rows = jnp.concatenate([rows, jnp.einsum("nm,kmc->knc", power, rows)])
+        power = power @ power
+    return rows[: steps + 1]
+
+
+def _kerr_path(grid: Grid, numbers: Numbers) -> Array:
+    """Return ψ(t) with Kerr effect: exact linear steps between half turns of the phase."""
+    propagator, integral = _exponentials(_generator(numbers, numbers.omega) * grid.step)
+    kick = grid.step * integral @ numbers.source
+
+    def turn(psi: Array) -> Array:
+        return psi * jnp.exp(-0.5j * grid.step * numbers.chi * _abs2(psi))
+
+    def step(psi: Array, _: None) -> tuple[Array, Array]:
+        after = turn(propagator @ turn(psi) + kick)
+        return after, after
+
+    start = jnp.zeros(len(kick), kick.dtype)
+    path = jax.lax.scan(step, start, None, length=SUBSTEPS * grid.samples)[1]
+    return jnp.concatenate([start[None], path])
+
+
+def _slopes(grid: Grid, numbers: Numbers, network: _Network) -> Array:
+    """Return ∂m/∂(numbers of the drift) at every sample. (K, D, G)"""
+    steps = SUBSTEPS * grid.samples
+    i, j = numbers.bonds.T
+    path = network.path
+    weight = jnp.ones(steps + 1).at[0].set(0.5)  # trapezoids; the path is zero at the other end
+    green = jnp.fft.fft(network.green * weight[:, None, None], 2 * steps, axis=0)
+
+    def transform(field: Array) -> Array:
+        return jnp.fft.fft(field, 2 * steps, axis=0)[:, :, None]
+
+    field = transform(path)
+    by_omega = -1j * green * field
+    families = [
+        by_omega,
+        -1j * (green[:, i] * field[:, j] + green[:, j] * field[:, i]),
+        -1j * by_omega,
+    ]
+    if grid.kerr:
+        families.insert(2, -1j * green * transform(_abs2(path) * path))
+    products = jnp.concatenate(families, axis=1)
+    columns = grid.step * jnp.fft.ifft(products, axis=0)[SUBSTEPS : steps + 1 : SUBSTEPS]
+    rates = jnp.cumsum(network.green, axis=0) - 0.5 * (network.green + network.green[:1])
+    driven = numbers.source[numbers.drives, None]
+    by_drive = grid.step * rates[SUBSTEPS::SUBSTEPS][:, numbers.drives] * driven
+    return jnp.swapaxes(jnp.concatenate([columns, by_drive], axis=1), 1, 2)
+
+
+# ------------------------------------------------------------------------------------------- noise
+
+
+def _covariances(grid: Grid, network: _Network, sources: Array) -> Array:
+    """Return the covariance of all samples for each noise power of `sources` (J, N).
+
+    Shape (J, KD, KD), channels of a sample side by side.
+    """
+    sites = jnp.array(grid.sites)
+    stationary = _stationary(grid, network, sources)
+    green = network.green[::SUBSTEPS]
+    lag = jnp.arange(grid.samples)[:, None] - jnp.arange(grid.samples)
+    # v_p(t − s)·Ce_q: rows by lag, for t ≥ s
+    ahead = jnp.einsum("knp,jnq->jkpq", green[: grid.samples], stationary[:, :, sites])
+    behind = jnp.conj(jnp.swapaxes(ahead, 2, 3))
+    later = (lag >= 0)[None, :, :, None, None]
+    whole = jnp.where(later, ahead[:, jnp.abs(lag)], behind[:, jnp.abs(lag)])
+    rows = green[1:]
+    carried = jnp.einsum("jnm,smq->jnsq", stationary, jnp.conj(rows))
+    whole = whole - jnp.einsum("tnp,jnsq->jtspq", rows, carried)
+    count = grid.samples * len(grid.sites)
+    return jnp.swapaxes(whole, 2, 3).reshape(len(sources), count, count)
+
+
+def _stationary(grid: Grid, network: _Network, sources: Array) -> Array:
+    """Return C of AC + CA† + diag(source) = 0, by doubling the time of the sum. (J, N, N)"""
+    short = grid.step / 2**5
+    generator = network.generator
+    unit = jnp.eye(len(generator), dtype=generator.dtype)
+    power = _exponentials(generator * short)[0]
+    half = _exponentials(generator * short / 2)[0]
+
+    # Simpson's rule over the first, short step
+    nodes = [(unit, 1), (half, 4), (power, 1)]
+    total = (
+        short
+        / 6
+        * sum(weight * ((node * sources[:, None]) @ jnp.conj(node.T)) for node, weight in nodes)
+    )
+    for _ in range(grid.doublings + 5 + SUBSTEPS.bit_length() - 1):
+        total = total + power @ total @ jnp.conj(power.T)
+        power = power @ power
+    return total
+
+
+def _score_noise(grid: Grid, covariances: Array, residuals: Array) -> tuple[Array, Array]:
+    """Return score and information of the amplitudes from runs of neighbouring samples."""
+    times = np.flatnonzero(np.arange(grid.samples) % RUN_EVERY < RUN)
+    channels = len(grid.sites)
+    some = (times[:, None] * channels + np.arange(channels)).ravel()
+    covariances = covariances[:, some[:, None], some]
+    factor = jnp.linalg.cholesky(covariances[0])
+    w = solve_triangular(factor, residuals[:, some].T, lower=True)
+    inverse = solve_triangular(factor, jnp.eye(len(some), dtype=factor.dtype), lower=True)
+    changes = inverse @ covariances[1:] @ jnp.conj(inverse.T)
+    expected = jnp.trace(changes, axis1=1, axis2=2).real
+    score = jnp.einsum("ne,jnm,me->j", jnp.conj(w), changes, w).real - w.shape[1] * expected
+    information = jnp.einsum("jnm,kmn->jk", changes, changes).real * w.shape[1]
+    return score, information
+
+
+def _abs2(psi: Array) -> Array:
+    return psi.real**2 + psi.imag**2

@@ -1,0 +1,145 @@
+"""Twin of a network that is calibrated from records at a few of its resonators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+
+from fluctua.core.arrays import Array, Params
+from fluctua.core.likelihood import alternatives, guard
+from fluctua.core.likelihood import evidence as likelihood_evidence
+from fluctua.core.likelihood.report import Residuals
+from fluctua.core.likelihood.unknowns import At
+from fluctua.core.trajectories import Trajectories
+from fluctua.core.twin.correction import TwinSamples
+from fluctua.tcmt import innovations, port_records, state_scores
+from fluctua.tcmt.sampled_twin import SampledTwin
+
+
+@dataclass(frozen=True)
+class PortTwin:
+    """Twin of a network for `fluctua.SelfCalibrating` that reads some resonators only.
+
+    Its trajectories are records y = [Re ψ, Im ψ] of `sites`, (E, K+1, 2D), which start at zero
+    field (`fluctua.tcmt.port_records`). Its parameters p are those of `SampledTwin`.
+
+    sampled: the model with its gradient.
+    sites: resonators that are read.
+    """
+
+    sampled: SampledTwin
+    sites: tuple[int, ...]
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """Return direct part and correction of simulated trajectories."""
+        return self.sampled.split(key, theta, count)
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """Raise: a record at the ports has no score of the hidden states."""
+        raise ValueError(
+            "records at the ports do not hold the states that a measured correction is made of; "
+            'use correction="none" or "simulated".'
+        )
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Raise: the power at the output is measured by the device."""
+        raise ValueError(
+            "the return of a record at the ports is measured by the device: give it a method "
+            "`returns`, or the option `returns`."
+        )
+
+    def evidence(
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int = 1,
+        readout: float = 0.0,
+    ) -> likelihood_evidence.Evidence:
+        """Return the evidence of records about the unknowns. every: not used."""
+        p, slope = state_scores.linearise(at, theta, u)
+        by_noise = slope.get("noise", np.zeros((self._sites, u.size)))
+        by_readout = slope.get("readout", np.zeros((1, u.size))).reshape(1, u.size)
+        amplitudes = np.concatenate([by_noise, by_readout])
+        noisy = np.flatnonzero(np.any(amplitudes, axis=0))
+        found = self._collect(p, trajectories, readout, amplitudes[:, noisy])
+        chain = self._select_drift(p, self.sampled.chain(p, slope, u.size), len(found.score))
+        score = chain.T @ found.score
+        information = chain.T @ (chain.T @ found.information).T
+        score[noisy] += found.noise_score
+        information[np.ix_(noisy, noisy)] += found.noise_information
+        log_likelihood = -found.misfit / 2 - len(trajectories.x) * found.log_determinant
+        return likelihood_evidence.Evidence(
+            score, information, linear=False, log_likelihood=log_likelihood
+        )
+
+    def misfit(self, theta: Params, trajectories: Trajectories, readout: float) -> float:
+        """Return χ² of records per sample against the noise of the model at p."""
+        p = {name: np.asarray(v) for name, v in theta.items()}
+        found = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
+        return found.misfit / found.samples
+
+    def examine(
+        self,
+        theta: Params,
+        trajectories: Trajectories,
+        readout: float,
+        earlier: alternatives.Table | None,
+    ) -> guard.Examination:
+        """Test whether the innovations of records have the variance that the model expects."""
+        p = {name: np.asarray(v) for name, v in theta.items()}
+        found = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
+        count = found.samples // (2 * len(self.sites))
+        stderr = np.full(len(self.sites), 1 / np.sqrt(count))
+        residuals = Residuals(found.squares, stderr, count, law="E|e|²/S of the innovations")
+        if residuals.wrong.size:
+            worst = int(np.argmax(np.abs(found.squares - 1)))
+            residuals = residuals._replace(
+                cause=f"the innovations at resonator {self.sites[worst]} have "
+                f"{found.squares[worst]:.3g} times the variance that the model expects: the model "
+                "does not predict the record."
+            )
+        return guard.Examination(residuals)
+
+    def _select_drift(
+        self, p: Params, chain: scipy.sparse.csr_array, scored: int
+    ) -> scipy.sparse.csr_array:
+        """Return the rows of a chain that `port_records` scores; Kerr coefficients only if any."""
+        sizes = innovations.count_numbers(self.sampled.spec(p))
+        families = np.repeat(list(sizes), list(sizes.values()))
+        rows = np.flatnonzero(np.isin(families, port_records.DRIFT))
+        if len(rows) > scored:
+            rows = rows[families[rows] != "chi"]
+        return chain[rows]
+
+    @property
+    def _sites(self) -> int:
+        return self.sampled.fused.task.network.sites
+
+    def _collect(
+        self, p: Params, trajectories: Trajectories, readout: float, amplitudes: np.ndarray
+    ) -> port_records.PortEvidence:
+        """Return the evidence of records.
+
+        amplitudes: derivatives of the logarithms of the noise amplitudes, and in the last row of
+            the readout noise, by some unknowns. (N + 1, J)
+        """
+        x = np.asarray(trajectories.x)
+        channels = len(self.sites)
+        if x.shape[-1] != 2 * channels:
+            raise ValueError(
+                f"a record of {channels} resonators holds their {2 * channels} quadratures; got "
+                f"{x.shape[-1]} components."
+            )
+        spec = self.sampled.spec(p)
+        scale = float(np.exp(p["readout"])) if "readout" in p else 1.0
+        numbers = port_records.make_numbers(spec, scale * readout)
+        powers = np.append(numbers.noise, numbers.readout)
+        y = x[:, 1:, :channels] + 1j * x[:, 1:, channels:]
+        grid = port_records.make_grid(spec, self.sites, trajectories.t)
+        return port_records.collect_port_evidence(
+            grid, numbers, y, (2 * powers[:, None] * amplitudes).T
+        )

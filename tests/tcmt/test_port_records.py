@@ -1,0 +1,219 @@
+"""Records at the ports: the linear network has exact answers by matrices of all its states."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.linalg
+
+from fluctua import tcmt
+from fluctua.core.trajectories import Trajectories
+from fluctua.tcmt import conversion, port_records
+from fluctua.tcmt.port_twin import PortTwin
+from fluctua.tcmt.sampled_twin import SampledTwin
+
+SITES = (0, 5)
+READOUT = 0.05
+INTERVAL = 0.05
+SAMPLES = 60
+
+
+def make_task():
+    return tcmt.transmission(
+        tcmt.rectangular(2, 3), horizon=SAMPLES * INTERVAL, dt=0.0125, integrator="heun"
+    )
+
+
+def make_spec(chi=0.0, **changes):
+    rng = np.random.default_rng(0)
+    task = make_task()
+    theta = {
+        "omega": 0.3 * rng.normal(size=6),
+        "kappa": 1 + 0.2 * rng.normal(size=7),
+        "chi": np.full(6, chi),
+    }
+    spec = conversion.kernel_spec(task, theta)
+    factor = np.exp(0.2 * rng.normal(size=6))  # no equilibrium of noise and loss
+    return spec.replace(**{"noise": spec.noise * factor, **changes})
+
+
+def linearise(spec):
+    """The grid, the noise-free record (K, D), and the covariance of all samples (KD, KD)."""
+    grid = port_records.make_grid(spec, SITES, INTERVAL * np.arange(SAMPLES + 1))
+    numbers = port_records.make_numbers(spec, READOUT)
+    with jax.enable_x64(True):
+        network = port_records._linearise(grid, numbers)
+        covariance = port_records._covariances(grid, network, np.asarray(numbers.noise)[None])[0]
+        record = np.asarray(network.path)[port_records.SUBSTEPS :: port_records.SUBSTEPS, SITES]
+        slopes = np.asarray(port_records._slopes(grid, numbers, network))
+    return grid, record, np.asarray(covariance) + numbers.readout * np.eye(len(covariance)), slopes
+
+
+def generator(spec):
+    i, j = spec.bonds.T
+    a = np.diag(-1j * spec.omega - spec.damping)
+    a[i, j] -= 1j * spec.kappa
+    a[j, i] -= 1j * spec.kappa
+    return a
+
+
+def exact_moments(spec):
+    """Mean (K, D) and covariance (KD, KD) of a record, by the propagator of the whole state."""
+    a = generator(spec)
+    f = scipy.linalg.expm(a * INTERVAL)
+    source = np.zeros(6, complex)
+    source[spec.drive_sites] = np.reshape(spec.drive, -1)
+    kick = np.linalg.solve(a, (f - np.eye(6)) @ source)
+    stationary = scipy.linalg.solve_continuous_lyapunov(a, -np.diag(2 * spec.noise**2 + 0j))
+    noise = stationary - f @ stationary @ f.conj().T
+    mean, states = np.zeros(6, complex), [np.zeros((6, 6), complex)]
+    means = []
+    for _ in range(SAMPLES):
+        mean = f @ mean + kick
+        means.append(mean[list(SITES)])
+        states.append(f @ states[-1] @ f.conj().T + noise)
+    whole = np.zeros((SAMPLES, 2, SAMPLES, 2), complex)
+    for s in range(SAMPLES):
+        ahead = states[s + 1]
+        for t in range(s, SAMPLES):
+            whole[t, :, s] = ahead[np.ix_(SITES, SITES)]
+            whole[s, :, t] = whole[t, :, s].conj().T
+            ahead = f @ ahead
+    covariance = whole.reshape(2 * SAMPLES, 2 * SAMPLES)
+    return np.array(means), covariance + 2 * READOUT**2 * np.eye(2 * SAMPLES)
+
+
+def test_record_and_its_coloured_noise_are_those_of_the_whole_state():
+    spec = make_spec()
+    _, record, covariance, _ = linearise(spec)
+    mean, exact = exact_moments(spec)
+    np.testing.assert_allclose(record, mean, atol=1e-9)
+    np.testing.assert_allclose(covariance, exact, atol=1e-9)
+
+
+@pytest.mark.parametrize("chi", [0.0, 3e-4])
+def test_slopes_are_those_of_the_record(chi):
+    spec = make_spec(chi)
+    slopes = linearise(spec)[3]
+    columns = {"omega": 0, "kappa": 6, "damping": 13 + (6 if chi else 0)}
+    if chi:
+        columns["chi"] = 13
+    for name, first in columns.items():
+        for k in (0, 3):
+            step = np.zeros(len(getattr(spec, name)))
+            step[k] = 1e-4 if name == "chi" else 1e-5
+            ends = [
+                linearise(spec.replace(**{name: getattr(spec, name) + side * step}))[1]
+                for side in (1, -1)
+            ]
+            change = (ends[0] - ends[1]) / (2 * step[k])
+            # trapezoids are off by (|A|h)²/12 with |A| < 5 and h = 0.025; with Kerr effect slopes
+            # are those at mean intensities, off by χ|ψ|²T
+            slack = 1.3e-3 if not chi else 0.1
+            size = np.abs(change).max()
+            np.testing.assert_allclose(slopes[:, :, first + k], change, atol=slack * size)
+
+
+def test_kerr_path_is_that_of_the_equation():
+    spec = make_spec(5e-3)
+    record = linearise(spec)[1]
+    a = generator(spec)
+    source = np.zeros(6, complex)
+    source[spec.drive_sites] = np.reshape(spec.drive, -1)
+
+    def rate(t, psi):
+        return a @ psi - 1j * spec.chi * np.abs(psi) ** 2 * psi + source
+
+    times = INTERVAL * np.arange(1, SAMPLES + 1)
+    solved = scipy.integrate.solve_ivp(
+        rate, (0, times[-1]), np.zeros(6, complex), t_eval=times, rtol=1e-9, atol=1e-9
+    ).y.T[:, SITES]
+    # second order in the step of 0.025: χ|ψ|²‖A‖ h² T/12
+    np.testing.assert_allclose(record, solved, atol=2e-3 * np.abs(solved).max())
+
+
+def draw_records(spec, count, seed):
+    mean, covariance = exact_moments(spec)
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(2, len(covariance), count))
+    noise = np.linalg.cholesky(covariance) @ (z[0] + 1j * z[1]) / np.sqrt(2)
+    return mean + noise.T.reshape(count, SAMPLES, 2)
+
+
+def test_scores_have_mean_zero_and_the_variance_of_the_information():
+    spec = make_spec()
+    grid = linearise(spec)[0]
+    numbers = port_records.make_numbers(spec, READOUT)
+    powers = np.append(numbers.noise, numbers.readout)
+    amplitudes = np.zeros((3, 7))  # of the input's resonator, of all others, of the readout
+    amplitudes[0, 0] = 2 * powers[0]
+    amplitudes[1, 1:6] = 2 * powers[1:6]
+    amplitudes[2, 6] = 2 * powers[6]
+    one = [
+        port_records.collect_port_evidence(grid, numbers, record[None], amplitudes)
+        for record in draw_records(spec, 300, seed=1)
+    ]
+    for name in ("", "noise_"):
+        scores = np.array([getattr(e, name + "score") for e in one])
+        information = getattr(one[0], name + "information")
+        z = scores.sum(axis=0) / np.sqrt(300 * np.diag(information))
+        assert np.abs(z).max() < 4
+        # standardised along the directions of the information: variances of 300 are off by 8 %
+        values, vectors = np.linalg.eigh(information)
+        seen = values > 1e-3 * values[-1]
+        spread = (scores @ vectors[:, seen]).std(axis=0) / np.sqrt(values[seen])
+        np.testing.assert_allclose(spread, 1, atol=5 * np.sqrt(0.5 / 300))
+    squares = np.mean([e.squares for e in one], axis=0)
+    np.testing.assert_allclose(squares, 1, atol=5 / np.sqrt(300 * SAMPLES))
+
+
+def test_many_records_are_the_sum_of_single_ones():
+    spec = make_spec()
+    grid = linearise(spec)[0]
+    numbers = port_records.make_numbers(spec, READOUT)
+    records = draw_records(spec, 3, seed=2)
+    none = np.zeros((0, 7))
+    together = port_records.collect_port_evidence(grid, numbers, records, none)
+    each = [port_records.collect_port_evidence(grid, numbers, r[None], none) for r in records]
+    np.testing.assert_allclose(together.score, sum(e.score for e in each), rtol=1e-3, atol=0.5)
+    np.testing.assert_allclose(together.misfit, sum(e.misfit for e in each), rtol=1e-4)
+    assert together.samples == sum(e.samples for e in each)
+
+
+def test_a_twin_of_the_ports_is_calibrated_by_its_records():
+    task = make_task()
+    twin = PortTwin(SampledTwin(task.estimator("cpu", baseline="twin")), SITES)
+    spec = make_spec()
+    y = draw_records(spec, 4, seed=3)
+    x = np.zeros((4, SAMPLES + 1, 4))
+    x[:, 1:, :2], x[:, 1:, 2:] = y.real, y.imag
+    trajectories = Trajectories(INTERVAL * np.arange(SAMPLES + 1), x)
+    theta = {"omega": spec.omega, "kappa": spec.kappa, "chi": spec.chi}
+    noise = np.log(spec.noise / conversion.kernel_spec(task, theta).noise)
+
+    def at(theta, u):
+        return {**theta, "omega": theta["omega"] + u[:6], "noise": noise + u[6]}
+
+    found = twin.evidence(at, theta, np.zeros(7), trajectories, readout=READOUT)
+    step = 1e-2
+    for k in (0, 5, 6):
+        ends = [
+            twin.evidence(at, theta, side * step * np.eye(7)[k], trajectories, readout=READOUT)
+            for side in (1, -1)
+        ]
+        change = (ends[0].log_likelihood - ends[1].log_likelihood) / (2 * step)
+        # the score leaves out that ω turns the noise, and takes amplitudes from some samples
+        assert abs(found.score[k] - change) < 3 * np.sqrt(found.information[k, k])
+    with pytest.raises(ValueError, match="4 quadratures"):
+        twin.evidence(at, theta, np.zeros(7), Trajectories(trajectories.t, x[..., :3]), readout=0.1)
+
+
+def test_other_drives_and_intervals_are_refused():
+    spec = make_spec()
+    uneven = np.append(INTERVAL * np.arange(SAMPLES), 10.0)
+    with pytest.raises(ValueError, match="equally far apart"):
+        port_records.make_grid(spec, SITES, uneven)
+    with pytest.raises(ValueError, match="loss at every resonator"):
+        port_records.make_grid(
+            spec.replace(damping=np.zeros(6)), SITES, INTERVAL * np.arange(SAMPLES + 1)
+        )
