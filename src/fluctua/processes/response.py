@@ -39,7 +39,7 @@ from fluctua.core import text as texts
 from fluctua.core.arrays import Array, Params
 from fluctua.core.objective import Objective
 from fluctua.core.trajectories import Trajectories
-from fluctua.processes import cross_fit, response_record
+from fluctua.processes import cross_fit, response_record, stationary
 from fluctua.processes import response_batches as batching
 from fluctua.processes import response_report as report
 
@@ -168,7 +168,6 @@ def step_response(
         samples = products + np.einsum("mpk,bk->bmp", slope, fit.shifts)
         columns = batching.propagate(slope, fit.covariance)
     spread = report.summarise_batches(samples, columns)
-    alone = report.summarise_batches(products, columns[:0])
     grid = source.grid
 
     def shape(rows: np.ndarray) -> Params:
@@ -178,13 +177,13 @@ def step_response(
     return report.StepResponse(
         t=grid.dt * grid.stride * np.arange(grid.lags + 1),
         # the mean of the products: shifts have none, but for the rounding of the fits
-        response=shape(alone.mean),
+        response=shape(products.mean(axis=0)),
         stderr=shape(spread.stderr),
-        sampling_stderr=shape(alone.stderr),
+        sampling_stderr=shape(stationary.batch_error(products)),
         interval=(shape(spread.low), shape(spread.high)),
         band=(shape(spread.band_low), shape(spread.band_high)),
         value=mean,
-        value_stderr=float(estimates.sample_error(levels)),
+        value_stderr=float(stationary.batch_error(levels)),
         theta=fit.theta,
         theta_stderr=_collect_errors(theta, fitted, fit),
         fitted=fitted.names if len(fit.values) else (),

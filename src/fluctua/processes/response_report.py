@@ -14,6 +14,7 @@ from fluctua.core import estimate as estimates
 from fluctua.core import text as texts
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood.report import Residuals
+from fluctua.processes import stationary
 
 LEVEL = 0.95
 """Probability of intervals and bands."""
@@ -118,9 +119,8 @@ def summarise_batches(samples: np.ndarray, columns: np.ndarray) -> ResponseSprea
     """
     mean = samples.mean(axis=0)
     freedom = len(samples) - 1
-    factor = scipy.stats.t.ppf(0.8413447, freedom)
     extra = np.sqrt((columns**2).sum(axis=0))
-    stderr = np.hypot(estimates.sample_error(samples, factor), extra)
+    stderr = np.hypot(stationary.batch_error(samples), extra)
     leaf = jnp.asarray(samples)
     reduced = estimates.reduce_samples(estimates.Samples(leaf, leaf[:, 0, 0]))
     assert reduced.interval is not None
