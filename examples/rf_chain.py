@@ -62,7 +62,6 @@ model = insitu.Model(
     unknowns={"offset": insitu.Unknown(np.zeros(3), spread=1.0)},
     x0=jnp.zeros(2 * SITES),
     t=T,
-    channels=4,
 )
 # --8<-- the model
 

@@ -12,15 +12,10 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
+from fluctua.insitu import translation
 from fluctua.insitu.instrument.archive import Head
 from fluctua.insitu.instrument.visit import ExpectedRecord
 from fluctua.insitu.self_calibration import SelfCalibration, derive_self_calibration
-from fluctua.insitu.translation import (
-    Corrected,
-    translate_observed,
-    translate_process,
-    translate_rewards,
-)
 from fluctua.insitu.unknowns import (
     DeviceFit,
     Runs,
@@ -184,11 +179,8 @@ def share_parameters(model: Model) -> Model:
             "this model has no `correct` among its methods: (θ, calibration) -> the settings at "
             "which a device does θ. Give one, or let the devices share settings."
         )
-    translate = Corrected(model.methods.correct)
-    process = model.process
+    translate = translation.Corrected(model.methods.correct)
     return model._replace(
-        process=translate_observed(process, translate)
-        if isinstance(process, Observed)
-        else translate_process(process, translate),
-        objective=translate_rewards(model.objective, translate),
+        process=translation.translate_process(model.process, translate),
+        objective=translation.translate_rewards(model.objective, translate),
     )

@@ -13,7 +13,7 @@ from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.simulate import simulator
 from fluctua.core.twin.correction import Twin
-from fluctua.insitu.translation import translate_observed, translate_process, translate_rewards
+from fluctua.insitu.translation import translate_process, translate_rewards
 from fluctua.insitu.unknowns import Unknown, Values, join, list_starts, separate
 from fluctua.learn.observed_twin import make_observed_twin
 from fluctua.processes.observed import Observed
@@ -58,11 +58,11 @@ def derive_self_calibration(
     Returns: an estimator in settings and unknowns, with start and spreads.
     """
     rewards: Any = translate_rewards(objective, separate)
+    joined = translate_process(process, separate)
     twin: Any
     if isinstance(process, Observed):
-        twin = make_observed_twin(translate_observed(process, separate), rewards, x0, t)
+        twin = make_observed_twin(joined, rewards, x0, t)
     else:
-        joined = translate_process(process, separate)
         twin = ppgt(simulator(joined, x0, t), rewards, baseline=Twin())
     spread = {name: unknown.spread for name, unknown in unknowns.items()}
     return SelfCalibration(twin, join, list_starts(unknowns), spread, _as_context)

@@ -53,27 +53,30 @@ class _SettingsAt:
         return self.translate(theta, context).settings
 
 
-def translate_process(process: Process, translate: Translate) -> Process:
-    """The process as a function of other parameters, from which settings and context follow."""
-    process = check.process(process)
+def translate_process(process: Process | Observed, translate: Translate) -> Any:
+    """The process as a function of other parameters, from which settings and context follow.
+
+    Of an `Observed` the readout and the start too. Returns: a process of the same kind.
+    """
+    if isinstance(process, Observed):
+        return _translate_observed(process, translate)
+    itself: Process = check.process(process)
 
     def at(function: Any) -> Any:
         return None if function is None else _Translated(function, translate, 2)
 
-    noise = process.noise
+    noise = itself.noise
     if isinstance(noise, NoiseProduct):
         noise = noise._replace(product=at(noise.product))
     else:
         noise = at(noise)
-    step = map_step_parameters(process.integrator, _SettingsAt(translate))
-    return process._replace(
-        drift=at(process.drift), noise=noise, diffusion=at(process.diffusion), integrator=step
+    step = map_step_parameters(itself.integrator, _SettingsAt(translate))
+    return itself._replace(
+        drift=at(itself.drift), noise=noise, diffusion=at(itself.diffusion), integrator=step
     )
 
 
-def translate_observed(observed: Observed, translate: Translate) -> Observed:
-    """An observed process as a function of other parameters."""
-
+def _translate_observed(observed: Observed, translate: Translate) -> Observed:
     def at(value: Any) -> Any:
         return _Translated(value, translate, 0) if callable(value) else value
 

@@ -23,12 +23,12 @@ from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.process import Process
 from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.translation import OperatingPoint, translate_observed, translate_process
+from fluctua.insitu.translation import OperatingPoint, translate_process
 from fluctua.learn.belief import Belief, prior_precision, unflatten_like
 from fluctua.learn.effective import Effective
 from fluctua.learn.fit import fit_map
-from fluctua.learn.observed_twin import collect_innovations
 from fluctua.processes.observed import Observed
+from fluctua.processes.observed_evidence import collect_innovations
 
 SETTINGS = "settings"
 UNKNOWNS = "unknowns"
@@ -90,11 +90,7 @@ def fit_unknowns(
     start = list_starts(unknowns)
     leaves, tree = jax.tree.flatten(start)
     at = Effective(join, tree, tuple(leaf.shape for leaf in leaves))
-    joined: Process | Observed
-    if isinstance(process, Observed):
-        joined = translate_observed(process, separate)
-    else:
-        joined = translate_process(process, separate)
+    joined = translate_process(process, separate)
     likelihoods = [
         partial(_evaluate_likelihood, joined, at, settings, trajectories)
         for settings, trajectories in runs

@@ -1,39 +1,29 @@
-"""Twin of a process that is seen through an observation, calibrated by its innovations.
+"""Twin of a process that is seen through an observation (`fluctua.Observed`).
 
-The samples y = Cx + ε (`fluctua.Observed`) are compared with the prediction of a Kalman filter, of
-mean ŷ and covariance S given all samples before. With e = y − ŷ and u the unknowns
-
-    s = Σ ∂ᵤŷᵀS⁻¹e + ½ Σ tr{∂ᵤS S⁻¹(eeᵀ − S)S⁻¹},
-    F = Σ ∂ᵤŷᵀS⁻¹∂ᵤŷ + ½ Σ tr{S⁻¹∂ᵤS S⁻¹∂ᵤS}
-
-are the score of the record and its information. Both are exact where the drift is linear in x. The
+The unknowns follow from the innovations of its filter (`fluctua.processes.observed_evidence`). The
 gradient of J is that of the model's noise-free path, whose reward is a function of Cx.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check, scores
-from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.estimator import PPGT, ppgt
-from fluctua.core.likelihood.alternatives import Table
+from fluctua.core import check, estimator, scores
+from fluctua.core.arrays import Array, Params
+from fluctua.core.likelihood import alternatives, guard
 from fluctua.core.likelihood.evidence import Evidence
-from fluctua.core.likelihood.guard import Examination, examine_batch
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.objective import Objective, Rewards
-from fluctua.core.process import Step
 from fluctua.core.recorded import evaluate_returns
 from fluctua.core.simulate import simulator
-from fluctua.core.trajectories import Times, Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin.correction import Twin, TwinSamples
-from fluctua.processes.observed import Observed, correct_prediction
+from fluctua.processes.observed import Observed
+from fluctua.processes.observed_evidence import collect_innovations
 
 
 @dataclass(frozen=True)
@@ -42,18 +32,18 @@ class ObservedTwin:
 
     Its trajectories are records y (E, T+1, D) of an `Observed`.
 
-    estimator: of the hidden process, with a twin and rewards of Cx.
+    hidden: estimator of the hidden process, with a twin and rewards of Cx.
     observed: the process with its observation, in the parameters p.
     rewards: functions of y.
     """
 
-    estimator: PPGT
+    hidden: estimator.PPGT
     observed: Observed
     rewards: Rewards
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
         """Gradients of simulated trajectories in two parts."""
-        return self.estimator.split(key, theta, count)
+        return self.hidden.split(key, theta, count)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """Raise: a record in part has no residuals of the hidden states."""
@@ -84,35 +74,14 @@ class ObservedTwin:
         return collect_innovations(self.observed, at, theta, u, trajectories)
 
     def examine(
-        self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
-    ) -> Examination:
+        self,
+        theta: Params,
+        trajectories: Trajectories,
+        readout: float,
+        earlier: alternatives.Table | None,
+    ) -> guard.Examination:
         """Test whether the innovations of records have the variance that the model expects."""
-        return examine_batch(self.observed, theta, trajectories)
-
-
-def collect_innovations(
-    observed: Observed, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories
-) -> Evidence:
-    """Score and information of records about u, by the innovations of a filter.
-
-    Args:
-        observed: the process with its observation, in p.
-        at: (θ, u) -> p.
-        theta: the settings at which the records were taken.
-        u: where the derivatives are taken, (K,).
-        trajectories: records y (E, T+1, D).
-    """
-    with jax.enable_x64(True):  # a filter subtracts covariances that are nearly equal
-        as_double = partial(jnp.asarray, dtype=jnp.float64)
-        settings, context = jax.tree.map(as_double, (theta, trajectories.context))
-        y = as_double(trajectories.x)
-        times = check.grid(np.asarray(trajectories.t, np.float64))
-        point = as_double(u)
-        one = jax.tree.map(lambda leaf: leaf[0], context)
-        process = observed.check(at(settings, point), y[0, 0], times.t[0], one)
-        law = _InnovationLaw(process, at)
-        score, information = _sum_evidence(law, settings, point, times, y, context)
-    return Evidence(np.asarray(score), np.asarray(information), linear=False)
+        return guard.examine_batch(self.observed, theta, trajectories)
 
 
 def make_observed_twin(
@@ -131,10 +100,11 @@ def make_observed_twin(
     """
     rewards = check.objective(objective)
     far = observed.transition is scores.local_linear
-    hidden = observed.process._replace(integrator="rk4" if far else "euler")
+    process = observed.process._replace(integrator="rk4" if far else "euler")
     seen: Any = _observe_rewards(rewards, observed.observe)
-    estimator = ppgt(simulator(hidden, jnp.asarray(start), t), seen, baseline=Twin())
-    return ObservedTwin(estimator, replace(observed, shared=False), rewards)
+    simulated = simulator(process, jnp.asarray(start), t)
+    hidden = estimator.ppgt(simulated, seen, baseline=Twin())
+    return ObservedTwin(hidden, replace(observed, shared=False), rewards)
 
 
 @dataclass(frozen=True)
@@ -162,60 +132,3 @@ def _observe_rewards(rewards: Rewards, observe: Any) -> Rewards:
         None if per_step is None else _RewardOfSample(per_step, observe, 2),
         None if initial is None else _RewardOfSample(initial, observe, 1),
     )
-
-
-class _InnovationLaw(NamedTuple):
-    """What is compiled."""
-
-    process: Observed
-    at: At
-
-
-class _Prediction(NamedTuple):
-    """Prediction of a sample: mean ŷ (T, D) and covariance S (T, D, D)."""
-
-    mean: Array
-    covariance: Array
-
-
-@partial(jit, static_argnums=0)
-def _sum_evidence(
-    law: _InnovationLaw, theta: Params, u: Array, times: Times, y: Array, context: PyTree
-) -> tuple[Array, Array]:
-    """s (K,) and F (K, K) of records y (E, T+1, D), added up."""
-
-    def one(y: Array, context: PyTree) -> tuple[Array, Array]:
-        def predict(v: Array) -> _Prediction:
-            return _predict_samples(law.process, law.at(theta, v), times, y, context)
-
-        slope = jax.jacfwd(predict)(u)
-        mean, covariance = predict(u)
-        inverse = jnp.linalg.inv(covariance)
-        white = jnp.einsum("tij,tj->ti", inverse, y[1:] - mean)
-        turned = jnp.einsum("tij,tjlk->tilk", inverse, slope.covariance)
-        score = jnp.einsum("tik,ti->k", slope.mean, white)
-        score += jnp.einsum("ti,tijk,tj->k", white, slope.covariance, white) / 2
-        score -= jnp.einsum("tiik->k", turned) / 2
-        information = jnp.einsum("tik,tij,tjl->kl", slope.mean, inverse, slope.mean)
-        information += jnp.einsum("tijk,tjil->kl", turned, turned) / 2
-        return score, information
-
-    score, information = jax.vmap(one)(y, context)
-    return score.sum(axis=0), information.sum(axis=0)
-
-
-def _predict_samples(
-    process: Observed, p: Params, times: Times, y: Array, context: PyTree
-) -> _Prediction:
-    """Mean and covariance of every sample after the first, given those before it."""
-    prior = process.add_first_sample(p, y[0], context)
-
-    def body(state: scores.Gaussian, sample: Any) -> tuple[scores.Gaussian, _Prediction]:
-        y, t, dt = sample
-        ahead = process.predict(p, state, Step(y, y, t, dt, context))
-        c, r = process.describe_readout(p, context, y.dtype)
-        expected = _Prediction(c @ ahead.mean, c @ ahead.covariance @ c.T + r)
-        after, _ = correct_prediction(*ahead, y - expected.mean, c, r)
-        return scores.Gaussian(after.mean, after.covariance), expected
-
-    return jax.lax.scan(body, prior, (y[1:], times.t[:-1], times.dt))[1]

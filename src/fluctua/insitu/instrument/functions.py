@@ -63,16 +63,16 @@ class FunctionDriver:
 
     def arm(self, count: int) -> None:
         """Remember how many trajectories `acquire` has to take."""
-        self._shape = self._shape._replace(count=count)
+        self._shape = self._shape._replace(trajectories=count)
 
     def acquire(self) -> Batch:
         """Take the trajectories, and read them as a `Batch`."""
         if self._takes_count:
-            record = self._call("acquire", self._acquire, self._shape.count)
+            record = self._call("acquire", self._acquire, self._shape.trajectories)
             batch = read_record(record, self._shape)
         else:
-            one = self._shape._replace(count=1)
-            calls = range(self._shape.count)
+            one = self._shape._replace(trajectories=1)
+            calls = range(self._shape.trajectories)
             batch = join_batches(
                 [read_record(self._call("acquire", self._acquire), one) for _ in calls]
             )

@@ -33,13 +33,13 @@ import numpy as np
 import scipy
 
 from fluctua.core import check
+from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import mean_rate
 from fluctua.core.likelihood import alternatives
 from fluctua.core.likelihood.guard import Examination, examine_batch
 from fluctua.core.likelihood.report import TOLERANCE
-from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.repeats import MIN_SAMPLES
 from fluctua.processes.observed import Observed
@@ -91,7 +91,7 @@ class ResidualGuard:
             passes.
     """
 
-    def __init__(self, process: Process | Observed, noise: np.ndarray | None = None):
+    def __init__(self, process: processes.Process | Observed, noise: np.ndarray | None = None):
         self.noise = None if noise is None else np.asarray(noise, float)
         self.start: np.ndarray | None = None  # common first state of the calibration (M,)
         self.scale: np.ndarray | None = None  # c of each component (M,)
@@ -291,13 +291,13 @@ class _FromCalibration:
         return value * root[:, None] * (root if self.power == 2 else 1)
 
 
-def scale_noise(process: Process) -> Process:
+def scale_noise(process: processes.Process) -> processes.Process:
     """Multiply the noise of component i by √c; √c and the calibration come from the context.
 
     The noise of a `NoiseProduct` stays as it is.
     """
     noise = process.noise
-    if isinstance(noise, NoiseProduct):
+    if isinstance(noise, processes.NoiseProduct):
         noise = noise._replace(product=_FromCalibration(noise.product))
     elif noise is not None:
         noise = _FromCalibration(noise, 1)
@@ -362,11 +362,17 @@ def _repeat_rows(count: int, value: Array) -> np.ndarray:
 
 
 def _residual(
-    process: Process, theta: Params, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
+    process: processes.Process,
+    theta: Params,
+    x: Array,
+    x_next: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
 ) -> tuple[Array, Array]:
     """Return r and 2QᵢᵢΔt of one step. Shape (M,) each."""
     r = x_next - x - mean_rate(process, theta, x, t, dt, context) * dt
-    if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
+    if process.diffusion is None and not isinstance(process.noise, processes.NoiseProduct):
         assert process.noise is not None  # checked at the boundary
         sigma = process.noise(theta, x, t, context)
         variance = sigma**2 if jnp.ndim(sigma) == 1 else jnp.sum(sigma**2, axis=1)

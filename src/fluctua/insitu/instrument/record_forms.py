@@ -32,14 +32,14 @@ FORMS = (
 class RecordShape(NamedTuple):
     """What is known of a record before it is read; None stands for unknown.
 
-    count: trajectories.
+    trajectories: how many.
     t: sampling times (T+1,).
     interval: time between two samples.
     points: samples per trajectory.
     channels: components of a real state; a complex channel counts as two.
     """
 
-    count: int
+    trajectories: int
     t: np.ndarray | None = None
     interval: float | None = None
     points: int | None = None
@@ -51,7 +51,7 @@ class RecordShape(NamedTuple):
         kind = "complex channels" if is_complex else "channels"
         times = "times" if self.points is None else f"{self.points} times"
         last = kind if channels is None else f"{channels} {kind}"
-        return f"({self.count} trajectories, {times}, {last})"
+        return f"({self.trajectories} trajectories, {times}, {last})"
 
     def count_channels(self, is_complex: bool) -> int | None:
         """Channels of an array, of which a complex one is two components of the state."""
@@ -71,7 +71,7 @@ def read_record(record: Any, shape: RecordShape) -> Batch:
     if isinstance(record, Batch):
         return _check_batch(record, shape)
     if _lists_trajectories(record, shape):
-        one = shape._replace(count=1)
+        one = shape._replace(trajectories=1)
         return join_batches([read_record(trajectory, one) for trajectory in record])
     context = None
     t: Any = None
@@ -107,7 +107,7 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
 
 def _lists_trajectories(record: Any, shape: RecordShape) -> bool:
     """Whether it is a list with one entry per trajectory, each more than one number."""
-    if not isinstance(record, list) or len(record) != shape.count:
+    if not isinstance(record, list) or len(record) != shape.trajectories:
         return False
     return not any(isinstance(one, int | float | complex | np.generic) for one in record)
 
@@ -232,11 +232,11 @@ def _add_axes(x: np.ndarray, shape: RecordShape) -> np.ndarray | None:
     """The array with its axes of trajectories and channels; None where its shape is not clear."""
     if x.ndim == 3:
         arranged = x
-    elif x.ndim == 2 and len(x) == shape.count and _fits(x[..., None], shape):
+    elif x.ndim == 2 and len(x) == shape.trajectories and _fits(x[..., None], shape):
         arranged = x[..., None]
-    elif x.ndim == 2 and shape.count == 1:
+    elif x.ndim == 2 and shape.trajectories == 1:
         arranged = x[None]
-    elif x.ndim == 1 and shape.count == 1:
+    elif x.ndim == 1 and shape.trajectories == 1:
         arranged = x[None, :, None]
     else:
         return None
@@ -257,7 +257,7 @@ def _check_lengths(lengths: tuple[int, ...], shape: RecordShape, is_complex: boo
     count, times, channels = lengths
     wanted = shape.count_channels(is_complex) or channels
     points = shape.points or max(times, 2)
-    if (count, times, channels) == (shape.count, points, wanted):
+    if (count, times, channels) == (shape.trajectories, points, wanted):
         return
     expected = (
         f"a record must be {shape.describe(is_complex)}; one of shape "
@@ -268,7 +268,7 @@ def _check_lengths(lengths: tuple[int, ...], shape: RecordShape, is_complex: boo
         (0, 2, 1): "(channels, times): return x.swapaxes(-1, -2)",
     }
     for axes, text in orders.items():
-        if tuple(lengths[axis] for axis in axes) == (shape.count, points, wanted):
+        if tuple(lengths[axis] for axis in axes) == (shape.trajectories, points, wanted):
             raise CommandRejected(f"{expected}. It looks like {text}.")
     if channels != wanted:
         raise CommandRejected(
@@ -280,9 +280,9 @@ def _check_lengths(lengths: tuple[int, ...], shape: RecordShape, is_complex: boo
 def _refuse_shape(x: np.ndarray, shape: RecordShape) -> CommandRejected | InvalidReply:
     is_complex = x.dtype.kind == "c"
     expected = f"a record must be {shape.describe(is_complex)}"
-    if shape.count == 1:
+    if shape.trajectories == 1:
         expected += ", or (times, channels), or (times,) with one channel"
-    if x.ndim == 3 or (x.ndim in (1, 2) and shape.count == 1):
+    if x.ndim == 3 or (x.ndim in (1, 2) and shape.trajectories == 1):
         return CommandRejected(
             f"{expected}; an array of shape {x.shape} came, with fewer times than channels, "
             "unless its axes are in another order. Give `channels` or `t` to `make_driver`."
