@@ -160,8 +160,6 @@ def test_observation_noise_is_corrected_for(tmp_path):
                 *flat(answer.estimate.stderr),
                 float(answer.estimate.value_stderr),
             ]
-        with pytest.raises(ValueError, match='baseline "time"'):
-            insitu.estimate_continuing(noisy, MODEL, baseline="twin", observation_noise=s**2)
     assert np.abs(z["corrected"]).max() < tolerance(3)
     assert np.abs(z["not"][:2]).max() > 6
     assert z["not"][2] > 6

@@ -6,6 +6,7 @@ reward (`fluctua.processes.stationary`).
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import baselines, check
+from fluctua.core import baselines, check, recorded, scores
 from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params
 from fluctua.core.integrators import reward_rate
@@ -27,7 +28,12 @@ from fluctua.insitu.long_record import LongRecord, prepare_record
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS
+from fluctua.processes import control_variates, record_passes
 from fluctua.processes import stationary as stationary_record
+from fluctua.processes.pieces import join_records
+
+CONTRADICTION = 4.0
+"""Standard errors of J by which a record may differ from its twin."""
 
 
 def estimate_continuing(
@@ -48,7 +54,8 @@ def estimate_continuing(
             length.
         window: time over which a kick is remembered, or "auto".
         score: as for `resolve_score`.
-        baseline: "time" or "twin".
+        baseline: "time" or "twin". With observation noise the twin is a control variate
+            (`fluctua.processes.control_variates`) made from the model of the score.
         observation_noise: variance of the measurement, a number or (M,), to correct J and its
             gradient for.
 
@@ -86,16 +93,24 @@ def estimate_continuing(
         reward = partial.objective._replace(terminal=None)  # a zero that was filled in
         used = _TrainableScore(partial.score, tuple(view.trainable.tolist()))
     noise = None
+    control = None
     if observation_noise is not None:
         noise = readout.check_observation_variance(observation_noise, recording.x.shape[2])
         check.require_state_rewards(check.objective(reward), "the correction for observation noise")
-        if isinstance(
-            baselines.resolve_baseline(
-                baseline, caller="a long-run average", serves=("time", "twin")
-            ),
-            baselines.Twin,
-        ):
-            raise ValueError('correcting for observation noise works with baseline "time".')
+        plan = baselines.resolve_baseline(
+            baseline, caller="a long-run average", serves=("time", "twin")
+        )
+        if isinstance(plan, baselines.Twin):
+            if view is not None:
+                raise ValueError(
+                    "a twin of noisy states needs every channel, and some are hidden. Use baseline "
+                    '"time".'
+                )
+            control = _fit_control(plan, record, process, reward, used, noise, theta)
+            baseline = None
+    measured = reward
+    if control is not None:
+        reward = control.objective
     if view is None and isinstance(process, processes.Process):
         residuals = guard.examine(
             process,
@@ -115,7 +130,9 @@ def estimate_continuing(
     )
     if noise is not None and isinstance(process, processes.Process):
         answer = _subtract_shared_noise(answer, recording, process, reward, used, noise, theta)
-        remainder = readout.measure_remainder(reward, noise, theta, recording, average=True)
+        if control is not None:
+            answer = _restore_value(answer, record, process, measured, noise, theta)
+        remainder = readout.measure_remainder(measured, noise, theta, recording, average=True)
         readout.warn_about_remainder(remainder, float(answer.estimate.value_stderr))
     if view is not None:
         missing, error = (
@@ -130,7 +147,92 @@ def estimate_continuing(
     parts = (
         np.array([answer.batches[k::PARTS].mean(axis=0) for k in range(PARTS)]) if many else None
     )
-    return estimating.RecordingEstimate(answer.estimate, view, parts, residuals, answer)
+    return estimating.RecordingEstimate(
+        answer.estimate, view, parts, residuals, answer, control=control
+    )
+
+
+def _fit_control(
+    twin: baselines.Twin,
+    record: LongRecord,
+    process: processes.AnyProcess,
+    objective: Objective,
+    score: processes.Score,
+    noise: np.ndarray,
+    theta: Params,
+) -> control_variates.FittedControl:
+    """The reward with control variates, in place of a twin whose path would restart at noise."""
+    if twin.process is not None or twin.theta is not None:
+        raise ValueError(
+            "with observation noise the twin is the model of the score: leave `process` and "
+            "`theta` of the Twin off."
+        )
+    if not isinstance(process, processes.Process):
+        raise ValueError(f"a twin of noisy states is for diffusions; got {type(process).__name__}.")
+    whole = record.recording.trajectories(load=True)
+    cuts = np.zeros(0, int) if record.pieces is None else record.pieces.cuts
+    x = np.asarray(whole.x, np.float64)
+    memories = [
+        stationary_record.memory_time(x[:, :, i], cuts)
+        for i in range(x.shape[2])
+        if np.ptp(x[:, :, i]) > 0
+    ]
+    independent = x.shape[0] * x.shape[1] / max(memories, default=1.0)
+    return control_variates.fit_control(
+        process,
+        estimating.TRANSITIONS[score],
+        objective,
+        theta,
+        whole,
+        independent,
+        readout=noise,
+    )
+
+
+def _restore_value(
+    answer: stationary_record.Stationary,
+    record: LongRecord,
+    process: processes.Process,
+    objective: Objective,
+    noise: np.ndarray,
+    theta: Params,
+) -> stationary_record.Stationary:
+    """J and its error from the measured reward: with control variates it is that of the model.
+
+    Warns where the two differ, since the gradient is then not that of the record either.
+    """
+    joined, pieces = join_records(record.list_records())
+    rewards = check.objective(readout.correct_objective(objective, noise))
+    source = record_passes.Source(
+        check.process(process),
+        rewards,
+        scores.full_score,
+        theta,
+        recorded.Recording(joined, theta),
+        None,
+        pieces,
+    )
+    g = record_passes.read_rewards(source).rewards
+    own = stationary_record.autocorrelation_time(g, pieces.cuts)
+    dt = float(np.mean(np.diff(record.recording.t)))
+    blocks = pieces.average_blocks(g, max(round(answer.length / dt), int(np.ceil(10 * own))))
+    value = stationary_record.average_batches(theta, answer.batches, blocks)
+    error = float(value.value_stderr)
+    model = float(answer.estimate.value)
+    if abs(float(g.mean()) - model) > CONTRADICTION * error:
+        warnings.warn(
+            f"the record is not that of the twin: its mean reward is {g.mean():.4g} ± {error:.2g} "
+            f"and that of the model {model:.4g}. The gradient is biased likewise: calibrate, or "
+            'use baseline "time".',
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    estimate = answer.estimate._replace(
+        value=jnp.asarray(g.mean()),
+        value_stderr=value.value_stderr,
+        value_interval=value.value_interval,
+    )
+    return answer._replace(estimate=estimate, autocorrelation_time=own * dt)
 
 
 def select_beginning(record: RecordingFile | LongRecord) -> Trajectories:
@@ -138,7 +240,9 @@ def select_beginning(record: RecordingFile | LongRecord) -> Trajectories:
     recording = record.recording if isinstance(record, LongRecord) else record
     whole = recording.trajectories()
     if isinstance(record, LongRecord) and record.pieces is not None:
-        whole = record.list_records()[int(np.argmax(record.pieces.steps))]
+        pieces = record.list_records()
+        assert isinstance(pieces, list)
+        whole = pieces[int(np.argmax(record.pieces.steps))]
         few = min(len(whole.t), guard.TRANSITIONS + 1)
         return Trajectories(whole.t[:few], whole.x[:, :few], whole.context)
     few = max(2, min(len(recording.t), guard.TRANSITIONS // recording.count + 1))

@@ -20,6 +20,7 @@ from fluctua.insitu.chunk_sums import Reading, sum_chunks
 from fluctua.insitu.filter_choice import choose_filter
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.processes.control_variates import FittedControl
 from fluctua.processes.stationary import Stationary
 from fluctua.scale import parts as partial_sums
 
@@ -52,6 +53,8 @@ class RecordingEstimate(NamedTuple):
     continuing: of a long-run average (`insitu.estimate_continuing`), what the estimate rests on.
     score: where the recording holds less than the state, `FILTER` or why there is none; else empty.
     part: what the recording adds to an estimate from several.
+    control: control variates that took the place of a twin, of a long-run average with readout
+        noise.
     """
 
     estimate: estimates.Estimate
@@ -61,6 +64,7 @@ class RecordingEstimate(NamedTuple):
     continuing: Stationary | None = None
     score: str = ""
     part: partial_sums.Part | None = None
+    control: FittedControl | None = None
 
 
 def estimate(

@@ -175,7 +175,8 @@ def _take_context(records: Sequence[Trajectories]) -> object:
     """The context of all traces, with one row; refused where they differ."""
     first = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], records[0].context)
     for one in records:
-        same = jax.tree.structure(one.context) == jax.tree.structure(first) and all(
+        structures = {jax.tree.structure(one.context), jax.tree.structure(first)}
+        same = len(structures) == 1 and all(
             np.array_equal(np.asarray(leaf), np.repeat(row, len(one.x), axis=0))
             for leaf, row in zip(jax.tree.leaves(one.context), jax.tree.leaves(first), strict=True)
         )
