@@ -127,3 +127,11 @@ def test_an_oscillator_is_calibrated_by_its_training(tmp_path):
     assert rows[-1].J > -0.4
     with pytest.raises(ValueError, match="`unknowns`, `x0` and `t`"):
         insitu.run(Box, MODEL._replace(x0=None), plan, tmp_path / "other")
+
+
+def test_a_record_has_the_channels_of_what_is_observed():
+    whole = MODEL._replace(t=None).expected
+    assert (whole.channels, whole.t) == (2, None)
+    observed = fl.Observed(PROCESS, observe=[[1.0, 0.0]], noise=0.01, start=jnp.zeros(2))
+    assert MODEL._replace(process=observed).expected.channels == 1
+    assert MODEL._replace(process=observed, channels=3).expected.channels == 3

@@ -60,13 +60,17 @@ OF_TRAINING = ("out", "model", "iterations", "trajectories", "calibration", "see
 
 def insitu(
     context: typer.Context,
-    words: Annotated[
+    action: Annotated[
+        str | None,
+        typer.Argument(metavar="train|check|demo", help="What to do", show_default=False),
+    ] = None,
+    instruments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="train|check|demo [INSTRUMENT]...",
-            help="INSTRUMENT is an address, tcp://HOST:PORT or a VISA resource, or a driver of "
-            "your own, FILE.py:NAME or package.module:NAME: a class, or a function that returns "
-            "a driver. Several are trained together",
+            metavar="INSTRUMENT",
+            help="An address, tcp://HOST:PORT or a VISA resource, or a driver of your own, "
+            "FILE.py:NAME or package.module:NAME: a class, or a function that returns a driver. "
+            "Several are trained together",
             show_default=False,
         ),
     ] = None,
@@ -141,8 +145,7 @@ def insitu(
     plan |= {"baseline": baseline, "calibration": calibration, "seed": seed}
     warnings.showwarning = _show_warning
     try:
-        action = _choose_action(words or [], resume)
-        instruments = (words or [])[1:]
+        action = _choose_action(action, resume)
         if action == "demo":
             from fluctua.cli.instruments.demo import run_demo
 
@@ -151,13 +154,13 @@ def insitu(
                 ("out", "iterations", "trajectories", "baseline", "seed", "settings"),
                 "not for the demo, which calibrates at probes a bench of its own.",
             )
-            _refuse_instruments(instruments)
+            _refuse_instruments(instruments or [])
             run_demo(out, plan, read_settings(settings, DEMO_KEYS))
             return
         from fluctua.cli.instruments import check, run
         from fluctua.cli.instruments.request import Request
 
-        request = Request(instruments, model or "", out)
+        request = Request(instruments or [], model or "", out)
         if action == "check":
             refuse_options(
                 context, (*OF_TRAINING[1:], "as_json"), "not for a check, which trains nothing."
@@ -187,19 +190,19 @@ def insitu(
         fail(str(error))
 
 
-def _choose_action(words: Sequence[str], resume: Path | None) -> str:
+def _choose_action(action: str | None, resume: Path | None) -> str:
     """What to do: the first word."""
-    if not words and resume is not None:
+    if action is None and resume is not None:
         return "train"
-    if words and words[0] in ACTIONS:
-        return words[0]
-    if not words:
+    if action in ACTIONS:
+        return action
+    if action is None:
         raise ValueError(
             "give train, check or demo first: fluctua insitu train INSTRUMENT --model FILE.py:NAME "
             "--out FOLDER."
         )
-    hint = close_match(words[0], ACTIONS) or f" For an instrument: fluctua insitu train {words[0]}."
-    raise ValueError(f"the first word must be {', '.join(ACTIONS)}; got {words[0]!r}.{hint}")
+    hint = close_match(action, ACTIONS) or f" For an instrument: fluctua insitu train {action}."
+    raise ValueError(f"the first word must be train, check or demo; got {action!r}.{hint}")
 
 
 def _refuse_instruments(instruments: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from fluctua.cli.instruments.plan import make_plan, report_incident
 from fluctua.cli.instruments.request import InstrumentSettings, Request, open_station
 from fluctua.insitu.device_training.plan import Plan, count_work
 from fluctua.insitu.device_training.station import Station
+from fluctua.insitu.instrument.protocol import InstrumentError
 from fluctua.insitu.instrument_check.check import check_instrument
 from fluctua.insitu.instrument_check.report import InstrumentCheck, Latency
 
@@ -38,7 +39,11 @@ def run_check(
     names = request.name_station(settings.arguments)
     trajectories = settings.keys.get("check_trajectories", TRAJECTORIES)
     _refuse_few(trajectories, 1)
-    station = open_station(names, settings.keys, 1)
+    try:
+        station = open_station(names, settings.keys, 1)
+    except InstrumentError as error:  # a model that asks its instrument, which does not answer
+        _say_problem(f"{str(error).rstrip('.')}.")
+        return 1
     checks = check_station(station, plan, trajectories)
     if as_json:
         work = count_work(plan, len(checks))
@@ -47,8 +52,12 @@ def run_check(
         for name, check in zip(request.instruments, checks, strict=True):
             say(describe_check(name, check, plan, len(checks)))
             for problem in check.problems:
-                say(f"{'PROBLEM':<{WIDTH}}{problem}", fg=typer.colors.RED)
+                _say_problem(problem)
     return 0 if all(check.ok for check in checks) else 1
+
+
+def _say_problem(text: str) -> None:
+    say(f"{'PROBLEM':<{WIDTH}}{text}", fg=typer.colors.RED)
 
 
 def check_station(station: Station, plan: Plan, trajectories: int) -> list[InstrumentCheck]:

@@ -267,9 +267,10 @@ class InstrumentSubstrate:
                 self.counts["failures"] += 1
                 self.report(Incident("failure", 0, str(error)))
                 if failures >= self.retry.attempts or hangs >= HANGS:
+                    reason = str(error).rstrip(".")
                     advice = " If an acquisition may take that long, raise the time limit."
                     raise protocol.InstrumentError(
-                        f"the instrument failed {failures} times in a row, at last with: {error}. "
+                        f"the instrument failed {failures} times in a row, at last with: {reason}. "
                         "Everything acquired so far is kept; mend it and go on with the run."
                         + (advice if hangs else "")
                     ) from error
