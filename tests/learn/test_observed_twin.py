@@ -75,7 +75,10 @@ def test_the_score_is_the_gradient_of_the_likelihood():
 
     h = 1e-5
     slopes = [(likelihood(u + h * e) - likelihood(u - h * e)) / (2 * h) for e in np.eye(3)]
-    np.testing.assert_allclose(find_evidence(u, records).score, slopes, rtol=1e-6)
+    evidence = find_evidence(u, records)
+    np.testing.assert_allclose(evidence.score, slopes, rtol=1e-6)
+    gain = find_evidence(TRUTH, records).log_likelihood - evidence.log_likelihood
+    assert abs(gain - (likelihood(TRUTH) - likelihood(u))) < 1e-6
 
 
 @pytest.mark.long

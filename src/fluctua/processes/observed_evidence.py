@@ -48,8 +48,13 @@ def collect_innovations(
         one = jax.tree.map(lambda leaf: leaf[0], context)
         process = observed.check(at(settings, point), y[0, 0], times.t[0], one)
         law = _InnovationLaw(process, at)
-        score, information = _sum_evidence(law, settings, point, times, y, context)
-    return Evidence(np.asarray(score), np.asarray(information), linear=False)
+        sums = _sum_evidence(law, settings, point, times, y, context)
+    return Evidence(
+        np.asarray(sums.score),
+        np.asarray(sums.information),
+        linear=False,
+        log_likelihood=float(sums.log_likelihood),
+    )
 
 
 class _InnovationLaw(NamedTuple):
@@ -66,30 +71,40 @@ class _Prediction(NamedTuple):
     covariance: Array
 
 
+class _InnovationSums(NamedTuple):
+    """s (K,), F (K, K) and ℓ = −½ Σ (eᵀS⁻¹e + ln det S)."""
+
+    score: Array
+    information: Array
+    log_likelihood: Array
+
+
 @partial(jit, static_argnums=0)
 def _sum_evidence(
     law: _InnovationLaw, theta: Params, u: Array, times: Times, y: Array, context: PyTree
-) -> tuple[Array, Array]:
-    """s (K,) and F (K, K) of records y (E, T+1, D), added up."""
+) -> _InnovationSums:
+    """The sums of records y (E, T+1, D), added up."""
 
-    def one(y: Array, context: PyTree) -> tuple[Array, Array]:
+    def one(y: Array, context: PyTree) -> _InnovationSums:
         def predict(v: Array) -> _Prediction:
             return _predict_samples(law.process, law.at(theta, v), times, y, context)
 
         slope = jax.jacfwd(predict)(u)
         mean, covariance = predict(u)
         inverse = jnp.linalg.inv(covariance)
-        white = jnp.einsum("tij,tj->ti", inverse, y[1:] - mean)
+        innovation = y[1:] - mean
+        white = jnp.einsum("tij,tj->ti", inverse, innovation)
         turned = jnp.einsum("tij,tjlk->tilk", inverse, slope.covariance)
         score = jnp.einsum("tik,ti->k", slope.mean, white)
         score += jnp.einsum("ti,tijk,tj->k", white, slope.covariance, white) / 2
         score -= jnp.einsum("tiik->k", turned) / 2
         information = jnp.einsum("tik,tij,tjl->kl", slope.mean, inverse, slope.mean)
         information += jnp.einsum("tijk,tjil->kl", turned, turned) / 2
-        return score, information
+        spread = jnp.linalg.slogdet(covariance)[1]
+        log_likelihood = -jnp.sum(innovation * white) / 2 - jnp.sum(spread) / 2
+        return _InnovationSums(score, information, log_likelihood)
 
-    score, information = jax.vmap(one)(y, context)
-    return score.sum(axis=0), information.sum(axis=0)
+    return jax.tree.map(lambda each: each.sum(axis=0), jax.vmap(one)(y, context))
 
 
 def _predict_samples(
