@@ -47,7 +47,7 @@ def run_check(
     checks = check_station(station, plan, trajectories)
     if as_json:
         work = count_work(plan, len(checks))
-        typer.echo(json.dumps([_to_json(check, plan, work) for check in checks], indent=1))
+        say(json.dumps([_to_json(check, plan, work) for check in checks], indent=1))
     else:
         for name, check in zip(request.instruments, checks, strict=True):
             say(describe_check(name, check, plan, len(checks)))
