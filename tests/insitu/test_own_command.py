@@ -143,6 +143,11 @@ def test_another_model_is_refused_by_name(folder):
     assert "`process.noise`" in answer
     answer = message("train lab.py:Short --resume run --iterations 5", 2)
     assert "81 times, and a record of the instrument has 41" in answer
+    (folder / "lab.py").rename(folder / "moved.py")
+    answer = message("train --resume run --iterations 5", 2)
+    assert "there is no file" in answer
+    assert "where they moved: fluctua insitu train INSTRUMENT" in answer
+    message("train moved.py:Trap --model moved.py:model --resume run --iterations 5", 0)
 
 
 @pytest.mark.parametrize(

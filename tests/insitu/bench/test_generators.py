@@ -3,20 +3,23 @@ that injects noise.
 """
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fluctua import tcmt
+from fluctua.core.estimator import ppgt
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import Plan, files, instrument_substrate, network_model, run
-from fluctua.insitu.bench import device, server
+from fluctua.insitu.bench import bench_model, device, server
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibrate import knobs
+from fluctua.insitu.device_training.model_parts import describe_model
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import InstrumentError
 from fluctua.insitu.instrument.substrate import Retry
-from fluctua.insitu.instrument.virtual import VirtualBench
+from fluctua.insitu.instrument.virtual import BenchDescription, VirtualBench
 from fluctua.insitu.networks import BOUNDS
 
 # one Euler step a sample, and next to no readout noise: the residuals of the true model are its
@@ -180,3 +183,19 @@ def test_a_run_with_modulation_records_it(tmp_path):
     )  # Adam's first step is its rate
     with files.open(sorted((tmp_path / "run" / "recordings").glob("*.nc"))[-1]) as file:
         assert file.trajectories(0, 1).context["sine"].shape == (1, 4, 10)
+
+
+def test_the_model_of_a_bench_is_that_of_its_data_sheet():
+    """As earlier versions built it: their runs go on."""
+    sheet = BenchDescription("box", 2, 2, 0.5, 0.02, 16.0, 1e-3)
+    bench = SimpleNamespace(description=sheet, points=21, generators={"NOIS": 0.0, "MOD": 0.0})
+    bounds = {"omega": (-2.5, 2.5), "kappa": (0.0, 1.5)}
+    network = tcmt.rectangular(2, 2, sigma_w=0.5)
+    expected = network_model(network, interval=0.02, points=21, bounds=bounds)
+    made = bench_model.make_model(bench, omega_max=2.5)
+    assert describe_model(made, ppgt) == describe_model(expected, ppgt)
+    noisy = SimpleNamespace(description=sheet, points=21, generators={"NOIS": 1.2, "MOD": 0.0})
+    twin = bench_model.make_model(noisy).methods.self_calibration.model
+    np.testing.assert_allclose(twin.fused.task.network.sigma_r, 1.3)
+    with pytest.raises(ValueError, match=r"`kappa_max`.*-1"):
+        bench_model.make_model(bench, kappa_max=-1.0)

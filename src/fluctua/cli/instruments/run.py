@@ -51,7 +51,13 @@ def resume(
     """Continue the run in a folder."""
     plan = loop.read_plan(folder)
     names = _choose_names(request, plan, folder)
-    station = open_station(names, settings, plan.attempts)
+    try:
+        station = open_station(names, settings, plan.attempts)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} Names are those of {folder / 'plan.json'}; where they moved: fluctua insitu "
+            f"train INSTRUMENT --model FILE.py:NAME --resume {folder}."
+        ) from error
     check_before_training(station, plan, names.instruments, 0)
     rows = loop.resume(
         station.connects,
