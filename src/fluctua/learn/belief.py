@@ -18,7 +18,7 @@ import scipy
 
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood.evidence import Evidence
-from fluctua.core.text import with_error
+from fluctua.core.text import names, with_error
 from fluctua.core.words import close_match
 
 COLLINEAR = 1e-5
@@ -261,6 +261,23 @@ class Posterior(NamedTuple):
 
     def __repr__(self) -> str:
         return _format_posterior(self)
+
+
+def explain_watched(known: Posterior, start: np.ndarray) -> str:
+    """Why the structure of the model is wrong. start: where the unknowns are held, (K,)."""
+
+    def flat(tree: Params) -> np.ndarray:
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    watched = np.asarray(known.watched)
+    z = np.abs((flat(known.unknown) - start)[watched] / flat(known.stderr)[watched])
+    worst = np.flatnonzero(watched)[int(np.argmax(z))]
+    return (
+        "the structure of the model is wrong: what it leaves out is there, with χ² = "
+        f"{known.watched_chi2:.4g} for {known.watched_degrees} degrees of freedom, most of "
+        f"all {names(known.unknown)[worst]} ({np.max(z):.1f} standard errors). Take it out of "
+        "`watch` to have it fitted."
+    )
 
 
 def _format_posterior(known: Posterior) -> str:

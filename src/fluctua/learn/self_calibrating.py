@@ -18,7 +18,7 @@ the unknowns cannot express.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,6 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.likelihood import alternatives, guard
 from fluctua.core.likelihood import evidence as evidences
 from fluctua.core.protocols import PlainEstimator
-from fluctua.core.text import names
 from fluctua.learn import belief as beliefs
 from fluctua.learn import effective as models
 from fluctua.learn import fit as fitting
@@ -170,7 +169,7 @@ class SelfCalibrating(PlainEstimator):
             measured = self.device(k_device, theta, count)
             misfit = getattr(self.model, "misfit", None)
             if misfit is not None:
-                self._judge(misfit, (k_model, k_error), theta, measured)
+                self._judge(misfit, k_model, k_error, theta, measured)
             self.learn(theta, measured)
         self._last = 0 if measured is None else count
         self._calls = self._calls + 1
@@ -208,14 +207,17 @@ class SelfCalibrating(PlainEstimator):
 
     def _judge(
         self,
-        misfit: Callable[[Params, records.Trajectories, float], float],
-        keys: tuple[Array, Array],
+        misfit: Any,
+        key: Array,
+        k_error: Array,
         theta: Params,
         measured: records.Trajectories,
     ) -> None:
-        """Compare records with what the model expects, before they are used."""
+        """Compare records with what the model expects, before they are used.
+
+        misfit: (p, trajectories, readout) -> χ² per sample.
+        """
         belief = self.belief
-        key, k_error = keys
 
         def expect(u: np.ndarray) -> np.ndarray:
             return self._gradient_rows(key, theta, u, None)[2].mean()
@@ -295,10 +297,10 @@ class SelfCalibrating(PlainEstimator):
         """The function u -> weighted evidence of trajectories."""
 
         def evidence(u: np.ndarray) -> evidences.Evidence:
-            found = self.model.evidence(
+            whole = self.model.evidence(
                 self.at, theta, u, trajectories, self.options.every, readout
             )
-            return found if weight == 1 else found.scale(weight)
+            return whole if weight == 1 else whole.scale(weight)
 
         return evidence
 
@@ -632,20 +634,7 @@ class SelfCalibrating(PlainEstimator):
             return
         known = self.calibration
         if known.structure_is_wrong:
-
-            def flat(tree):
-                return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-            watched = np.asarray(known.watched)
-            z = (flat(known.unknown) - self.belief.start)[watched] / flat(known.stderr)[watched]
-            worst = np.flatnonzero(watched)[int(np.argmax(np.abs(z)))]
-            self._raise_doubt(
-                "the structure of the model is wrong: what it leaves out is there, with χ² = "
-                f"{known.watched_chi2:.4g} for {known.watched_degrees} degrees of freedom, most of "
-                f"all {names(self.unknown)[worst]} ({np.max(np.abs(z)):.1f} standard errors). Take "
-                "it out of `watch` to have it fitted.",
-                stacklevel=4,
-            )
+            self._raise_doubt(beliefs.explain_watched(known, self.belief.start), stacklevel=4)
 
 
 # ------------------------------------------------------------------------------------------ helpers

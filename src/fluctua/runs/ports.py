@@ -96,7 +96,7 @@ def read_sites(config: Config, network: Network) -> tuple[int, ...]:
     return sites if config.device.read == "ports" else sites[-1:]
 
 
-class Parts(NamedTuple):
+class EstimatorParts(NamedTuple):
     """What a self-calibrating estimator is made of: model, device, (θ, φ) -> p, and φ."""
 
     model: Any
@@ -105,7 +105,7 @@ class Parts(NamedTuple):
     unknown: dict[str, Any]
 
 
-def read_at_ports(config: Config, network: Network, parts: Parts) -> Parts:
+def read_at_ports(config: Config, network: Network, parts: EstimatorParts) -> EstimatorParts:
     """The parts of an estimator of a device that is read at its ports alone.
 
     parts: of a device that is read at every resonator.
@@ -126,7 +126,7 @@ def read_at_ports(config: Config, network: Network, parts: Parts) -> Parts:
     if "noise" in unknown:
         unknown["noise"] = jnp.zeros(network.leads + 1)
     lead_sites = tuple(int(site) for site in network.lead_sites)
-    return Parts(
+    return EstimatorParts(
         PortTwin(parts.model, sites),
         PortDevice(replace(parts.device, readout=0.0), sites, parts.device.readout),
         PortSettings(parts.effective, lead_sites, network.sites),

@@ -12,7 +12,6 @@ from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
 from fluctua.store import checkpoint, history
-from fluctua.store.checkpoint import replace
 from fluctua.store.folder import RunFolder
 from fluctua.store.summary import (
     compare_steps,
@@ -32,9 +31,9 @@ def conclude(place: RunFolder, config: Config) -> dict[str, Any]:
     if not rows:
         return {}
     summary = gather_numbers(place, config, rows)
-    replace(place.path / "summary.txt", format_summary(summary).encode())
+    checkpoint.replace(place.path / "summary.txt", format_summary(summary).encode())
     # last: the run is complete
-    replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    checkpoint.replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary
 
 

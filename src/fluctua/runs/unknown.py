@@ -270,7 +270,7 @@ def make_self_calibrating(
     settings = EffectiveSettings(
         richer, tuple(network.gamma.tolist()), tuple(network.gamma_e.tolist())
     )
-    parts = ports.Parts(
+    parts = ports.EstimatorParts(
         _make_twin(config, task, model, richer),
         Device(true_task, parameters, d.sample_every * d.finer, readout),
         settings,

@@ -48,7 +48,7 @@ MIN_DECAY = 1e-7
 """The stationary covariance is summed until the slowest mode has decayed to this."""
 
 DRIFT = ("omega", "kappa", "chi", "damping", "drive")
-"""Numbers of the drift, in the order of scores and information; chi if `Grid.kerr` only.
+"""PortNumbers of the drift, in the order of scores and information; chi if `Grid.kerr` only.
 
 drive: the logarithm of the drive's amplitude on each driven resonator.
 """
@@ -76,8 +76,8 @@ class Grid(NamedTuple):
         return self.interval / SUBSTEPS
 
 
-class Numbers(NamedTuple):
-    """Numbers of a network, in double precision.
+class PortNumbers(NamedTuple):
+    """PortNumbers of a network, in double precision.
 
     omega, chi, damping: (N,); kappa: (B,); bonds: (B, 2).
     source: f (N,) complex.
@@ -118,11 +118,11 @@ class PortEvidence(NamedTuple):
     samples: int
 
 
-def make_numbers(spec: KernelSpec, readout: float) -> Numbers:
+def make_numbers(spec: KernelSpec, readout: float) -> PortNumbers:
     """Return the numbers of a network. readout: ρ, on each quadrature."""
     source = np.zeros(spec.sites, complex)
     source[spec.drive_sites] += np.reshape(spec.drive, -1)
-    return Numbers(
+    return PortNumbers(
         spec.omega,
         spec.kappa,
         spec.chi,
@@ -158,7 +158,7 @@ def make_grid(spec: KernelSpec, sites: tuple[int, ...], t: np.ndarray) -> Grid:
 
 
 def collect_port_evidence(
-    grid: Grid, numbers: Numbers, records: np.ndarray, amplitudes: np.ndarray
+    grid: Grid, numbers: PortNumbers, records: np.ndarray, amplitudes: np.ndarray
 ) -> PortEvidence:
     """Return the evidence of records that were taken at the same settings.
 
@@ -166,26 +166,26 @@ def collect_port_evidence(
         grid: of `make_grid`.
         numbers: of `make_numbers`, where derivatives are taken.
         records: y (E, K, D) complex, without the sample at the start.
-        amplitudes: derivatives of `Numbers.noise` and, in the last column, of `Numbers.readout` by
-            the unknowns of the noise, (J, N + 1).
+        amplitudes: derivatives of `PortNumbers.noise` and, in the last column, of
+            `PortNumbers.readout` by the unknowns of the noise, (J, N + 1).
     """
     with jax.default_matmul_precision("highest"):
-        found = _collect(
+        sums = _collect(
             grid,
             jax.tree.map(jnp.asarray, numbers),
             jnp.asarray(records, jnp.result_type(1j)),
             jnp.asarray(amplitudes, jnp.result_type(float)),
         )
-    found = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
-    return found._replace(
-        misfit=float(found.misfit),
-        log_determinant=float(found.log_determinant),
+    sums = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums)
+    return sums._replace(
+        misfit=float(sums.misfit),
+        log_determinant=float(sums.log_determinant),
         samples=2 * records.size,
     )
 
 
 @partial(jit, static_argnums=0)
-def _collect(grid: Grid, numbers: Numbers, y: Array, amplitudes: Array) -> PortEvidence:
+def _collect(grid: Grid, numbers: PortNumbers, y: Array, amplitudes: Array) -> PortEvidence:
     network = _linearise(grid, numbers)
     sources = jnp.concatenate([numbers.noise[None], amplitudes[:, :-1]])
     covariances = _covariances(grid, network, sources)
@@ -196,7 +196,8 @@ def _collect(grid: Grid, numbers: Numbers, y: Array, amplitudes: Array) -> PortE
     slopes = _slopes(grid, numbers, network).reshape(count, -1)
     residuals = (y - network.path[SUBSTEPS::SUBSTEPS][:, jnp.array(grid.sites)]).reshape(-1, count)
     white = solve_triangular(factor, jnp.concatenate([slopes, residuals.T], axis=1), lower=True)
-    features, w = white[:, : slopes.shape[1]], white[:, slopes.shape[1] :]
+    features = white[:, : slopes.shape[1]]
+    w = white[:, slopes.shape[1] :]
     stacked = jnp.concatenate([features.real, features.imag])
     information = 2 * len(y) * stacked.T @ stacked
     total = w.sum(axis=1)
@@ -233,7 +234,7 @@ class _Network(NamedTuple):
     path: Array
 
 
-def _linearise(grid: Grid, numbers: Numbers) -> _Network:
+def _linearise(grid: Grid, numbers: PortNumbers) -> _Network:
     path = None
     omega = numbers.omega
     if grid.kerr:
@@ -252,7 +253,7 @@ def _linearise(grid: Grid, numbers: Numbers) -> _Network:
     return _Network(generator, propagator, columns[:, :, :-1], path)
 
 
-def _generator(numbers: Numbers, omega: Array) -> Array:
+def _generator(numbers: PortNumbers, omega: Array) -> Array:
     """Return A. (N, N)"""
     i, j = numbers.bonds.T
     diagonal = jnp.diag(-1j * omega - numbers.damping)
@@ -262,7 +263,9 @@ def _generator(numbers: Numbers, omega: Array) -> Array:
 def _exponentials(x: Array) -> tuple[Array, Array]:
     """Return e^X and ∫₀¹ e^{Xs} ds, by their series. (N, N)"""
     unit = jnp.eye(len(x), dtype=x.dtype)
-    whole, integral, term = unit, unit, unit
+    whole = unit
+    integral = unit
+    term = unit
     for k in range(1, ORDER + 1):
         term = term @ x / k
         whole = whole + term
@@ -280,7 +283,7 @@ def _apply_powers(propagator: Array, columns: Array, steps: int) -> Array:
     return rows[: steps + 1]
 
 
-def _kerr_path(grid: Grid, numbers: Numbers) -> Array:
+def _kerr_path(grid: Grid, numbers: PortNumbers) -> Array:
     """Return ψ(t) with Kerr effect: exact linear steps between half turns of the phase."""
     propagator, integral = _exponentials(_generator(numbers, numbers.omega) * grid.step)
     kick = grid.step * integral @ numbers.source
@@ -297,7 +300,7 @@ def _kerr_path(grid: Grid, numbers: Numbers) -> Array:
     return jnp.concatenate([start[None], path])
 
 
-def _slopes(grid: Grid, numbers: Numbers, network: _Network) -> Array:
+def _slopes(grid: Grid, numbers: PortNumbers, network: _Network) -> Array:
     """Return ∂m/∂(numbers of the drift) at every sample. (K, D, G)"""
     steps = SUBSTEPS * grid.samples
     i, j = numbers.bonds.T

@@ -65,13 +65,13 @@ class PortTwin:
         by_readout = slope.get("readout", np.zeros((1, u.size))).reshape(1, u.size)
         amplitudes = np.concatenate([by_noise, by_readout])
         noisy = np.flatnonzero(np.any(amplitudes, axis=0))
-        found = self._collect(p, trajectories, readout, amplitudes[:, noisy])
-        chain = self._select_drift(p, self.sampled.chain(p, slope, u.size), len(found.score))
-        score = chain.T @ found.score
-        information = chain.T @ (chain.T @ found.information).T
-        score[noisy] += found.noise_score
-        information[np.ix_(noisy, noisy)] += found.noise_information
-        log_likelihood = -found.misfit / 2 - len(trajectories.x) * found.log_determinant
+        sums = self._collect(p, trajectories, readout, amplitudes[:, noisy])
+        chain = self._select_drift(p, self.sampled.chain(p, slope, u.size), len(sums.score))
+        score = chain.T @ sums.score
+        information = chain.T @ (chain.T @ sums.information).T
+        score[noisy] += sums.noise_score
+        information[np.ix_(noisy, noisy)] += sums.noise_information
+        log_likelihood = -sums.misfit / 2 - len(trajectories.x) * sums.log_determinant
         return likelihood_evidence.Evidence(
             score, information, linear=False, log_likelihood=log_likelihood
         )
@@ -79,8 +79,8 @@ class PortTwin:
     def misfit(self, theta: Params, trajectories: Trajectories, readout: float) -> float:
         """Return χ² of records per sample against the noise of the model at p."""
         p = {name: np.asarray(v) for name, v in theta.items()}
-        found = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
-        return found.misfit / found.samples
+        sums = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
+        return sums.misfit / sums.samples
 
     def examine(
         self,
@@ -91,15 +91,15 @@ class PortTwin:
     ) -> guard.Examination:
         """Test whether the innovations of records have the variance that the model expects."""
         p = {name: np.asarray(v) for name, v in theta.items()}
-        found = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
-        count = found.samples // (2 * len(self.sites))
+        sums = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
+        count = sums.samples // (2 * len(self.sites))
         stderr = np.full(len(self.sites), 1 / np.sqrt(count))
-        residuals = Residuals(found.squares, stderr, count, law="E|e|²/S of the innovations")
+        residuals = Residuals(sums.squares, stderr, count, law="E|e|²/S of the innovations")
         if residuals.wrong.size:
-            worst = int(np.argmax(np.abs(found.squares - 1)))
+            worst = int(np.argmax(np.abs(sums.squares - 1)))
             residuals = residuals._replace(
                 cause=f"the innovations at resonator {self.sites[worst]} have "
-                f"{found.squares[worst]:.3g} times the variance that the model expects: the model "
+                f"{sums.squares[worst]:.3g} times the variance that the model expects: the model "
                 "does not predict the record."
             )
         return guard.Examination(residuals)

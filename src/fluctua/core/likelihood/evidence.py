@@ -13,7 +13,6 @@ all that there is to remember.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ class Evidence(NamedTuple):
     score: np.ndarray
     information: np.ndarray
     linear: bool
-    log_likelihood: float = math.nan
+    log_likelihood: float = np.nan
 
     def scale(self, weight: float) -> Evidence:
         """The evidence of trajectories with another weight."""
