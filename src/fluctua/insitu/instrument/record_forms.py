@@ -19,9 +19,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Array
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, InvalidReply
-
-SAME_TIME = 0.01
-"""Largest difference between two equal times, in steps: float32 rounds a long time axis."""
+from fluctua.insitu.instrument.visit import SAME_TIME
 
 FORMS = (
     "an array (trajectories, times, channels), a list of trajectories, one trajectory (times, "
