@@ -11,9 +11,9 @@ from scipy.linalg import expm, solve_continuous_lyapunov
 
 import fluctua as fl
 from fluctua.core import check
+from fluctua.core.integrators import integrate_exponential
 from fluctua.core.scores import (
     euler,
-    integrate_exponential,
     local_linear,
     local_linear_score,
 )

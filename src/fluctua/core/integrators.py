@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import factorial
 from typing import Any
 
@@ -35,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.objective import FunctionOfMeans, Rewards
 from fluctua.core.process import AnyProcess, Process
 
@@ -335,3 +336,37 @@ def integrate_by_trapezoids(rewards: Any) -> Any:
     return rewards._replace(
         running=_Half(checked.running), per_step=_OnArrival(checked.running, checked.per_step)
     )
+
+
+TERMS = 18
+"""Terms of the series of `integrate_exponential`, exact in double precision."""
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def integrate_exponential(order: int, z: Array) -> Array:
+    """φ_k(z) = ∫₀¹ e^{(1−s)z} s^{k−1}/(k−1)! ds of numbers: (e^z − 1)/z for k = 1.
+
+    A series up to |z| = 1, and φ_{k+1} = (φ_k − 1/k!)/z beyond, where that loses no digits.
+    """
+    return _evaluate_exponential(order, z)
+
+
+@partial(jit, static_argnums=0)  # traced once, however often it is differentiated
+def _evaluate_exponential(order: int, z: Array) -> Array:
+    small = jnp.abs(z) < 1
+    near = jnp.where(small, z, 0)
+    far = jnp.where(small, 1, z)
+    series = jnp.zeros_like(z)
+    for n in reversed(range(TERMS)):
+        series = series * near + 1 / factorial(n + order)
+    closed = jnp.exp(far)
+    for n in range(order):
+        closed = (closed - 1 / factorial(n)) / far
+    return jnp.where(small, series, closed)
+
+
+@integrate_exponential.defjvp
+def _differentiate_exponential(order: int, at: Any, along: Any) -> tuple[Array, Array]:
+    """φ_k and φ_k' = φ_k − k φ_{k+1}: derivatives of any order lose no digits either."""
+    value = integrate_exponential(order, at[0])
+    return value, (value - order * integrate_exponential(order + 1, at[0])) * along[0]

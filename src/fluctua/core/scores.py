@@ -25,10 +25,8 @@ does not lose digits where e^{−J} would grow. Of one state they are functions 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -36,7 +34,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.arrays import Array, Params, jit, root_covariance
+from fluctua.core.arrays import Array, Params, root_covariance
 from fluctua.core.diffusion import (
     Diffusion,
     are_singular,
@@ -45,7 +43,7 @@ from fluctua.core.diffusion import (
     has_fewer_noises,
     lacks_score,
 )
-from fluctua.core.integrators import mean_rate
+from fluctua.core.integrators import integrate_exponential, mean_rate
 from fluctua.core.process import AnyProcess, Process, Score, Step, Transition
 
 __all__ = ["Step", "drift_score", "full_score", "local_linear", "local_linear_score", "residual"]
@@ -53,8 +51,6 @@ __all__ = ["Step", "drift_score", "full_score", "local_linear", "local_linear_sc
 DOUBLINGS = 6
 ORDER = 6
 """Relative errors of the series are (‖J‖Δ/2^d)^ORDER/ORDER!: 1e-7 at ‖J‖Δ = 10."""
-TERMS = 18
-"""Terms of the series of one state, exact in double precision."""
 
 
 def residual(process: Process, theta: Params, step: Step) -> Array:
@@ -288,38 +284,6 @@ def _linearise_one_state(drift: Callable[[Array, Array], Array], step: Step, q: 
     moved = mu * dt * integrate_exponential(1, z)
     bent = (in_time + q[0] * bend) * dt**2 * integrate_exponential(2, z)
     return Gaussian(x + moved + bent, 2 * q * dt * integrate_exponential(1, 2 * z))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def integrate_exponential(order: int, z: Array) -> Array:
-    """φ_k(z) = ∫₀¹ e^{(1−s)z} s^{k−1}/(k−1)! ds of numbers: (e^z − 1)/z for k = 1.
-
-    A series up to |z| = 1, and φ_{k+1} = (φ_k − 1/k!)/z beyond, where that loses no digits.
-    """
-    return _evaluate_exponential(order, z)
-
-
-@partial(jit, static_argnums=0)  # traced once, however often it is differentiated
-def _evaluate_exponential(order: int, z: Array) -> Array:
-    small = jnp.abs(z) < 1
-    near = jnp.where(small, z, 0)
-    far = jnp.where(small, 1, z)
-    series = jnp.zeros_like(z)
-    for n in reversed(range(TERMS)):
-        series = series * near + 1 / math.factorial(n + order)
-    closed = jnp.exp(far)
-    for n in range(order):
-        closed = (closed - 1 / math.factorial(n)) / far
-    return jnp.where(small, series, closed)
-
-
-@integrate_exponential.defjvp
-def _differentiate_exponential(
-    order: int, at: tuple[Array], along: tuple[Array]
-) -> tuple[Array, Array]:
-    """φ_k and φ_k' = φ_k − k φ_{k+1}: derivatives of any order lose no digits either."""
-    value = integrate_exponential(order, at[0])
-    return value, (value - order * integrate_exponential(order + 1, at[0])) * along[0]
 
 
 def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, root: Array) -> Array:

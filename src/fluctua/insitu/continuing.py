@@ -6,16 +6,14 @@ reward (`fluctua.processes.stationary`).
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import baselines, check, recorded, scores
+from fluctua.core import baselines, check
 from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params
 from fluctua.core.integrators import reward_rate
@@ -23,21 +21,15 @@ from fluctua.core.likelihood import guard
 from fluctua.core.objective import Objective
 from fluctua.core.scores import CorrectedScore
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu import estimating, hidden, readout, splitting
-from fluctua.insitu.long_record import LongRecord, prepare_record
+from fluctua.insitu import estimating, hidden, long_record, noisy_record, readout
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS
-from fluctua.processes import control_variates, record_passes
 from fluctua.processes import stationary as stationary_record
-from fluctua.processes.pieces import join_records
-
-CONTRADICTION = 4.0
-"""Standard errors of J by which a record may differ from its twin."""
 
 
 def estimate_continuing(
-    recording: RecordingFile | LongRecord,
+    recording: RecordingFile | long_record.LongRecord,
     model: RecordingModel,
     *,
     window: float | str = "auto",
@@ -61,16 +53,19 @@ def estimate_continuing(
 
     Returns: a `RecordingEstimate`, whose `continuing` has the window and what it leaves out.
     """
-    given = recording.recording if isinstance(recording, LongRecord) else recording
-    score = estimating.resolve_score(given, model.process, score)
-    if not given.count:
+    file = recording.recording if isinstance(recording, long_record.LongRecord) else recording
+    score = estimating.resolve_score(file, model.process, score)
+    if not file.count:
         raise ValueError(
-            f"{given.path} has 0 complete trajectories: there is nothing to estimate from."
+            f"{file.path} has 0 complete trajectories: there is nothing to estimate from."
         )
-    record = recording if isinstance(recording, LongRecord) else prepare_record([recording])
+    record = (
+        recording
+        if isinstance(recording, long_record.LongRecord)
+        else long_record.prepare_record([recording])
+    )
     recording = record.recording
-    if record.pieces is not None and isinstance(model.process, processes.Process):
-        splitting.check_autonomous(recording, model)
+    record.check_model(model)
     theta = check.parameters(model.theta)
     used = estimating.SCORES[score]
     process = model.process
@@ -106,7 +101,7 @@ def estimate_continuing(
                     "a twin of noisy states needs every channel, and some are hidden. Use baseline "
                     '"time".'
                 )
-            control = _fit_control(plan, record, process, reward, used, noise, theta)
+            control = noisy_record.fit_control(plan, record, process, reward, used, noise, theta)
             baseline = None
     measured = reward
     if control is not None:
@@ -129,9 +124,11 @@ def estimate_continuing(
         baseline=baseline,
     )
     if noise is not None and isinstance(process, processes.Process):
-        answer = _subtract_shared_noise(answer, recording, process, reward, used, noise, theta)
+        answer = noisy_record.subtract_shared_noise(
+            answer, recording, process, reward, used, noise, theta
+        )
         if control is not None:
-            answer = _restore_value(answer, record, process, measured, noise, theta)
+            answer = noisy_record.restore_value(answer, record, process, measured, noise, theta)
         remainder = readout.measure_remainder(measured, noise, theta, recording, average=True)
         readout.warn_about_remainder(remainder, float(answer.estimate.value_stderr))
     if view is not None:
@@ -152,94 +149,11 @@ def estimate_continuing(
     )
 
 
-def _fit_control(
-    twin: baselines.Twin,
-    record: LongRecord,
-    process: processes.AnyProcess,
-    objective: Objective,
-    score: processes.Score,
-    noise: np.ndarray,
-    theta: Params,
-) -> control_variates.FittedControl:
-    """The reward with control variates, in place of a twin whose path would restart at noise."""
-    if twin.process is not None or twin.theta is not None:
-        raise ValueError(
-            "with observation noise the twin is the model of the score: leave `process` and "
-            "`theta` of the Twin off."
-        )
-    if not isinstance(process, processes.Process):
-        raise ValueError(f"a twin of noisy states is for diffusions; got {type(process).__name__}.")
-    whole = record.recording.trajectories(load=True)
-    cuts = np.zeros(0, int) if record.pieces is None else record.pieces.cuts
-    x = np.asarray(whole.x, np.float64)
-    memories = [
-        stationary_record.memory_time(x[:, :, i], cuts)
-        for i in range(x.shape[2])
-        if np.ptp(x[:, :, i]) > 0
-    ]
-    independent = x.shape[0] * x.shape[1] / max(memories, default=1.0)
-    return control_variates.fit_control(
-        process,
-        estimating.TRANSITIONS[score],
-        objective,
-        theta,
-        whole,
-        independent,
-        readout=noise,
-    )
-
-
-def _restore_value(
-    answer: stationary_record.Stationary,
-    record: LongRecord,
-    process: processes.Process,
-    objective: Objective,
-    noise: np.ndarray,
-    theta: Params,
-) -> stationary_record.Stationary:
-    """J and its error from the measured reward: with control variates it is that of the model.
-
-    Warns where the two differ, since the gradient is then not that of the record either.
-    """
-    joined, pieces = join_records(record.list_records())
-    rewards = check.objective(readout.correct_objective(objective, noise))
-    source = record_passes.Source(
-        check.process(process),
-        rewards,
-        scores.full_score,
-        theta,
-        recorded.Recording(joined, theta),
-        None,
-        pieces,
-    )
-    g = record_passes.read_rewards(source).rewards
-    own = stationary_record.autocorrelation_time(g, pieces.cuts)
-    dt = float(np.mean(np.diff(record.recording.t)))
-    blocks = pieces.average_blocks(g, max(round(answer.length / dt), int(np.ceil(10 * own))))
-    value = stationary_record.average_batches(theta, answer.batches, blocks)
-    error = float(value.value_stderr)
-    model = float(answer.estimate.value)
-    if abs(float(g.mean()) - model) > CONTRADICTION * error:
-        warnings.warn(
-            f"the record is not that of the twin: its mean reward is {g.mean():.4g} ± {error:.2g} "
-            f"and that of the model {model:.4g}. The gradient is biased likewise: calibrate, or "
-            'use baseline "time".',
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    estimate = answer.estimate._replace(
-        value=jnp.asarray(g.mean()),
-        value_stderr=value.value_stderr,
-        value_interval=value.value_interval,
-    )
-    return answer._replace(estimate=estimate, autocorrelation_time=own * dt)
-
-
-def select_beginning(record: RecordingFile | LongRecord) -> Trajectories:
+def select_beginning(record: RecordingFile | long_record.LongRecord) -> Trajectories:
     """Select as many samples as the residual guard examines, of the longest piece."""
-    recording = record.recording if isinstance(record, LongRecord) else record
+    recording = record.recording if isinstance(record, long_record.LongRecord) else record
     whole = recording.trajectories()
-    if isinstance(record, LongRecord) and record.pieces is not None:
+    if isinstance(record, long_record.LongRecord) and record.pieces is not None:
         pieces = record.list_records()
         assert isinstance(pieces, list)
         whole = pieces[int(np.argmax(record.pieces.steps))]
@@ -281,48 +195,3 @@ class _TrainableScore:
     def __call__(self, process: processes.Process, theta: Params, step: processes.Step) -> Params:
         flat, unravel = ravel_pytree(self.score(process, theta, step))
         return unravel(jnp.where(jnp.asarray(self.keep), flat, 0))
-
-
-def _subtract_shared_noise(
-    answer: stationary_record.Stationary,
-    recording: RecordingFile,
-    process: processes.Process,
-    objective: Objective,
-    score: processes.Score,
-    noise: np.ndarray,
-    theta: Params,
-) -> stationary_record.Stationary:
-    """Subtract what a kick and the next reward share through the noise of one sample.
-
-    See `insitu.readout`, term (b).
-    """
-    dt = float(np.mean(np.diff(recording.t)))
-    length = round(answer.length / dt)
-    assert answer.starts is not None
-    many = len(answer.starts)
-    rewards = check.objective(objective)
-    checked = check.process(process)
-    off = []
-    t = dt * np.arange(length + 2)
-    for j in range(recording.count):
-        one = recording.trajectories(j, j + 1, load=True)
-        x = jnp.asarray(one.x[0], jnp.result_type(*jax.tree.leaves(theta), one.x.dtype))
-        # from the kick before the batch to one sample after it, whose reward is terminal in
-        # `compute_reward_term`: zero
-        rows = answer.starts[:, None] - 1 + np.arange(length + 2)
-        context = jax.tree.map(lambda leaf: jnp.repeat(leaf, many, axis=0), one.context)
-        data = Trajectories(jnp.asarray(t, x.dtype), x[rows], context)
-        off.append(
-            np.asarray(
-                readout.compute_reward_term(
-                    checked, rewards, score, jnp.asarray(noise), theta, data
-                ),
-                np.float64,
-            )
-        )
-    batches = answer.batches - np.concatenate(off) / (length * dt)
-    before = answer.estimate
-    estimate = stationary_record.average_batches(theta, batches, batches[:, 0])._replace(
-        value=before.value, value_stderr=before.value_stderr, value_interval=before.value_interval
-    )
-    return stationary_record.include_bias(answer._replace(estimate=estimate, batches=batches))

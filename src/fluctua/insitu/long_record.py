@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.recording.description import format_count
+from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import TrendRemoval, subtract_trend
+from fluctua.insitu.splitting import check_autonomous
 from fluctua.processes.pieces import UNEVEN, Pieces, join_records
 
 
@@ -43,6 +46,11 @@ class LongRecord(NamedTuple):
             Trajectories(t[first:last], whole.x[:, first:last], whole.context)
             for first, last in zip(self.pieces.starts, ends, strict=True)
         ]
+
+    def check_model(self, model: RecordingModel) -> None:
+        """Refuse a drift that depends on time where times are not those of the record."""
+        if self.pieces is not None and isinstance(model.process, Process):
+            check_autonomous(self.recording, model)
 
 
 class GapCount(NamedTuple):

@@ -19,6 +19,11 @@ from fluctua.core.trajectories import Trajectories
 UNEVEN = 0.01
 """Accepted relative differences of the sampling intervals, from rounded times."""
 
+UNCUT = np.zeros(0, int)
+"""Cuts of a record that is one piece."""
+Records = Trajectories | Sequence[Trajectories]
+"""One record, or several at one interval."""
+
 
 class Pieces(NamedTuple):
     """Pieces of a joined record.
@@ -121,7 +126,7 @@ class JoinedRecord(NamedTuple):
     pieces: Pieces
 
 
-def join_records(record: Trajectories | Sequence[Trajectories]) -> JoinedRecord:
+def join_records(record: Records) -> JoinedRecord:
     """One record as it is, or several as one trace on a uniform grid of their interval.
 
     Args:

@@ -24,7 +24,7 @@ A twin changes the reward and nothing else (`fluctua.processes.lookahead`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -177,7 +177,7 @@ def stationary(
     process: processes.AnyProcess,
     reward: Callable[..., Array] | objectives.Objective,
     theta: Params,
-    record: Trajectories | Sequence[Trajectories],
+    record: joining.Records,
     *,
     window: float | str = "auto",
     score: processes.Score = scores.full_score,
@@ -377,7 +377,7 @@ def _shape_like(theta: Params, v: np.ndarray) -> Params:
     return unravel(jnp.asarray(v, flat.dtype))
 
 
-def autocorrelation_time(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -> float:
+def autocorrelation_time(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> float:
     """1 + 2Σ_k ρ(k) of series g (E, T), in steps, summed to five times its own value (Sokal).
 
     cuts: first samples of the pieces after the first; no product has factors from two pieces.
@@ -385,7 +385,7 @@ def autocorrelation_time(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -
     return _sum_correlations(_correlations(g, cuts))
 
 
-def memory_time(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -> float:
+def memory_time(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> float:
     """1 + 2Σ_k |ρ(k)| of series g (E, T), in steps: the correlation time of an oscillation.
 
     Σρ nearly cancels where a series oscillates. cuts: as for `autocorrelation_time`.
@@ -393,7 +393,7 @@ def memory_time(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -> float:
     return _sum_correlations(np.abs(_correlations(g, cuts)))
 
 
-def _correlations(g: np.ndarray, cuts: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+def _correlations(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> np.ndarray:
     """ρ(k) of series g (E, T), k = 0 … length of the longest piece − 1."""
     pieces = np.split(g - g.mean(), cuts, axis=1)
     lengths = np.array([piece.shape[1] for piece in pieces])
