@@ -6,6 +6,8 @@ timed by themselves, per sample and after compilation, the best of five. Nothing
 the estimator does not know.
 
 `python benchmarks/local_linear.py` prints a table; `--samples` sets the length of the record.
+`--twin` prints standard errors with readout noise instead, by the baselines "time" and "twin",
+Euler's score. The twin knows the model that made the record.
 """
 
 import argparse
@@ -64,6 +66,25 @@ def time_records(samples: int) -> None:
             print(f"{samples:,} samples, {name}: {seconds:.1f} s of CPU time")
 
 
+def compare_baselines(samples: int) -> None:
+    """Print the gradient with readout noise, without and with a twin."""
+    x = measure_positions(samples)
+    x = x + READOUT * np.random.default_rng(1).normal(size=samples)
+    model = insitu.files.RecordingModel(
+        TRAP, fl.Objective(running=lambda theta, x: x[0] ** 2), THETA
+    )
+    head = insitu.files.Description(DT * np.arange(samples), ("x",), parameters=THETA)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "noisy.nc"
+        insitu.files.save(path, head, x[None, :, None])
+        with insitu.files.open(path) as recording:
+            for baseline in ("time", "twin"):
+                answer = insitu.estimate_continuing(
+                    recording, model, baseline=baseline, observation_noise=READOUT**2
+                )
+                print(f"baseline {baseline}\n{answer.continuing}")
+
+
 def time_score(size: int, corrected: bool, count: int = 1024) -> float:
     """Microseconds of CPU time per sample of a score of so many components."""
     mixing = np.random.default_rng(0).normal(size=(size, size)) * 0.3
@@ -96,8 +117,13 @@ def time_score(size: int, corrected: bool, count: int = 1024) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=349_000)
-    samples = parser.parse_args().samples
+    parser.add_argument("--twin", action="store_true")
+    chosen = parser.parse_args()
+    samples = chosen.samples
     print(describe_machine("cpu"))
+    if chosen.twin:
+        compare_baselines(samples)
+        raise SystemExit
     time_records(samples)
     for size, corrected in ((1, False), (1, True), (2, False), (2, True), (4, False)):
         kind = "with readout correction" if corrected else "alone"
