@@ -206,6 +206,13 @@ def test_sparkline_time_left_and_durations():
     )
     assert progress.estimate_time_left(rows, apply_changes(CONFIG, {"stop.max_minutes": 0.2})) == 2
     assert [progress.format_duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
+    # the first iteration compiles, and one of two measures nothing
+    rows = [rows[0]._replace(seconds=100.0), *rows[1:4], rows[4]._replace(ensemble=0)]
+    assert progress.describe_time_left(rows[:1], CONFIG) == ""
+    limited = apply_changes(CONFIG, {"stop.max_trajectories": 80})
+    assert progress.estimate_time_left(rows, limited) == pytest.approx(30 / 7.5 * 2)
+    doubt = rows[0]._replace(event="unexpected χ² 120 of 44; doubt: the records")
+    assert "unexpected χ² 120 of 44" in progress.describe_event(doubt)
 
 
 # --------------------------------------------------------------------------- escalation and rewinds

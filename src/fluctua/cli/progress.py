@@ -136,11 +136,11 @@ def _print_rows(
             or row.iteration == config.iterations - 1
         ):
             shown = now
-            left = estimate_time_left(seen, config)
+            left = describe_time_left(seen, config)
             console.print(
                 f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = "
                 f"{with_error(row.J, row.J_stderr)}   {row.ensemble:,} per iteration, "
-                f"{row.trajectories:,} in all   {format_duration(left)} left",
+                f"{row.trajectories:,} in all   {left}".rstrip(),
                 highlight=False,
                 soft_wrap=True,
             )
@@ -165,8 +165,8 @@ def make_panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
     grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} per iteration)")
     grid.add_row(
         "time",
-        f"{sum(recent) / len(recent):.2f} s per iteration, "
-        f"{format_duration(estimate_time_left(rows, config))} left",
+        f"{sum(recent) / len(recent):.2f} s per iteration   "
+        f"{describe_time_left(rows, config)}".rstrip(),
     )
     return Panel(
         grid,
@@ -200,14 +200,22 @@ def draw_sparkline(values: list[float], width: int) -> str:
 def estimate_time_left(rows: list[Row], config: Config) -> float:
     """Estimate the seconds to the first of the limits, at the pace of the last ten iterations."""
     last = rows[-1]
-    recent = rows[-10:]
+    recent = rows[1:][-10:] or rows  # the first one compiles
     pace = sum(row.seconds for row in recent) / len(recent)
     left = [(config.iterations - 1 - last.iteration) * pace]
-    if config.stop.max_trajectories:
-        left.append((config.stop.max_trajectories - last.trajectories) / last.ensemble * pace)
+    measured = sum(row.ensemble for row in recent) / len(recent)
+    if config.stop.max_trajectories and measured:
+        left.append((config.stop.max_trajectories - last.trajectories) / measured * pace)
     if config.stop.max_minutes:
         left.append(60 * config.stop.max_minutes - sum(row.seconds for row in rows))
     return max(0.0, min(left))
+
+
+def describe_time_left(rows: list[Row], config: Config) -> str:
+    """The time left in words; nothing after the first iteration, which compiles."""
+    if len(rows) < 2:
+        return ""
+    return f"{format_duration(estimate_time_left(rows, config))} left"
 
 
 def format_duration(seconds: float) -> str:
@@ -219,6 +227,8 @@ def format_duration(seconds: float) -> str:
 
 def describe_event(row: Row) -> str:
     """Describe an event in words."""
+    if "escalate" not in row.event:
+        return f"iteration {row.iteration + 1}: {row.event}"
     parts = dict(part.split() for part in row.event.split("; "))
     text = (
         f"iteration {row.iteration + 1}: no longer improving; {int(parts['escalate']):,} "
