@@ -15,7 +15,10 @@ import pytest
 import scipy
 
 import fluctua as fl
+from fluctua.core.likelihood.evidence import Evidence
 from fluctua.learn import kept
+from fluctua.learn.belief import Belief
+from fluctua.learn.fit import NEAR, fit_map
 from problems import flat, tolerance
 
 DT, STEPS = 0.02, 60
@@ -196,3 +199,37 @@ def test_noise_is_not_fitted_by_the_score_of_the_drift():
     estimator = fl.SelfCalibrating(model, SIMULATOR, of_noise, jnp.array(0.3), 0.3, samples=0)
     with pytest.raises(ValueError, match="`drift_score`"):
         estimator.learn(*measure("noise", 0.6, 0, 1, 4)[0])
+
+
+def valley(precision, steepness):
+    """Evidence of two exact measurements, of u₁ − u₀² and of u₀: Rosenbrock's function."""
+
+    def likelihood(u):
+        r = precision * np.array([steepness * (u[1] - u[0] ** 2), 1 - u[0]])
+        slope = precision * np.array([[-2 * steepness * u[0], steepness], [-1, 0]])
+        return Evidence(-slope.T @ r, slope.T @ slope, linear=False, log_likelihood=-r @ r / 2)
+
+    return likelihood
+
+
+@pytest.mark.parametrize("start", [(0.0, 0.0), (-1.2, 1.0), (-3.0, 5.0)])
+@pytest.mark.parametrize(("precision", "steepness"), [(100, 1), (3, 100), (1, 100), (0.3, 10)])
+@pytest.mark.parametrize("max_steps", [6, 20])
+def test_a_fit_in_a_bent_valley_climbs_and_does_not_stop_far_away(
+    start, precision, steepness, max_steps
+):
+    """From (0, 0) the first step gains nothing and ends where the next one is 70 deviations."""
+    likelihood = valley(precision, steepness)
+    prior = Belief(np.zeros(2), np.full(2, 1e-4), np.zeros((2, 2)), np.zeros(2), np.ones(2, bool))
+
+    def log_posterior(u):
+        return likelihood(u).log_likelihood + prior.log_density(u)
+
+    fit = fit_map([likelihood], prior, np.array(start), max_steps)
+    mean = fit.belief.mean
+    assert log_posterior(mean) >= log_posterior(np.array(start))
+    assert log_posterior(mean) >= fit.log_posterior - 1e-6
+    if fit.converged:
+        assert fit.step_size <= NEAR
+        # the maximum is ln p = −1e-4, and a step of one deviation in two unknowns gains 1
+        assert log_posterior(mean) >= -1.1

@@ -97,8 +97,8 @@ def fit_unknowns(
     ]
     prior = _make_prior(unknowns, start)
     fit = fit_map(likelihoods, prior, prior.start)
-    values = unflatten_like(start, fit.posterior.mean)
-    variances = np.diag(np.linalg.inv(fit.posterior.posterior_precision))
+    values = unflatten_like(start, fit.belief.mean)
+    variances = np.diag(np.linalg.inv(fit.belief.posterior_precision))
     errors = unflatten_like(start, np.sqrt(variances))
     trajectories = sum(len(each.x) for _, each in runs)
     head = f"CALIBRATION   {len(runs)} settings, {trajectories:,} trajectories\n"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -33,7 +34,13 @@ MIN_DAMPING = 1e-2
 """First damping of a step that overshoots."""
 
 MIN_GAIN = 0.1
-"""Gain of the log-posterior below which a fit has converged: a seventh of a standard deviation."""
+"""Gain of the log-posterior below which a fit has converged if the next step is short as well."""
+
+NEAR = 1.0
+"""That next step, in standard deviations of the posterior, root mean square.
+
+A small gain alone is no sign of a maximum: steps along a bent ridge gain little.
+"""
 
 MORE = 8.0
 LESS = 8.0
@@ -64,7 +71,8 @@ class Fit(NamedTuple):
     posterior: the belief with it.
     log_posterior: up to a constant; not a number where the evidence has no likelihood.
     linear: whether the evidence is the same at every point.
-    converged: whether the posterior's mean is its maximum.
+    converged: whether the belief's mean is its maximum.
+    held: whether the Gauss–Newton step from here leads downhill.
     """
 
     point: np.ndarray
@@ -74,6 +82,16 @@ class Fit(NamedTuple):
     log_posterior: float
     linear: bool
     converged: bool = False
+    held: bool = False
+
+    @property
+    def belief(self) -> Belief:
+        """The posterior, whose mean stays at the point where the step from there leads downhill."""
+        if not self.held:
+            return self.posterior
+        vector = self.posterior.vector.copy()
+        vector[self.posterior.free] -= self.gradient
+        return replace(self.posterior, vector=vector)
 
     @property
     def step(self) -> np.ndarray:
@@ -143,10 +161,12 @@ def fit_map(
             break
         gain = moved[0].log_posterior - fit.log_posterior
         fit, damping = moved
-        if gain <= MIN_GAIN:
-            return fit._replace(converged=True)
-    # a likelihood that no step raises is at its maximum, whatever its model of the slope
-    return fit._replace(converged=moved is None and not math.isnan(fit.log_posterior))
+        if gain <= MIN_GAIN and fit.step_size <= NEAR:
+            return _finish(likelihoods, prior, fit)._replace(converged=True)
+    if moved is None:
+        # a likelihood that no step raises is at its maximum, whatever its model of the slope
+        return fit._replace(converged=not math.isnan(fit.log_posterior), held=True)
+    return _finish(likelihoods, prior, fit)
 
 
 def measure_bend(likelihoods: Sequence[Likelihood], fit: Fit, prior: Belief) -> float:
@@ -196,6 +216,14 @@ def _advance(
             return moved, damping / LESS if damping > MIN_DAMPING else 0.0
         damping = max(MORE * damping, MIN_DAMPING)
     return None
+
+
+def _finish(likelihoods: Sequence[Likelihood], prior: Belief, fit: Fit) -> Fit:
+    """The fit, held where it is if the step that leads to the posterior's mean is downhill."""
+    if fit.step_size <= SETTLED:
+        return fit
+    moved = _expand(likelihoods, prior, fit.posterior.mean)
+    return fit._replace(held=moved is None or not _improves(fit, moved, fit.step))
 
 
 def _improves(fit: Fit, moved: Fit, step: np.ndarray) -> bool:

@@ -277,8 +277,8 @@ class SelfCalibrating(PlainEstimator):
                 self._disagreement = beliefs.Disagreement()
                 kept = keeping.Kept(before.fade(0.0))
                 fit = fitting.fit_map(likelihoods, kept.belief, fit.point)
-        self.belief = fit.posterior
-        self._kept = keeping.Kept(fit.posterior)
+        self.belief = fit.belief
+        self._kept = keeping.Kept(self.belief)
         if not fit.linear:
             longer = kept.add(batch)
             growth = self.options.refit
