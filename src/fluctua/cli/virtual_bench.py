@@ -30,6 +30,7 @@ VIRTUAL_BENCH_KEYS: Keys = {
     "readout_noise": Key(float, "standard deviation of each quadrature's readout (0.001)"),
     "adc_range": Key(float, "full scale of the converter (16)"),
     "bits": Key(int, "bits of the converter, 4 to 16 (16)"),
+    "read": Key(str, "resonators that are recorded: all, or ports (input and output) (all)"),
     "fault_rate": Key(float, "probability of a random fault at an acquisition (0)"),
 }
 
@@ -111,9 +112,10 @@ def virtual_bench(
         for _, at in sorted(numbers.items()):
             say(f"listening on TCPIP::{host}::{at}::SOCKET   (tcp://{host}:{at})")
         boxes = "" if devices == 1 else f"{devices} boxes, each a "
+        seen = "" if sheet.read == "all" else f", read at {' and '.join(map(str, sheet.sites))}"
         say(
             f"{boxes}{sheet.rows}x{sheet.columns} lattice, {sheet.nominal.sites} + "
-            f"{len(sheet.nominal.bonds)} knobs. Ctrl-C stops it."
+            f"{len(sheet.nominal.bonds)} knobs{seen}. Ctrl-C stops it."
         )
         if host not in ("127.0.0.1", "localhost", "::1"):
             say("It can be reached from other machines, and has no password.")

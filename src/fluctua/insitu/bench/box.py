@@ -77,7 +77,7 @@ class Bench:
 
     def initiate(self) -> None:
         """Run `count` trajectories."""
-        size = 4 * self.count * self.points * self.sheet.nominal.sites
+        size = 4 * self.count * self.points * len(self.sheet.sites)
         if size > MAX_BYTES:
             raise Problem(-225, f"{size} bytes, at most {MAX_BYTES}; lower ACQ:COUN or ACQ:POIN")
         before = self.codes

@@ -7,7 +7,8 @@ What it is set to is not what it does: fabrication disorder, actuators with gain
 ageing. One generator modulates the couplings, δκ, and records what it played (`tcmt.Modulation`);
 another injects noise into every channel. What is sampled is not quite the state: every
 `oversample`-th step of the simulation, with readout noise, rounded to the codes of an
-analogue-to-digital converter and clipped at its range.
+analogue-to-digital converter and clipped at its range. With `read` = "ports" only the resonators of
+the leads are sampled: the input and the output.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LIMITS = {"omega": (-3.0, 3.0), "kappa": (0.0, 2.5), "chi": (-0.1, 0.1)}
 MAX_NOISE = 2.0
 """Amplitude of the noise that can be injected, in the units of σ_W."""
 MAX_MODULATION = 1.0
+READ = ("all", "ports")
+"""Resonators that a bench records: all, or those of its leads."""
 MODULATION = tcmt.Modulation(0.0)
 """Harmonics and highest frequency of δκ; its strength is a setting."""
 
@@ -55,6 +58,7 @@ class Sheet:
     adc_range: full scale of the converter.
     bits: of the converter.
     sigma_w: amplitude of the noise.
+    read: one of `READ`.
     """
 
     rows: int = 3
@@ -72,6 +76,7 @@ class Sheet:
     adc_range: float = 16.0
     bits: int = 16
     sigma_w: float = 0.5
+    read: str = "all"
 
     def __post_init__(self) -> None:
         for name, wanted, fits in (
@@ -95,6 +100,7 @@ class Sheet:
                 for name in ("ageing_shots", "adc_range", "sigma_w")
             ),
             ("bits", "4 to 16", 4 <= self.bits <= 16),
+            ("read", " or ".join(READ), self.read in READ),
         ):
             if not fits:
                 raise ValueError(
@@ -107,6 +113,13 @@ class Sheet:
     def nominal(self) -> tcmt.Network:
         """The network of the data sheet."""
         return tcmt.rectangular(self.rows, self.columns, sigma_w=self.sigma_w)
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """Resonators that are read."""
+        leads = self.nominal.lead_sites
+        chosen = leads if self.read == "ports" else np.arange(self.nominal.sites)
+        return tuple(int(site) for site in chosen)
 
     @property
     def full_code(self) -> int:
@@ -192,7 +205,9 @@ def measure(
     noise: float = 0.0,
     sigma_kappa: float = 0.0,
 ) -> np.ndarray:
-    """Run `count` trajectories from empty resonators: codes (E, points, 2N), int16, [Re ψ, Im ψ].
+    """Run `count` trajectories from empty resonators: codes (E, points, 2D), int16, [Re ψ, Im ψ].
+
+    D is the number of `Sheet.sites`, all N resonators of a bench that reads them all.
 
     shots: trajectories before these; noise and ageing follow from it. The ageing stays as it is
         during a call.
@@ -218,6 +233,8 @@ def measure(
     )
     assert run.trajectories is not None
     psi = run.trajectories
+    if sheet.read != "all":
+        psi = psi[..., list(sheet.sites)]
     x = np.concatenate([psi.real, psi.imag], axis=-1)
     rng = np.random.default_rng([sheet.seed, 3, shots])
     full = sheet.full_code

@@ -58,6 +58,7 @@ def list_sheet_options(sheet: device.Sheet) -> list[str]:
         "ageing_shots",
         "adc_range",
         "bits",
+        "read",
     ):
         words += ["--set", f"{name}={getattr(sheet, name)}"]
     return words

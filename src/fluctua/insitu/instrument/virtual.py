@@ -42,6 +42,8 @@ class BenchDescription(NamedTuple):
     interval: time between two samples.
     full_scale: of the converter.
     scale: units per code.
+    sites: resonators that are read.
+    readout: standard deviation of the readout noise on each quadrature.
     """
 
     identity: str
@@ -51,6 +53,13 @@ class BenchDescription(NamedTuple):
     interval: float
     full_scale: float
     scale: float
+    sites: tuple[int, ...]
+    readout: float
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether every resonator is read."""
+        return self.sites == tuple(range(self.rows * self.columns))
 
 
 class VirtualBench:
@@ -100,14 +109,15 @@ class VirtualBench:
             self._clear_errors(address)
             rows, columns = map(int, query_numbers(self.line, "NETW:LATT?", 2))
             self.description = BenchDescription(
-                self._read_identity(address),
-                rows,
-                columns,
-                query_number(self.line, "NETW:NOIS?", least=0.0),
-                *(
-                    query_number(self.line, q, least=MIN_POSITIVE)
-                    for q in ("ACQ:INT?", "ACQ:RANG?", "ACQ:SCAL?")
-                ),
+                identity=self._read_identity(address),
+                rows=rows,
+                columns=columns,
+                sigma_w=query_number(self.line, "NETW:NOIS?", least=0.0),
+                interval=query_number(self.line, "ACQ:INT?", least=MIN_POSITIVE),
+                full_scale=query_number(self.line, "ACQ:RANG?", least=MIN_POSITIVE),
+                scale=query_number(self.line, "ACQ:SCAL?", least=MIN_POSITIVE),
+                sites=self._read_sites(rows * columns),
+                readout=query_number(self.line, "ACQ:NOIS?", least=0.0),
             )
             self.limits = {
                 name: tuple(query_numbers(self.line, f"SOUR:{name.upper()}:RANG?", 2).tolist())
@@ -115,8 +125,9 @@ class VirtualBench:
             }
             if points is not None:
                 self.line.write(f"ACQ:POIN {points}")
-            sites = range(rows * columns)
-            self.channels = tuple(f"{part} psi[{n}]" for part in ("Re", "Im") for n in sites)
+            self.channels = tuple(
+                f"{part} psi[{n}]" for part in ("Re", "Im") for n in self.description.sites
+            )
             self.points = query_integer(self.line, "ACQ:POIN?")
             self.count = 1
             if points is not None and self.points != points:
@@ -159,6 +170,18 @@ class VirtualBench:
             )
         return ",".join(parts[:3])
 
+    def _read_sites(self, resonators: int) -> tuple[int, ...]:
+        """Read which resonators are recorded, in the order of the channels."""
+        numbers = query_numbers(self.line, "ACQ:SIT?")
+        sites = tuple(int(number) for number in numbers)
+        known = len(set(sites)) == len(sites) and all(0 <= n < resonators for n in sites)
+        if not sites or not known or any(numbers != sites):
+            raise InvalidReply(
+                f"ACQ:SIT? was answered by {numbers.tolist()}, where different resonators from 0 "
+                f"to {resonators - 1} were expected"
+            )
+        return sites
+
     def set(self, settings: Params) -> None:
         """Turn the knobs: omega (N,), kappa (B,) and chi (N,), or some of them."""
         self.names = tuple(settings)
@@ -177,7 +200,7 @@ class VirtualBench:
         self.line.write("INIT")
         self._check_accepted()
         sheet = self.description
-        shape = (self.count, self.points, 2 * sheet.rows * sheet.columns)
+        shape = (self.count, self.points, 2 * len(sheet.sites))
         expected = 2 * int(np.prod(shape))
         data = self.line.query_block("FETC?", max_bytes=expected)
         if len(data) != expected:
