@@ -250,7 +250,7 @@ def test_ring_with_a_fitted_drift():
 
 def test_folds_never_share_data_with_their_scores():
     batches = [response_sums.KickBatch(j, n) for j in range(2) for n in range(10)]
-    folds = cross_fit.deal_folds(batches, 5)
+    folds = cross_fit.assign_folds(batches, 5)
     for fold in range(5):
         own = {batches[j] for j in np.flatnonzero(folds == fold)}
         others = [batches[j] for j in cross_fit.select_others(batches, folds, fold)]

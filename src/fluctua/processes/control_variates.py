@@ -13,11 +13,11 @@ the scores around it. Here V is one function for the whole record, so that G is 
 other and noise of the readout is corrected for as it is in any reward (`fluctua.insitu.readout`).
 
 V is a polynomial, V = Σⱼ aⱼφⱼ, with the a for which G varies least along the record: a regression
-of g on the changes of φⱼ. Coefficients that are off cost variance. That they are fitted to the
-record itself is a bias of the order of their number over the number of independent samples, which
+of g on the changes of φⱼ. Errors of the coefficients cost variance. The fit to the record itself
+causes a bias of the order of their number over the number of independent samples, which
 the degree keeps below `MIN_SAMPLES`⁻¹.
 
-E[φ(X') | x] is by Gauss–Hermite points of the Gaussian transition, exact for the degrees in use.
+E[φ(X') | x] is a sum over Gauss–Hermite points of the Gaussian transition, exact for these degrees.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fluctua.core.trajectories import Trajectories
 DEGREES = {1: 8, 2: 4, 3: 4}
 """Highest degree by number of components; 2 for more of them."""
 MAX_COMPONENTS = 16
-"""Of a state whose control variates are fitted."""
+"""Maximum number of components of a state with control variates."""
 SAMPLED = 2**15
 """States that coefficients are fitted to, evenly spread."""
 MIN_SAMPLES = 100
@@ -79,7 +79,7 @@ class ControlledReward:
         """(E[φⱼ(X') | x] − φⱼ(x))/Δt of all terms. Shape (J,)."""
         dt = jnp.asarray(self.dt, x.dtype)
         mean, covariance = self.transition(self.process, theta, Step(x, x, t, dt, context))
-        points, weights = _hermite_points(len(self.centre), max(map(sum, self.powers)))
+        points, weights = _make_hermite_points(len(self.centre), max(map(sum, self.powers)))
         root = jnp.sqrt(covariance) if x.size == 1 else root_covariance(covariance)
         ends = mean + jnp.asarray(points, x.dtype) @ root.T
         after = jax.vmap(self.evaluate_terms)(ends)
@@ -107,7 +107,7 @@ class FittedControl(NamedTuple):
     objective: of the `ControlledReward`.
     degree: of the polynomial.
     terms: number of its coefficients.
-    explained: share of the variance of the reward that it takes away.
+    explained: share of the variance of the reward that it removes.
     """
 
     objective: Objective
@@ -207,7 +207,7 @@ def _list_powers(size: int, degree: int) -> tuple[tuple[int, ...], ...]:
     return tuple(powers)
 
 
-def _hermite_points(size: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
+def _make_hermite_points(size: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
     """Points (N, M) and weights (N,) of a standard normal, exact up to the degree."""
     if degree <= 3 and size > 1:
         far = np.sqrt(size) * np.concatenate([np.eye(size), -np.eye(size)])

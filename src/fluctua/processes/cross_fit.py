@@ -1,9 +1,9 @@
 """Cross-fitting: unknown parameters for one part of a record, fitted to the others.
 
-Batches of kicks are dealt into K folds of consecutive ones. For the scores of a fold the unknowns u
-solve Σ U(u) = 0 over the batches of the other folds, without the two that are next to the fold: a
-guard that is longer than a correlation time and the lags of the response. Score and fit then share
-no data, so that a product of rewards and scores has no bias from a fit to its own noise.
+Batches of kicks are divided into K folds of consecutive ones. For the scores of a fold the unknowns
+u solve Σ U(u) = 0 over the batches of the other folds, without the two that are next to the fold:
+a guard that is longer than a correlation time and the lags of the response. Score and fit then
+share no data, so that a product of rewards and scores has no bias from a fit to its own noise.
 
 What a fit adds to the error is linear in the scores S_j of its batches,
 
@@ -13,8 +13,8 @@ so that batch j moves a mean over all batches with slope ∂/∂u by that slope 
 
     a_j = Σ_{k that j is fitted for} n_k F_k⁻¹ S_j,
 
-with n_k batches in fold k. The a_j join the batch's own products before their scatter is taken: the
-error has both, and what they have in common.
+with n_k batches in fold k. The a_j are added to the products of the same batch before the scatter
+is computed, so that the error includes both and their correlation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Evaluate = Callable[[np.ndarray, Sequence[int]], ScoreSum]
 
 
 class FoldFits(NamedTuple):
-    """Unknowns per fold, and how each batch moves them.
+    """Unknowns per fold, and the shift of them by each batch.
 
     folds: number of the fold of each batch (B,).
     unknowns: of each fold (folds, K).
@@ -52,13 +52,13 @@ class FoldFits(NamedTuple):
     shifts: np.ndarray
 
 
-def deal_folds(batches: Sequence[KickBatch], folds: int) -> np.ndarray:
-    """Number of the fold of each batch: consecutive batches, as many in each. Shape (B,)."""
+def assign_folds(batches: Sequence[KickBatch], folds: int) -> np.ndarray:
+    """Assign consecutive batches to folds of equal size. Returns the fold of each batch (B,)."""
     return np.arange(len(batches)) * folds // len(batches)
 
 
 def select_others(batches: Sequence[KickBatch], folds: np.ndarray, fold: int) -> list[int]:
-    """Batches that a fold is fitted to: of other folds, and not next to a batch of this one."""
+    """Select the batches for the fit of a fold: those of others, not next to a batch of its own."""
     own = {batches[j] for j in np.flatnonzero(folds == fold).tolist()}
     near = {batch._replace(number=batch.number + d) for batch in own for d in (-1, 0, 1)}
     return [j for j, batch in enumerate(batches) if batch not in near]
@@ -82,7 +82,7 @@ def cross_fit(
 
     Returns: a `FoldFits`.
     """
-    number = deal_folds(batches, folds)
+    number = assign_folds(batches, folds)
     everything = range(len(batches))
     pooled = _solve(evaluate, start, list(everything), names)
     shifts = np.zeros((len(batches), len(start)))

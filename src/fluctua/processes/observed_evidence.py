@@ -58,7 +58,7 @@ def collect_innovations(
 
 
 class _InnovationLaw(NamedTuple):
-    """What is compiled."""
+    """Functions of a compiled sum: the process, and (θ, u) -> p."""
 
     process: Observed
     at: At
@@ -83,7 +83,7 @@ class _InnovationSums(NamedTuple):
 def _sum_evidence(
     law: _InnovationLaw, theta: Params, u: Array, times: Times, y: Array, context: PyTree
 ) -> _InnovationSums:
-    """The sums of records y (E, T+1, D), added up."""
+    """Sums over all records y (E, T+1, D)."""
 
     def one(y: Array, context: PyTree) -> _InnovationSums:
         def predict(v: Array) -> _Prediction:
@@ -100,8 +100,8 @@ def _sum_evidence(
         score -= jnp.einsum("tiik->k", turned) / 2
         information = jnp.einsum("tik,tij,tjl->kl", slope.mean, inverse, slope.mean)
         information += jnp.einsum("tijk,tjil->kl", turned, turned) / 2
-        spread = jnp.linalg.slogdet(covariance)[1]
-        log_likelihood = -jnp.sum(innovation * white) / 2 - jnp.sum(spread) / 2
+        log_determinant = jnp.linalg.slogdet(covariance)[1]
+        log_likelihood = -jnp.sum(innovation * white) / 2 - jnp.sum(log_determinant) / 2
         return _InnovationSums(score, information, log_likelihood)
 
     return jax.tree.map(lambda each: each.sum(axis=0), jax.vmap(one)(y, context))

@@ -1,8 +1,8 @@
 """Several records as one: pieces between gaps, and files, joined end to end.
 
-A joined record has steps that nothing took, from the last sample of a piece to the first of the
-next. Their scores are left out, no reward meets a kick of another piece, and no batch has samples
-of two pieces: each piece begins anew, as a record of its own does.
+A joined record has steps that did not happen, from the last sample of a piece to the first of the
+next. Their scores are left out, no reward is multiplied with a kick of another piece, and no batch
+has samples of two pieces: each piece counts as a record of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pieces(NamedTuple):
     """Pieces of a joined record.
 
     starts: number of the first sample of each (K,).
-    steps: of each (K,).
+    steps: number of steps of each (K,).
     """
 
     starts: np.ndarray
@@ -41,11 +41,11 @@ class Pieces(NamedTuple):
         return self.starts[1:]
 
     def count_batches(self, first: int, length: int) -> np.ndarray:
-        """Number of batches of each piece whose samples 0 … first−1 are in none. (K,)"""
+        """Number of batches of each piece, if its samples 0 … first−1 are in none. Shape (K,)."""
         return np.maximum((self.steps - first) // length, 0)
 
     def number_batches(self, samples: np.ndarray, first: int, length: int) -> np.ndarray:
-        """Number of the batch that each sample is in, −1 for none; batches count through."""
+        """Number of the batch of each sample, counted over all pieces; −1 for none."""
         counts = self.count_batches(first, length)
         piece = self._find(samples)
         batch = (samples - self.starts[piece] - first) // length
@@ -59,7 +59,7 @@ class Pieces(NamedTuple):
         return np.concatenate(within) + np.repeat(self.starts + first, counts)
 
     def count_before(self, samples: np.ndarray) -> np.ndarray:
-        """Samples of the same piece that precede each."""
+        """Number of samples of the same piece before each."""
         return samples - self.starts[self._find(samples)]
 
     def are_gaps(self, steps: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ class PieceReport(NamedTuple):
 
 
 def report_pieces(pieces: Pieces, first: int, length: int, dt: float) -> PieceReport:
-    """What a window of `first` steps and batches of `length` leave of the pieces."""
+    """Report how much of the pieces a window of `first` steps and batches of `length` use."""
     counts = pieces.count_batches(first, length)
     short = counts == 0
     whole = int(pieces.steps.sum())
@@ -118,8 +118,8 @@ def report_pieces(pieces: Pieces, first: int, length: int, dt: float) -> PieceRe
 class JoinedRecord(NamedTuple):
     """Records as one trace, or one record as it is.
 
-    record: of the states.
-    pieces: where it is cut.
+    record: the states.
+    pieces: its pieces.
     """
 
     record: Trajectories
@@ -127,7 +127,7 @@ class JoinedRecord(NamedTuple):
 
 
 def join_records(record: Records) -> JoinedRecord:
-    """One record as it is, or several as one trace on a uniform grid of their interval.
+    """Join several records to one trace on a uniform grid; one record is returned as it is.
 
     Args:
         record: one, or several of any lengths, at one interval and in one context. Every trace of
@@ -157,7 +157,7 @@ def join_records(record: Records) -> JoinedRecord:
     if len(sizes) > 1:
         raise ValueError(f"records must have the same components; got {sizes} of them.")
     dt = check_intervals([np.diff(check.times(one.t).astype(np.float64)) for one in records])
-    context = _take_context(records)
+    context = _find_common_context(records)
     samples = np.concatenate([np.full(len(one.x), len(one.t)) for one in records])
     x = np.concatenate([np.asarray(one.x[:]).reshape(-1, sizes[0]) for one in records])
     joined = Trajectories(dt * np.arange(len(x)), x[None], context)
@@ -176,8 +176,8 @@ def check_intervals(intervals: Sequence[np.ndarray]) -> float:
     return float(every.mean())
 
 
-def _take_context(records: Sequence[Trajectories]) -> object:
-    """The context of all traces, with one row; refused where they differ."""
+def _find_common_context(records: Sequence[Trajectories]) -> object:
+    """Context of all traces, with one row; contexts that differ are refused."""
     first = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], records[0].context)
     for one in records:
         structures = {jax.tree.structure(one.context), jax.tree.structure(first)}
@@ -187,7 +187,7 @@ def _take_context(records: Sequence[Trajectories]) -> object:
         )
         if not same:
             raise ValueError(
-                "records are joined only in one context, and these have several. Estimate the "
+                "joined records must have one context; these have several. Estimate the "
                 "records of each context by themselves."
             )
     return first

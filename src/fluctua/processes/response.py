@@ -9,8 +9,8 @@ since every one of the m transitions since the change has another law, and a sco
 of its law adds. The reward at a kick itself precedes it: n starts at 1. χ(0) is what g depends on θ
 by itself, and χ(∞) the gradient of `fluctua.stationary`.
 
-The mean reward ḡ of N samples answers the kicks too, which takes mχ(w)/N of χ(m), w being the
-last lag: it is added.
+The mean reward ḡ of N samples responds to the kicks too, which lowers χ(m) by mχ(w)/N, w being
+the last lag: it is added.
 
 **Baseline.** In place of J any function of X_k may be subtracted from g_{k+n}. The best is
 E[g_{k+n} | X_k]. Its regression on features φ(X_k), from other parts of the record, takes most of
@@ -53,7 +53,7 @@ REGRESSION_FOLDS = 5
 class CrossFitted:
     """Parameters that are fitted to the record, so that score and fit never share data.
 
-    parameters: names of entries of θ, such as "force" or "force[2]"; θ has where the fit starts.
+    parameters: names of entries of θ, such as "force" or "force[2]"; their values start the fit.
     folds: parts of the record; the score of one has the parameters of a fit to the others.
 
     >>> CrossFitted(("force", "D"), folds=5)
@@ -63,7 +63,7 @@ class CrossFitted:
     folds: int = 5
 
     def __post_init__(self) -> None:
-        """Refuse what is no list of names, and fewer than two folds."""
+        """Refuse parameters that are no names, and fewer than two folds."""
         if isinstance(self.parameters, str) or not self.parameters:
             raise ValueError(
                 "`parameters` must be names of entries of θ, such as ('force', 'D'); got "
@@ -98,7 +98,7 @@ def fourier(harmonics: int, period: float = 2 * np.pi) -> Callable[[Array], Arra
 
 @dataclass(frozen=True)
 class _FourierBasis:
-    """Basis functions that compare equal if their numbers do: nothing is compiled twice."""
+    """Basis functions as a record: equal ones share a compilation."""
 
     harmonics: int
     period: float
@@ -123,9 +123,9 @@ def step_response(
     baseline: Callable[[Array], Array] | None = None,
     calibration: CrossFitted | np.ndarray | None = None,
 ) -> report.StepResponse:
-    """Response χ(t) of a mean reward to a small step of each parameter at time 0.
+    """Estimate the response χ(t) of a mean reward to a small step of each parameter at time 0.
 
-    From records of the steady state, in which nothing is moved.
+    Use it on records of the steady state, in which nothing is changed.
 
     Args:
         process: drift and noise that the score uses, or another kind of process.
@@ -142,7 +142,7 @@ def step_response(
         period: of a periodic component, such as 2π for an angle; one per component, None for those
             that are not. Increments are the shortest ones.
         baseline: None for the mean reward; or basis functions x (M,) -> φ (F,), on which rewards
-            are regressed: less noise, and less of it from the calibration.
+            are regressed: smaller errors, those of the calibration included.
         calibration: None for known parameters; a `CrossFitted` fits them to the record; a
             covariance (P, P) of the flattened θ is that of parameters fitted to other data.
 
@@ -159,7 +159,7 @@ def step_response(
     residuals = response_record.warn_about_residuals(source, fit.theta)
     rewards = batching.evaluate_traces(source, fit.theta)
     mean = float(np.concatenate(rewards).mean())
-    products = batching.respond(source, fit.thetas, fit.folds, mean)
+    products = batching.compute_responses(source, fit.thetas, fit.folds, mean)
     response_record.require_finite(products, source, fit.theta)
     samples = products
     columns = np.zeros((0, *products.shape[1:]))
@@ -167,7 +167,7 @@ def step_response(
         slope = batching.differentiate(source, fit.theta, fit.folds, mean, fitted.which)
         samples = products + np.einsum("mpk,bk->bmp", slope, fit.shifts)
         columns = batching.propagate(slope, fit.covariance)
-    spread = report.summarise_batches(samples, columns)
+    summary = report.summarise_batches(samples, columns)
     grid = source.grid
 
     def shape(rows: np.ndarray) -> Params:
@@ -178,10 +178,10 @@ def step_response(
         t=grid.dt * grid.stride * np.arange(grid.lags + 1),
         # the mean of the products: shifts have none, but for the rounding of the fits
         response=shape(products.mean(axis=0)),
-        stderr=shape(spread.stderr),
+        stderr=shape(summary.stderr),
         sampling_stderr=shape(stationary.batch_error(products)),
-        interval=(shape(spread.low), shape(spread.high)),
-        band=(shape(spread.band_low), shape(spread.band_high)),
+        interval=(shape(summary.low), shape(summary.high)),
+        band=(shape(summary.band_low), shape(summary.band_high)),
         value=mean,
         value_stderr=float(stationary.batch_error(levels)),
         theta=fit.theta,
@@ -199,7 +199,7 @@ def step_response(
 def compare_strides(
     strides: Sequence[int], *arguments: Any, **options: Any
 ) -> report.StrideComparison:
-    """Responses with scores over several strides, to see what depends on the interval.
+    """Estimate responses with scores over several strides, to see what depends on the interval.
 
     Where neighbouring samples share noise that is not the process's own, fitted diffusion and
     response change with the stride until it exceeds the correlation of that noise; where the stride
@@ -253,7 +253,7 @@ def _fit(
         return _Fit(pooled, thetas, fits.folds, fits.unknowns, fits.shifts, none)
     folds = np.zeros(size, int)
     if source.law.basis is not None:
-        folds = cross_fit.deal_folds(source.batches, REGRESSION_FOLDS)
+        folds = cross_fit.assign_folds(source.batches, REGRESSION_FOLDS)
     thetas = [theta] * (int(folds.max()) + 1)
     covariance = none if calibration is None else np.asarray(calibration, np.float64)
     return _Fit(theta, thetas, folds, np.zeros((0, unknown)), np.zeros((size, unknown)), covariance)

@@ -1,4 +1,4 @@
-"""The response from every batch of kicks of a record, and what fits add to its scatter."""
+"""Response of each batch of kicks of a record, and the derivatives that errors of fits need."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BatchedRecord(NamedTuple):
     def map_batches(
         self, evaluate: Callable[[sums.KickStretch], Any], batches: Sequence[int]
     ) -> Iterator[Any]:
-        """`evaluate` of some batches, a few at a time; one result per batch, in float64."""
+        """Apply `evaluate` to batches, a few at a time; one result per batch, in float64."""
         few = max(1, min(len(batches), KICKS // self.grid.length))
         for begin in range(0, len(batches), few):
             some = list(batches[begin : begin + few])
@@ -55,7 +55,11 @@ class BatchedRecord(NamedTuple):
 
 
 class Unknowns(NamedTuple):
-    """Parameters that are fitted. which: their numbers (K,) in the flattened θ. names: theirs."""
+    """Parameters that are fitted.
+
+    which: their indices (K,) in the flattened θ.
+    names: their names.
+    """
 
     which: np.ndarray
     names: tuple[str, ...]
@@ -94,7 +98,7 @@ def insert_values(theta: Params, which: np.ndarray, u: np.ndarray) -> Params:
     return unravel(flat.at[which].set(jnp.asarray(u, flat.dtype)))
 
 
-def respond(
+def compute_responses(
     record: BatchedRecord, thetas: Sequence[Params], folds: np.ndarray, mean: float
 ) -> np.ndarray:
     """χ of each batch, with the parameters of its fold. Shape (B, L+1, P).
@@ -110,7 +114,7 @@ def respond(
             return sums.form_products(record.law, record.grid, theta, stretches, level)
 
         own = np.flatnonzero(folds == fold).tolist()
-        rows += [_add_up(made, weights[fold]) for made in record.map_batches(evaluate, own)]
+        rows += [_sum_products(made, weights[fold]) for made in record.map_batches(evaluate, own)]
     products = np.array(rows)
     return products if record.law.basis is not None else _restore_mean(products, record)
 
@@ -128,12 +132,12 @@ def differentiate(
         return sums.differentiate_products(record.law, record.grid, theta, stretches, level, chosen)
 
     every = record.map_batches(evaluate, range(len(folds)))
-    total = sum(_add_up(made, weights[fold]) for made, fold in zip(every, folds, strict=True))
+    total = sum(_sum_products(made, weights[fold]) for made, fold in zip(every, folds, strict=True))
     slope = np.asarray(total) / len(folds)
     return slope if record.law.basis is not None else _restore_mean(slope[None], record)[0]
 
 
-def _add_up(made: sums.Products, weights: np.ndarray) -> np.ndarray:
+def _sum_products(made: sums.Products, weights: np.ndarray) -> np.ndarray:
     """χ(mΔt) of a batch, m = 0 … L, from its products. Shape (L+1, P, …).
 
     weights: β (L, F) of the regression of rewards on features.
@@ -145,7 +149,7 @@ def _add_up(made: sums.Products, weights: np.ndarray) -> np.ndarray:
 
 
 def _restore_mean(products: np.ndarray, record: BatchedRecord) -> np.ndarray:
-    """Add what the mean reward takes of χ(m), mχ(w)/N. products: (B, L+1, P, …)."""
+    """Add mχ(w)/N to χ(m): the response of the mean reward. products: (B, L+1, P, …)."""
     samples = sum(len(trace.t) for trace in record.traces)
     share = np.arange(products.shape[1]) * record.grid.stride / samples
     part = (products[:, -1:] - products[:, :1]) / (1 - share[-1])
@@ -177,13 +181,13 @@ def _regress(
 
 
 def evaluate_traces(record: BatchedRecord, theta: Params) -> list[np.ndarray]:
-    """Rewards of all samples of each trace; without the first where steps have rewards."""
+    """Evaluate the rewards of all samples of each trace; not of the first if steps have rewards."""
     rewards = []
     begin = int(record.law.rewards.per_step is not None)
     for trace in record.traces:
         whole = record.grid._replace(lags=0, length=len(trace.t), stride=0)
         stretch = sums.cut_stretch(trace, 0, whole, record.periods, record.dtype)
-        # events are of kicks, which are not looked at here
+        # events belong to kicks, which are not evaluated here
         g = sums.compute_rewards(record.law, theta, stretch._replace(events=None))
         rewards.append(np.asarray(g, np.float64)[begin:])
     return rewards

@@ -22,7 +22,7 @@ from fluctua.processes import stationary
 ROOM = 20
 """Number of batches for which "auto" shortens a window."""
 MAX_BATCHES = 400
-"""Number of batches beyond which they are made longer: errors are known to 4 % then."""
+"""Number of batches beyond which they are made longer: errors are then accurate to 4 %."""
 STATES = 2**22
 """Maximum number of values of states from which their memory is measured."""
 
@@ -36,11 +36,12 @@ class RecordOptions(NamedTuple):
     baseline: Callable[[Array], Array] | None
 
 
-class Memory(NamedTuple):
+class CorrelationTimes(NamedTuple):
     """Correlation times in samples.
 
-    reward: integrated, of the reward. absolute: of the reward, of |ρ|. slowest: of the slowest
-    state or of the reward, of |ρ|.
+    reward: 1 + 2Σρ of the reward.
+    absolute: 1 + 2Σ|ρ| of the reward.
+    slowest: 1 + 2Σ|ρ| of the slowest state, or of the reward if that is slower.
     """
 
     reward: float
@@ -55,22 +56,22 @@ def open_records(
     record: Trajectories | Sequence[Trajectories],
     options: RecordOptions,
 ) -> batching.BatchedRecord:
-    """Check a problem and load its traces; not yet cut into batches."""
+    """Check a problem and load its traces, before they are cut into batches."""
     process = check.process(process)
     objective = objectives.Objective(running=reward) if callable(reward) else reward
     rewards = check.objective(objective)
     for name in ("terminal", "initial"):
         if getattr(objective, name) is not None:
             raise ValueError(
-                f"a response is of a `running` or a `per_step` reward and of no `{name}` one."
+                f"a response needs a `running` or a `per_step` reward, and no `{name}` one."
             )
     stride = options.stride
     if stride < 1 or int(stride) != stride:
         raise ValueError(f"`stride` must be a whole number of samples, 1 or more; got {stride!r}.")
     if stride > 1 and rewards.per_step is not None:
         raise ValueError(
-            "a `per_step` reward is of single samples, and a score over a stride of "
-            f"{stride} is not: give stride=1."
+            "a `per_step` reward belongs to one sample, and the score to a stride of "
+            f"{stride}: give stride=1."
         )
     records = [record] if isinstance(record, Trajectories) else list(record)
     if not records:
@@ -125,8 +126,10 @@ def _check_periods(period: float | Sequence[float | None] | None, size: int) -> 
     return periods
 
 
-def measure_memory(source: batching.BatchedRecord, rewards: Sequence[np.ndarray]) -> Memory:
-    """Correlation times of the reward and of the slowest state, over all traces."""
+def measure_memory(
+    source: batching.BatchedRecord, rewards: Sequence[np.ndarray]
+) -> CorrelationTimes:
+    """Measure correlation times of the reward and of the slowest state, over all traces."""
     own = _measure_traces(stationary.autocorrelation_time, rewards)
     absolute = _measure_traces(stationary.memory_time, rewards)
     size = sum(trace.path.size for trace in source.traces)
@@ -137,11 +140,11 @@ def measure_memory(source: batching.BatchedRecord, rewards: Sequence[np.ndarray]
         for series in _form_series(paths, float(period)):
             if max(np.ptp(one) for one in series) > 0:
                 slowest = max(slowest, every * _measure_traces(stationary.memory_time, series))
-    return Memory(own, absolute, slowest)
+    return CorrelationTimes(own, absolute, slowest)
 
 
 def _form_series(paths: list[np.ndarray], period: float) -> list[list[np.ndarray]]:
-    """What a component is seen by: x and x²; cosine and sine of one that is periodic."""
+    """Series whose memory is measured: x and x², or cosine and sine of a periodic component."""
     if np.isfinite(period):
         angles = [2 * np.pi / period * path for path in paths]
         return [[np.cos(angle) for angle in angles], [np.sin(angle) for angle in angles]]
@@ -149,13 +152,13 @@ def _form_series(paths: list[np.ndarray], period: float) -> list[list[np.ndarray
 
 
 def _measure_traces(measure: Callable[..., float], series: Sequence[np.ndarray]) -> float:
-    """A correlation time in samples, over all traces together."""
+    """Measure a correlation time in samples, over all traces together."""
     cuts = np.cumsum([len(one) for one in series])[:-1]
     return measure(np.concatenate(series)[None], cuts)
 
 
 def cut_batches(
-    source: batching.BatchedRecord, window: float | str, memory: Memory
+    source: batching.BatchedRecord, window: float | str, memory: CorrelationTimes
 ) -> batching.BatchedRecord:
     """Choose the lags and cut the traces into batches that are independent of each other."""
     grid = source.grid
@@ -185,7 +188,9 @@ def cut_batches(
     return made
 
 
-def _cut(source: batching.BatchedRecord, lags: int, memory: Memory) -> batching.BatchedRecord:
+def _cut(
+    source: batching.BatchedRecord, lags: int, memory: CorrelationTimes
+) -> batching.BatchedRecord:
     """The batches of a window of so many lags, each longer than window and correlations."""
     grid = source.grid._replace(lags=lags)
     shortest = max(10 * memory.reward, 5 * memory.absolute, grid.stride)
@@ -201,14 +206,14 @@ def _cut(source: batching.BatchedRecord, lags: int, memory: Memory) -> batching.
 
 
 def _round_down(number: int) -> int:
-    """The next number below of a series with ratio 2^¼: few shapes, few programs to compile."""
+    """Round down to a series with ratio 2^¼: few shapes, and few programs to compile."""
     return max(1, int(2 ** (np.floor(4 * np.log2(number) + 1e-9) / 4)))
 
 
 def require_fittable(
     source: batching.BatchedRecord, theta: Params, fitted: batching.Unknowns
 ) -> None:
-    """Refuse a fit that the likelihood of a step does not serve."""
+    """Refuse a fit of parameters for which the likelihood of a step is not known."""
     process = source.law.process
     if not isinstance(process, processes.Process):
         raise ValueError(
@@ -276,6 +281,6 @@ def _select_samples(trace: sums.Trace, some: slice, dtype: np.dtype) -> Trajecto
 
 
 def average_blocks(rewards: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Mean rewards of blocks of so many samples, for the error of their mean."""
+    """Average rewards over blocks of `length` samples, for the error of their mean."""
     blocks = [g[: len(g) // length * length].reshape(-1, length).mean(axis=1) for g in rewards]
     return np.concatenate(blocks)

@@ -19,7 +19,7 @@ from fluctua.processes import stationary
 LEVEL = 0.95
 """Probability of intervals and bands."""
 WELL_USED = 0.8
-"""Share of a record in batches below which it is printed."""
+"""Share of a record in batches below which that share is printed."""
 SHOWN_TIMES = 8
 SHOWN_COMPONENTS = 6
 
@@ -33,19 +33,19 @@ class StepResponse(NamedTuple):
     response: χ(t).
     stderr: its standard error, with that of the calibration.
     sampling_stderr: the error if the parameters were known.
-    interval: (low, high) that hold χ at one time with 95 %.
-    band: (low, high) that hold χ at all times together with 95 %, for each component.
+    interval: (low, high), which contains χ at one time with a probability of 95 %.
+    band: (low, high), which contains χ at all times together with 95 %, for each component.
     value: mean reward.
     value_stderr: its error.
     theta: the parameters of the score: as they were given, or fitted to the whole record.
-    theta_stderr: errors of those that were fitted or have a covariance; 0 of the others.
+    theta_stderr: errors of those that were fitted or have a covariance; 0 for the others.
     fitted: names of fitted parameters.
     fold_values: their values (folds, K).
     stride: samples per step of the score.
     batches: number of batches.
     used: share of the record that is in batches; pieces shorter than one are left out.
     memory: of the slowest state or of the reward, 1 + 2Σ|ρ| in units of time.
-    residuals: whether they are the noise of the process; None where that is not examined.
+    residuals: test of the residuals against the noise of the process; None where there is none.
     """
 
     t: np.ndarray
@@ -100,7 +100,7 @@ class StrideComparison(NamedTuple):
         return _describe_strides(self.responses)
 
 
-class ResponseSpread(NamedTuple):
+class BatchSummary(NamedTuple):
     """Mean of batches with errors, (L+1, P) each; see `StepResponse`."""
 
     mean: np.ndarray
@@ -111,11 +111,11 @@ class ResponseSpread(NamedTuple):
     band_high: np.ndarray
 
 
-def summarise_batches(samples: np.ndarray, columns: np.ndarray) -> ResponseSpread:
-    """Mean, errors, intervals and bands.
+def summarise_batches(samples: np.ndarray, columns: np.ndarray) -> BatchSummary:
+    """Compute mean, errors, intervals and bands of the response from batches.
 
     samples: of batches (B, L+1, P), independent of each other.
-    columns: (K, L+1, P), whose squares add to the variance of the mean; K may be 0.
+    columns: (K, L+1, P), whose squares are added to the variance of the mean; K may be 0.
     """
     mean = samples.mean(axis=0)
     freedom = len(samples) - 1
@@ -130,13 +130,13 @@ def summarise_batches(samples: np.ndarray, columns: np.ndarray) -> ResponseSprea
         for end in (np.asarray(side, np.float64) for side in reduced.interval)
     )
     rows = np.concatenate([(samples - mean) / np.sqrt((freedom + 1) * freedom), columns])
-    wider = [_joint_factor(rows[..., i], freedom) for i in range(rows.shape[-1])]
-    return ResponseSpread(
+    wider = [_find_joint_factor(rows[..., i], freedom) for i in range(rows.shape[-1])]
+    return BatchSummary(
         mean, stderr, mean - below, mean + above, mean - wider * below, mean + wider * above
     )
 
 
-def _joint_factor(rows: np.ndarray, freedom: int) -> float:
+def _find_joint_factor(rows: np.ndarray, freedom: int) -> float:
     """Width of a band over all times, in units of an interval at one time.
 
     The tube formula of Sun and Loader (1994): the largest |deviation|/error over a path of length κ
@@ -163,7 +163,7 @@ def _joint_factor(rows: np.ndarray, freedom: int) -> float:
 
 
 def shape_rows(theta: Params, rows: np.ndarray) -> Params:
-    """Rows (N, P) as leaves (N, …) with the structure of θ, in float64."""
+    """Arrange rows (N, P) as leaves (N, …) with the structure of θ, in float64."""
     leaves, tree = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
     parts = zip(np.split(rows, edges, axis=1), leaves, strict=True)
@@ -171,7 +171,7 @@ def shape_rows(theta: Params, rows: np.ndarray) -> Params:
 
 
 def flatten_rows(tree: Params) -> np.ndarray:
-    """Leaves (N, …) as rows (N, P)."""
+    """Arrange leaves (N, …) as rows (N, P)."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
@@ -209,7 +209,7 @@ def _describe_response(answer: StepResponse) -> str:
 
 
 def choose_components(answer: StepResponse) -> list[int]:
-    """Components to print: those that were not fitted first, then the furthest from zero."""
+    """Choose components to print: those that were not fitted, then the furthest from zero."""
     labels = texts.names(answer.theta)
     chi = flatten_rows(answer.response)
     error = flatten_rows(answer.stderr)
@@ -219,7 +219,7 @@ def choose_components(answer: StepResponse) -> list[int]:
 
 
 def _describe_fit(answer: StepResponse) -> list[str]:
-    """Fitted parameters, and the share of the error that their fit has."""
+    """One line with the fitted parameters and their errors."""
     if not answer.fitted:
         return []
     values = dict(zip(texts.names(answer.theta), _flatten(answer.theta), strict=True))

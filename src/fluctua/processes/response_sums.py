@@ -1,8 +1,8 @@
-"""Lagged products of rewards and scores along long traces, batch of kicks by batch of kicks.
+"""Lagged products of rewards and scores along long traces, per batch of kicks.
 
 A kick at sample k is the score of the transition from there to sample k + s, s being the stride.
 Its products with the rewards at samples k + s, k + 2s, …, k + Ls are averaged over all kicks of a
-batch, at every sample: a record taken every s samples is one of s interleaved ones, and all count.
+batch, at every sample: every s-th sample is one of s interleaved records, and all are used.
 """
 
 from __future__ import annotations
@@ -55,16 +55,20 @@ class LagGrid(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Samples from a kick to the last reward that it meets."""
+        """Samples from a kick to the last reward that it is multiplied with."""
         return self.lags * self.stride
 
     def count_batches(self, steps: int) -> int:
-        """Batches of a trace of so many steps: every kick meets the rewards of all lags."""
+        """Number of batches of a trace of so many steps; every kick has rewards at all lags."""
         return max(steps + 1 - self.reach, 0) // self.length
 
 
 class KickBatch(NamedTuple):
-    """Consecutive kicks of one trace. trace: its number. number: along the trace."""
+    """Consecutive kicks of one trace.
+
+    trace: number of the trace.
+    number: of the batch along the trace.
+    """
 
     trace: int
     number: int
@@ -74,8 +78,8 @@ class KickStretch(NamedTuple):
     """Arrays of a batch of B kicks.
 
     x: states (B + Ls, M), periodic components between 0 and their period.
-    x_next: the states one sample later (B + Ls, M), on from x; the last is x itself.
-    ends: the states one stride later (B, M), on from x.
+    x_next: the states one sample later (B + Ls, M), continued from x; the last is x itself.
+    ends: the states one stride later (B, M), continued from x.
     t: (B + Ls,).
     dt: interval between two samples.
     """
@@ -176,7 +180,7 @@ def cut_stretch(
 
 
 def map_kicks(one: Callable[[processes.Step], Any], grid: LagGrid, stretch: KickStretch) -> Any:
-    """`one(step)` of every kick of a batch. Leaves (B, …)."""
+    """Apply `one` to the step of every kick of a batch. Leaves (B, …)."""
 
     def evaluate(x: Array, x_next: Array, t: Array, events: PyTree) -> Any:
         dt = stretch.dt * grid.stride
@@ -187,14 +191,14 @@ def map_kicks(one: Callable[[processes.Step], Any], grid: LagGrid, stretch: Kick
 
 
 def evaluate_rewards(law: ResponseLaw, theta: Params, stretch: KickStretch) -> Array:
-    """gₙ of all samples of a stretch: running reward, and that of the step that led there.
+    """Rewards gₙ of all samples of a stretch: the running one, and that of the step that led there.
 
-    The first sample has no such step, and meets no kick either.
+    The first sample has no such step, and is not used.
     """
-    g = _running_rewards(law.rewards, theta, stretch)
+    g = _evaluate_running_rewards(law.rewards, theta, stretch)
     if law.rewards.per_step is None:
         return g
-    return g.at[1:].add(_step_rewards(law.rewards, theta, stretch)[:-1])
+    return g.at[1:].add(_evaluate_step_rewards(law.rewards, theta, stretch)[:-1])
 
 
 @partial(jit, static_argnums=0)
@@ -203,13 +207,17 @@ def compute_rewards(law: ResponseLaw, theta: Params, stretch: KickStretch) -> Ar
     return evaluate_rewards(law, theta, stretch)
 
 
-def _running_rewards(rewards: objectives.Rewards, theta: Params, stretch: KickStretch) -> Array:
+def _evaluate_running_rewards(
+    rewards: objectives.Rewards, theta: Params, stretch: KickStretch
+) -> Array:
     """g(X_k) of all samples of a stretch."""
     along = jax.vmap(lambda x, t: rewards.running(theta, x, t, stretch.context))
     return along(stretch.x, stretch.t)
 
 
-def _step_rewards(rewards: objectives.Rewards, theta: Params, stretch: KickStretch) -> Array:
+def _evaluate_step_rewards(
+    rewards: objectives.Rewards, theta: Params, stretch: KickStretch
+) -> Array:
     """r(X_k, X_{k+1})/Δt of all samples of a stretch; the last one has no successor."""
     reward = rewards.per_step
     assert reward is not None
@@ -218,7 +226,7 @@ def _step_rewards(rewards: objectives.Rewards, theta: Params, stretch: KickStret
     return along(stretch.x, stretch.x_next, stretch.t)
 
 
-def _mean_slope(
+def _average_slope(
     rewards_along: Callable[..., Array], law: ResponseLaw, theta: Params, kicked: KickStretch
 ) -> Array:
     """∂θ of rewards, averaged over the kicks of a batch. Shape (P,)."""
@@ -242,10 +250,10 @@ def _form_products(
     g = evaluate_rewards(law, theta, stretch) - mean
     n = grid.length
     kicked = stretch._replace(x=stretch.x[:n], x_next=stretch.x_next[:n], t=stretch.t[:n])
-    explicit = _mean_slope(_running_rewards, law, theta, kicked)
+    explicit = _average_slope(_evaluate_running_rewards, law, theta, kicked)
     explicit_step = jnp.zeros_like(explicit)
     if law.rewards.per_step is not None:
-        explicit_step = _mean_slope(_step_rewards, law, theta, kicked)
+        explicit_step = _average_slope(_evaluate_step_rewards, law, theta, kicked)
     features = jnp.zeros((0, u.shape[1]), u.dtype)
     if law.basis is not None:
         features = jax.vmap(law.basis)(kicked.x).T @ u / n

@@ -111,7 +111,7 @@ class Stationary(NamedTuple):
     memory: of the slowest state or of the reward, 1 + 2Σ|ρ|: twice the time constant of a decay.
     cut: whether "auto" needs a longer window than the record has room for; `interval` then has
         `bias_bound` added.
-    pieces: of several records; None of one.
+    pieces: report on the pieces of several records; None for one record.
     starts: first sample of every batch, (B / traces,).
     """
 
@@ -473,7 +473,7 @@ def _require_batches(
     if batches < MIN_BATCHES:
         raise ValueError(
             f"the record is too short: {room.describe(dt)} hold {batches} "
-            f"stretches of {length * dt:.4g}, which is what a window of {lags * dt:.4g} and an "
+            f"batches of {length * dt:.4g}, which is what a window of {lags * dt:.4g} and an "
             f"autocorrelation time of {memory * dt:.3g} need; an error bar needs {MIN_BATCHES}. "
             f"Record for longer, or give a shorter `window`.{_describe_drift(parts)}"
         )
