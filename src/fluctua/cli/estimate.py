@@ -23,10 +23,10 @@ ESTIMATE_KEYS: Keys = {
     "window": Key(str, "with --continuing: time over which a kick is remembered, or auto"),
     "chunk_mb": Key(int, "megabytes of states held at a time (256)"),
     "stride": Key(list, "with --response: samples per step of the score; [1,2,4] are compared"),
-    "period": Key(list, "with --response: of periodic components, 0 for those that are not"),
+    "period": Key(list, "with --response: period per component, 0 for one that is not periodic"),
     "fit": Key(str, "with --response: parameters to fit to other parts of the record, force,D"),
     "folds": Key(int, "with --response: parts of the record for that fit (5)"),
-    "figure": Key(str, "with --response: also draw it in this file"),
+    "figure": Key(str, "with --response: also draw it to this file"),
 }
 FOR_RECORDINGS = (
     "model",
@@ -85,7 +85,7 @@ def estimate(
         float | None,
         typer.Option(
             metavar="TIME",
-            help="With --continuing: subtract what varies more slowly than this time, an offset "
+            help="With --continuing: subtract what varies more slowly than this time, as an offset "
             "of the detector that drifts",
         ),
     ] = None,
@@ -105,7 +105,7 @@ def estimate(
         Path | None,
         typer.Option(
             metavar="FILE.npz",
-            help="Also write gradient and errors to this file; of --response also FILE.csv",
+            help="Also write gradient and errors to this file; with --response also FILE.csv",
         ),
     ] = None,
     strict: options.Strict = False,
@@ -206,32 +206,32 @@ def _gather_options(
 def _refuse_response_options(
     response: bool, continuing: bool, baseline: str, cluster: str | None, keys: dict[str, Any]
 ) -> None:
-    """Refuse what a response does not heed, and what only a response does."""
+    """Refuse options that a response ignores, and its own keys without --response."""
     if not response:
         alone = [key for key in ("stride", "period", "fit", "folds", "figure") if key in keys]
         if alone:
-            raise ValueError(f"--set {', '.join(alone)}: of a response in time; give --response.")
+            raise ValueError(f"--set {', '.join(alone)} needs --response.")
         return
     if not continuing:
-        raise ValueError("--response is of a record of a steady state: give --continuing too.")
+        raise ValueError("--response needs a record of a steady state: give --continuing too.")
     if baseline != "time":
-        raise ValueError(f"--response has the baseline time; got --baseline {baseline}.")
+        raise ValueError(f"--response takes --baseline time only; got --baseline {baseline}.")
     if cluster is not None:
-        raise ValueError("--response reads its files here: leave --cluster off.")
+        raise ValueError("--response runs on this machine only: leave --cluster off.")
     if "chunk_mb" in keys:
-        raise ValueError("--set chunk_mb: a response holds its records in memory.")
+        raise ValueError("--set chunk_mb has no effect on --response: leave it off.")
 
 
 def _check_detrend(detrend: float | None, continuing: bool, response: bool) -> None:
-    """Refuse a time that is none, and a trend of what is no long-run average."""
+    """Refuse a time that is not positive, and a trend without a long-run average."""
     if detrend is None:
         return
     if not 0 < detrend < float("inf"):
-        raise ValueError(f"--detrend is a time, above 0; got {detrend:g}.")
+        raise ValueError(f"--detrend must be a positive time; got {detrend:g}.")
     if not continuing or response:
         raise ValueError(
-            "--detrend is of a long-run average: give --continuing too, and no --response. Of "
-            "other files take the trend away first (fluctua convert IN OUT.nc --detrend TIME)."
+            "--detrend needs a long-run average: give --continuing too, and no --response. For "
+            "other estimates remove the trend first (fluctua convert IN OUT.nc --detrend TIME)."
         )
 
 

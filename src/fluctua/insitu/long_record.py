@@ -1,8 +1,8 @@
-"""Records of real life as one long record: cut at gaps, joined, without a slow drift.
+"""Records with gaps, in several files or with a slow drift, as one long record.
 
 Samples that are missing (a jump of the times) or not finite (NaN) end a piece, and the next sample
-begins another. Pieces and files follow each other in one trace, whose estimate never looks across
-an end (`fluctua.processes.pieces`).
+begins another. Pieces and files follow each other in one trace; no estimate uses samples on both
+sides of an end (`fluctua.processes.pieces`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LongRecord(NamedTuple):
     """One record, ready for an estimate.
 
     recording: one trace without gaps, or the recording as it is.
-    pieces: of the trace; None where there was nothing to cut or join.
+    pieces: of the trace; None where nothing was cut or joined.
     notes: what was cut, joined and subtracted, in words.
     """
 
@@ -36,7 +36,7 @@ class LongRecord(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def list_records(self) -> Trajectories | list[Trajectories]:
-        """The record as `fluctua.stationary` takes it: one, or its pieces."""
+        """The record, or the list of its pieces, as `fluctua.stationary` takes it."""
         whole = self.recording.trajectories()
         if self.pieces is None:
             return whole
@@ -48,7 +48,7 @@ class LongRecord(NamedTuple):
         ]
 
     def check_model(self, model: RecordingModel) -> None:
-        """Refuse a drift that depends on time where times are not those of the record."""
+        """Refuse a drift that depends on time where the record was cut or joined."""
         if self.pieces is not None and isinstance(model.process, Process):
             check_autonomous(self.recording, model)
 
@@ -84,8 +84,8 @@ def prepare_record(recordings: Sequence[RecordingFile], detrend: float | None = 
         return LongRecord(first)
     if any(one.events is not None for one in recordings):
         raise ValueError(
-            f"{first.path} has events within its steps, and such recordings are neither cut nor "
-            "joined: give one file without gaps."
+            f"{first.path} has events within its steps, and cannot be cut or joined. Give one "
+            "file without gaps."
         )
     dt = float(np.median(np.diff(first.t)))
     pieces: list[Trajectories] = []
@@ -124,7 +124,12 @@ def _find_any_gap(recording: RecordingFile) -> bool:
 
 
 class _TracePieces(NamedTuple):
-    """Place of every sample in units of the interval, −1 for one that is not finite; starts."""
+    """Pieces of a trace.
+
+    position: of every sample in units of the interval, −1 for one that is not finite.
+    starts: first sample of every piece.
+    gaps: number of gaps.
+    """
 
     position: np.ndarray
     starts: np.ndarray
@@ -132,7 +137,7 @@ class _TracePieces(NamedTuple):
 
 
 def _find_pieces(x: np.ndarray, t: np.ndarray, dt: float, place: str) -> _TracePieces:
-    """Where the pieces of a trace begin, in samples."""
+    """Find the pieces of a trace between gaps."""
     intervals = np.diff(t) / dt
     jumps = intervals > 1 + UNEVEN
     if np.any(intervals < 1 - UNEVEN):
@@ -154,7 +159,7 @@ def _find_pieces(x: np.ndarray, t: np.ndarray, dt: float, place: str) -> _TraceP
 def _cut_pieces(
     trace: Trajectories, starts: np.ndarray, good: np.ndarray, dt: float
 ) -> list[Trajectories]:
-    """Pieces of a trace, each of two samples at least."""
+    """Cut a trace into pieces of at least two samples."""
     ends = np.append(starts[1:], len(good))
     pieces = []
     for first, last in zip(starts, ends, strict=True):
@@ -166,7 +171,7 @@ def _cut_pieces(
 
 
 def _make_recording(first: RecordingFile, joined: Trajectories) -> RecordingFile:
-    """A recording in memory with the head of a file and the states of the joined trace."""
+    """Make a recording in memory, with the head of a file and the states of the joined trace."""
     x = np.asarray(joined.x)
     channels = len(first.description.channels)
     if first.description.is_complex:
@@ -182,7 +187,7 @@ def _describe(
     detrend: float | None,
     components: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """What was joined, cut and subtracted, a line each."""
+    """Describe what was joined, cut and subtracted, one line each."""
     notes = []
     if len(recordings) > 1:
         names = ", ".join(recording.path.name for recording in recordings)

@@ -1,6 +1,6 @@
-"""Long records with readout noise: a twin by control variates, and what one sample's noise shares.
+"""Long records with readout noise: a twin by control variates, and the correction of shared noise.
 
-With control variates the mean reward is that of the model, so that J is taken from the record.
+With control variates the mean reward is that of the model. J is therefore taken from the record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fit_control(
     noise: np.ndarray,
     theta: Params,
 ) -> control_variates.FittedControl:
-    """The reward with control variates, in place of a twin whose path would restart at noise."""
+    """Fit control variates, in place of a twin whose path would restart at noisy states."""
     if twin.process is not None or twin.theta is not None:
         raise ValueError(
             "with observation noise the twin is the model of the score: leave `process` and "
@@ -72,7 +72,7 @@ def restore_value(
     noise: np.ndarray,
     theta: Params,
 ) -> stationary_record.Stationary:
-    """J and its error from the measured reward: with control variates it is that of the model.
+    """Replace J and its error, those of the model with control variates, by those of the record.
 
     Warns where the two differ, since the gradient is then not that of the record either.
     """

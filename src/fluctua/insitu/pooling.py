@@ -242,7 +242,7 @@ def estimate_files(
     if subject.window is not None:
         if cluster is not None:
             raise ValueError(
-                "--continuing joins its files to one record, which is read here; got --cluster "
+                "--continuing joins its files to one record on this machine; got --cluster "
                 f"{cluster}. Leave it off."
             )
         files = [subject.estimate_record(paths)]
@@ -295,7 +295,7 @@ def _combine(files: Sequence[FileEstimate]) -> estimating.RecordingEstimate:
 
 
 class _FileHead(NamedTuple):
-    """What must agree in files that are one record."""
+    """Parameters and settings, which must agree in the files of one record."""
 
     path: Path
     theta: Mapping[str, Any]

@@ -26,8 +26,8 @@ from fluctua.processes.response_report import StrideComparison
 class ResponseOptions(NamedTuple):
     """How a response is estimated from files.
 
-    strides: samples per step of the score; the first one's response is the result.
-    periods: of periodic components, one for all or one per component; 0 for those that are not.
+    strides: samples per step of the score; the response of the first is the result.
+    periods: one for all components or one per component; 0 for one that is not periodic.
     fitted: names of parameters that are fitted to the record.
     folds: of that fit.
     """
@@ -41,8 +41,8 @@ class ResponseOptions(NamedTuple):
 class FileResponse(NamedTuple):
     """The response from files, and how it was made.
 
-    comparison: a response per stride.
-    transition: whose score was used.
+    comparison: one response per stride.
+    transition: name of the transition whose score was used.
     notes: noise and parameters that were used, one line each.
     """
 
@@ -51,10 +51,10 @@ class FileResponse(NamedTuple):
     notes: tuple[str, ...]
 
 
-def respond_files(
+def estimate_file_response(
     paths: Sequence[Path], reading: EstimateOptions, options: ResponseOptions
 ) -> FileResponse:
-    """Response of the long-run average to a step of each parameter, from one or several files.
+    """Estimate the response of a long-run average to a step of each parameter, from files.
 
     Args:
         paths: of the files, taken at the same settings; each is cut where samples are missing.
@@ -71,10 +71,10 @@ def respond_files(
             for path in paths
         ]
         double = any(one.description.dtype in DOUBLE for one in recordings)
-        return jax.enable_x64(double)(_respond)(recordings, reading, options)
+        return jax.enable_x64(double)(_estimate)(recordings, reading, options)
 
 
-def _respond(
+def _estimate(
     recordings: Sequence[RecordingFile], reading: EstimateOptions, options: ResponseOptions
 ) -> FileResponse:
     first = recordings[0]
@@ -114,7 +114,7 @@ def _respond(
         [piece for one in prepared for piece in _list_pieces(one)],
         window="auto" if reading.window is None else reading.window,
         score=estimating.SCORES[transition],
-        period=_spread_periods(options.periods),
+        period=_resolve_periods(options.periods),
         calibration=calibration,
     )
     cuts = [line for one in prepared for line in one.notes]
@@ -127,20 +127,20 @@ def _list_pieces(record: long_record.LongRecord) -> list[Trajectories]:
     return [pieces] if isinstance(pieces, Trajectories) else pieces
 
 
-def _spread_periods(periods: tuple[float, ...]) -> float | list[float | None] | None:
-    """One period for all components, or one of each; None where there is none."""
+def _resolve_periods(periods: tuple[float, ...]) -> float | list[float | None] | None:
+    """One period for all components, or one per component; None where there is none."""
     each = [period or None for period in periods]
     return each if len(each) > 1 else (each or [None])[0]
 
 
 def _refuse_readout_noise(reading: EstimateOptions, variance: np.ndarray | None) -> None:
-    """Refuse noise of the readout, which products of neighbouring samples would share."""
+    """Refuse readout noise, which the score and the reward of one sample share."""
     noise = reading.observation_noise
     if noise == 0 or (noise is None and variance is None):
         return
     raise ValueError(
-        "--response is not corrected for noise of the readout, which scores and rewards of one "
-        "sample share. Give --set readout_noise=0 to neglect it, and compare several strides: "
+        "--response does not correct for readout noise, which scores and rewards of one sample "
+        "share. Give --set readout_noise=0 to neglect it, and compare several strides: "
         "--set stride=[1,2,4]."
     )
 
@@ -148,7 +148,7 @@ def _refuse_readout_noise(reading: EstimateOptions, variance: np.ndarray | None)
 def _refuse_other_parameters(
     first: RecordingFile, theta: Params, other: RecordingFile, another: Params
 ) -> None:
-    """Refuse a file at other parameters: its response is another one."""
+    """Refuse a file at other parameters, which has another response."""
     left = models.name_leaves(theta)
     right = models.name_leaves(another)
     if set(left) != set(right):

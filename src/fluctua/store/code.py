@@ -38,7 +38,7 @@ def load_code(text: str, expected: str) -> Any:
 
     Args:
         text: `FILE.py:NAME`, or `package.module:NAME` with modules that Python finds, those of the
-            present folder included.
+            current folder included.
         expected: what the object should be, for the error messages: "a fluctua.Training".
 
     Returns: the object. The same content of a file is executed once.
@@ -64,7 +64,7 @@ def load_code(text: str, expected: str) -> Any:
 
 
 def load_value(text: str, kind: type, expected: str) -> Any:
-    """Load an object of a kind, or the result of a function without arguments.
+    """Load an object of a class, or the result of a function without arguments.
 
     Args:
         text: one of the `FORMS`.
@@ -89,7 +89,7 @@ def call_code(text: str, function: Callable[..., Any], *values: Any, **named: An
         return function(*values, **named)
     except Exception as error:
         if isinstance(error, ValueError) and not _list_own_frames(error):
-            raise  # the library explains itself
+            raise  # a message of the library is complete
         raise ValueError(f"{text} does not run: {locate_error(error)}.") from error
 
 
@@ -119,7 +119,7 @@ def _list_own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _is_foreign(filename: str) -> bool:
-    """Whether a file is none of the user's: of this package, of another one, or of Python."""
+    """Whether a file belongs to this package, an installed one or Python, not to the user."""
     path = Path(filename)
     package = Path(__file__).parents[1]
     installed = {"site-packages", "dist-packages"} & set(path.parts)
@@ -145,7 +145,7 @@ def _execute(path: Path, _content: bytes) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    _search(path.parent)
+    _add_to_path(path.parent)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -153,14 +153,14 @@ def _execute(path: Path, _content: bytes) -> Any:
     return module
 
 
-def _search(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     """Let modules of a folder be imported, after all others."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 def _import_module(name: str, expected: str) -> Any:
-    _search(Path.cwd())
+    _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

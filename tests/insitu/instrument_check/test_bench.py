@@ -28,7 +28,7 @@ def test_a_bench_goes_with_its_own_model():
     assert (status, report["problems"]) == (0, [])
     assert bench.shots == report["trajectories"] == 62
     assert [knob["limits"]["high"] for knob in report["knobs"]] == [3.0, 2.5]
-    assert report["notes"] == ["knobs without a part in the model: chi"]
+    assert report["notes"] == ["knobs that the model does not have: chi"]
     assert report["record"]["channels"][4] == "Im psi[0]"
     assert np.abs(np.array(report["residuals"]["residuals"]["v"]) - 1).max() < 0.1
     assert report["training"]["trajectories"] == 6 * 50 + 10 * 300

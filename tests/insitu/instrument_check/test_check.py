@@ -70,7 +70,7 @@ def test_few_trajectories_are_a_short_check():
         (lab.Wide, lab.untimed, 2, "drift of the model has shape (1,), and a sample"),
         (lab.Frozen, lab.ready, 22, "10 trajectories are the same as earlier ones"),
         (lab.Flat, lab.ready, 3, "2 trajectories are the same as earlier ones"),
-        (lab.Drifts, lab.ready, 32, "the same setting gave other records"),
+        (lab.Drifts, lab.ready, 32, "the same setting gave different records"),
         (lab.Trap, lab.faint, 32, "not those of the model"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Estimates that are no gradients of recordings: simulated networks, responses in time."""
+"""Estimates other than gradients from recordings: simulated networks, responses in time."""

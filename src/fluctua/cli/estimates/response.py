@@ -19,13 +19,13 @@ from fluctua.store import tables
 
 
 def read_response_options(keys: dict[str, Any]) -> response_files.ResponseOptions:
-    """How a response is estimated, from the keys of --set."""
+    """Read the options of a response from the keys of --set."""
     strides = keys.get("stride", [1])
     if any(int(stride) != stride or stride < 1 for stride in strides):
         raise ValueError(f"--set stride takes whole numbers of samples; got {strides}.")
     fitted = tuple(filter(None, map(str.strip, keys.get("fit", "").split(","))))
     if "folds" in keys and not fitted:
-        raise ValueError("--set folds is of a fit: give --set fit=NAME,NAME too.")
+        raise ValueError("--set folds needs a fit: give --set fit=NAME,NAME too.")
     return response_files.ResponseOptions(
         strides=tuple(int(stride) for stride in strides),
         periods=tuple(keys.get("period", ())),
@@ -35,9 +35,9 @@ def read_response_options(keys: dict[str, Any]) -> response_files.ResponseOption
 
 
 def check_outputs(out: Path | None, keys: dict[str, Any]) -> None:
-    """Refuse files that cannot be written as their names say."""
+    """Refuse files of a format that cannot be written."""
     if out is not None and out.suffix not in (".csv", ".npz"):
-        raise ValueError(f"--out of a response is a .csv or an .npz file; got {out}.")
+        raise ValueError(f"--out takes a .csv or an .npz file with --response; got {out}.")
     figure = keys.get("figure")
     if figure is not None and Path(figure).suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--set figure takes a .png, .pdf or .svg file; got {figure!r}.")
@@ -52,7 +52,7 @@ def estimate_response(
     check_outputs(output.out, keys)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the trajectories are not those of the")
-        result = response_files.respond_files(paths, options, chosen)
+        result = response_files.estimate_file_response(paths, options, chosen)
     answer = result.comparison.responses[0]
     seconds = time.perf_counter() - started
     written = _write(answer, output.out, keys.get("figure"))
@@ -91,7 +91,7 @@ def _write(answer: StepResponse, out: Path | None, figure: str | None) -> list[s
 
 
 def _gather_numbers(result: response_files.FileResponse, seconds: float) -> dict[str, Any]:
-    """The numbers of --json: one entry per stride."""
+    """Gather the numbers of --json: one entry per stride."""
     strides = [
         {
             "stride": answer.stride,

@@ -165,7 +165,7 @@ class Plan:
 
 
 class Workload(NamedTuple):
-    """What one device has to do in a training: acquisitions, and trajectories in all."""
+    """Acquisitions and trajectories of one device in a training."""
 
     acquisitions: int
     trajectories: int

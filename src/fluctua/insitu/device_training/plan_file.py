@@ -87,7 +87,7 @@ def get_fields(entries: Mapping[str, Any]) -> dict[str, Any]:
         return fields
     instruments = fields.pop("address").split()
     options = {name: fields.pop(name) for name in OPTIONS if name in fields}
-    # a driver of one's own did not receive them
+    # earlier drivers that users wrote did not receive them
     return {
         **fields,
         "instruments": instruments,

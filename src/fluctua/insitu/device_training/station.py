@@ -70,12 +70,12 @@ def load_station(
     attempts: int = 1,
     report: Callable[[str], None] = lambda text: None,
 ) -> Station:
-    """Load drivers and model, and open an instrument if the model asks for it.
+    """Load drivers and model, and open an instrument if the function of the model needs it.
 
     Args:
         names: names and options. An option that neither driver nor model takes is refused.
-        attempts: how often an instrument is opened that answers wrongly.
-        report: called with what went wrong and was tried again.
+        attempts: maximum number of attempts to open an instrument that sends invalid replies.
+        report: called with the reason of every further attempt.
 
     Returns: functions that open the instruments, and the model.
     """
@@ -107,7 +107,7 @@ def open_first(
 ) -> Instrument:
     """Open the first of several instruments that answers.
 
-    An invalid reply is asked for again, a line that is dead is not.
+    An invalid reply is retried, a lost connection is not.
     """
     for left, connect in zip(reversed(range(len(connects))), connects, strict=True):
         try:
@@ -162,7 +162,7 @@ def _describe(value: Any) -> str:
 def _make_connect(text: str, driver: Any, options: Mapping[str, Any]) -> Connect:
     if _is_driver(driver):
         refuse_incomplete(text, driver)
-        return partial(_KeptOpen, driver)
+        return partial(_OpenDriver, driver)
     required = _list_required(driver)
     if required:
         raise TypeError(
@@ -187,7 +187,7 @@ def refuse_incomplete(text: str, driver: Any) -> None:
 
 @dataclass(frozen=True)
 class _NamedConnect:
-    """Opens a driver of a user's own; a failure names it and its line."""
+    """Function that opens a driver; an error has the name of the driver and the line."""
 
     text: str
     make: Callable[[], Any]
@@ -205,7 +205,7 @@ class _NamedConnect:
         return driver
 
 
-class _KeptOpen:
+class _OpenDriver:
     """A driver that exists already: it cannot be opened again and is therefore never closed."""
 
     def __init__(self, driver: Instrument):
@@ -222,7 +222,7 @@ class _KeptOpen:
 
 
 def _choose_model(instruments: Sequence[str]) -> str:
-    """The name of the model that goes with instruments for which none was given."""
+    """Name of the model of instruments for which none was given."""
     if any(map(is_code, instruments)):
         raise ValueError(
             "an instrument of your own needs its model: fluctua insitu train INSTRUMENT --model "

@@ -194,7 +194,7 @@ def _check_limit(name: str, pair: Any) -> None:
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether a function can be called with an argument; it can if it does not tell."""
+    """Whether a function takes an argument; assumed where its signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -14,7 +14,7 @@ which distinguishes it from diffusion,
 
     ⟨rₙ rₙ₊₁⟩ = −S,     E[r²] = c 2QΔt + 2S.
 
-A process that is read in part (`fluctua.Observed`) has no residuals of its states: ν is that of the
+A partially observed process (`fluctua.Observed`) has no residuals of its states: ν is that of the
 innovations of its filter. They are large while the calibration is poor, so that more noise is
 accepted, up to a factor of 100; less is not.
 """

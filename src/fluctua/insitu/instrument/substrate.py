@@ -108,7 +108,7 @@ class InstrumentSubstrate:
     counts: trajectories by verdict, and failures.
     identity: of the instrument, once it is known; another one is refused.
     last: settings and trajectories of the last call.
-    expected: channels and times of a record, where a model knows them; others are refused.
+    expected: channels and times that a record must have, where they are known.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class InstrumentSubstrate:
 
     def _acquire(self, settings: Params, size: int) -> tuple[protocol.Batch, np.ndarray]:
         """Acquire one batch, retrying failures; with the usable ones of its trajectories (E,)."""
-        return self._repeat(partial(self._visit, settings, size))
+        return self._retry_failures(partial(self._visit, settings, size))
 
     def _visit(self, settings: Params, size: int) -> tuple[protocol.Batch, np.ndarray]:
         visit = self.use(partial(visits.visit_instrument, settings, size))
@@ -251,7 +251,7 @@ class InstrumentSubstrate:
         self.ran += size
         return visit.batch, self._judge(visit.batch, settings, size, visit.health)
 
-    def _repeat(self, attempt: Callable[[], Any]) -> Any:
+    def _retry_failures(self, attempt: Callable[[], Any]) -> Any:
         """Return attempt(), retrying failures."""
         failures = hangs = 0
         while True:

@@ -51,7 +51,7 @@ def visit_instrument(settings: Params, size: int, instrument: Instrument) -> Vis
 
 
 def _call(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method of a driver; an error that is none of an instrument is named with its line."""
+    """Call a method of a driver; an error in its code is raised with its line."""
     try:
         return method(*arguments)
     except (InstrumentError, OSError):
@@ -61,7 +61,7 @@ def _call(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class ExpectedRecord(NamedTuple):
-    """What a model expects of a record; None where it does not say.
+    """Shape that a record must have; None for what is not known.
 
     channels: components of a sample.
     t: times of the samples (T+1,).
@@ -120,7 +120,7 @@ def _join(names: Mapping[str, Any]) -> str:
 
 
 def compare_settings(asked: Params, answered: Params | None) -> str:
-    """Say which setting was read back differently: `force was set to 1 and reads back 0`."""
+    """Describe a setting that was read back differently: `force was set to 1 and reads back 0`."""
     if not isinstance(asked, Mapping) or not isinstance(answered, Mapping):
         return ""
     for name, value in asked.items():

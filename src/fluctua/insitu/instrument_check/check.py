@@ -42,7 +42,7 @@ def check_instrument(
     retry: Retry | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> InstrumentCheck:
-    """Connect, read limits, set, acquire a few trajectories, and compare them with the model.
+    """Check an instrument against its model with a few trajectories, before a training.
 
     A first record of two trajectories shows shape and rate. With `trajectories` ≥ 8 the start is
     then measured twice and another setting once; means and variances of the two are compared,
@@ -61,18 +61,18 @@ def check_instrument(
     substrate = instrument_substrate(connect, batch=max(trajectories, FIRST), retry=retry)
     substrate.report = report
     substrate.expected = model.expected
-    visit = _CheckVisit(substrate, model, trajectories, seed)
+    check = _RunningCheck(substrate, model, trajectories, seed)
     try:
-        visit.run()
+        check.run()
     except (InstrumentError, OSError) as error:
-        visit.explain(error)
+        check.explain(error)
     finally:
         substrate.close()
-    return visit.summarise()
+    return check.summarise()
 
 
-class _CheckVisit:
-    """A check while it runs: what was found so far."""
+class _RunningCheck:
+    """State of a check while it runs."""
 
     def __init__(self, substrate: InstrumentSubstrate, model: Model, trajectories: int, seed: int):
         self.substrate = substrate
@@ -84,7 +84,7 @@ class _CheckVisit:
         self.parts: dict[str, Any] = {}
 
     def run(self) -> None:
-        """Check until something is found that makes the rest meaningless."""
+        """Run the checks; the first problem that invalidates the others ends them."""
         sheet = self._connect()
         if self.problems or not self.trajectories:
             return
@@ -135,11 +135,11 @@ class _CheckVisit:
             )
             others = [name for name in sheet.limits if name not in self.model.knobs]
             if others:
-                self.notes.append(f"knobs without a part in the model: {', '.join(others)}")
+                self.notes.append(f"knobs that the model does not have: {', '.join(others)}")
         return sheet
 
     def _open(self) -> knobs.DriverSheet:
-        """Open the instrument. An invalid reply is asked for again, a line that is dead is not."""
+        """Open the instrument. An invalid reply is retried, a lost connection is not."""
         for _ in range(self.substrate.retry.attempts - 1):
             try:
                 return self.substrate.use(knobs.read_sheet)
@@ -149,7 +149,7 @@ class _CheckVisit:
         return self.substrate.use(knobs.read_sheet)
 
     def _measure(self) -> list[tuple[Any, Trajectories]]:
-        """The start once more, or twice and then another setting."""
+        """Acquire at the start once more, or twice there and once at another setting."""
         settings = [self.model.start]
         if self.trajectories >= repeatability.MIN_TRAJECTORIES:
             rng = np.random.default_rng(self.seed)
@@ -158,7 +158,7 @@ class _CheckVisit:
             (jax.tree.map(np.asarray, at), self.substrate(None, at, self.trajectories))
             for at in settings
         ]
-        self.substrate.use(partial(_set, runs[0][0]))  # leave it as it was
+        self.substrate.use(partial(_set, runs[0][0]))  # leave it at the start
         return runs
 
     def _find_dead(self, ensembles: list[Trajectories]) -> None:
@@ -178,7 +178,7 @@ class _CheckVisit:
             )
 
     def _count_seconds(self) -> Latency:
-        """Seconds so far: in visits and in runs, with the number of each."""
+        """Seconds so far, in visits and in runs."""
         seconds = self.substrate.seconds
         return Latency(0.0, seconds["visit"], seconds["run"])
 
@@ -201,7 +201,7 @@ class _CheckVisit:
         if not compared.ok:
             name = self.parts["record"].channels[compared.channel]
             self.problems.append(
-                f"the same setting gave other records: means differ by {compared.mean:.1f} and "
+                f"the same setting gave different records: means differ by {compared.mean:.1f} and "
                 f"variances by {compared.variance:.1f} standard errors, most in channel {name}; "
                 f"up to {compared.limit:.1f} is chance. Let it settle, or look for a drift."
             )
@@ -222,7 +222,7 @@ def _set(settings: Params, instrument: Instrument) -> None:
 
 
 def _join(first: Trajectories, second: Trajectories) -> Any:
-    """What was recorded with two ensembles."""
+    """Join the contexts of two ensembles."""
     if not first.context:
         return None
     return jax.tree.map(lambda a, b: np.concatenate([a, b]), first.context, second.context)

@@ -1,4 +1,4 @@
-"""Knobs of a model against what a driver states of itself: names, limits, units."""
+"""Comparison of the knobs of a model with a driver: names, limits, units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDING = 1e-9
 
 
 class DriverSheet(NamedTuple):
-    """What a driver states of itself, where it does; see `protocol.Instrument`.
+    """Optional attributes of a driver; see `protocol.Instrument`.
 
     limits: lowest and highest value by knob.
     units: by knob and channel.
@@ -31,12 +31,12 @@ class DriverSheet(NamedTuple):
 class KnobReport(NamedTuple):
     """One knob of the model.
 
-    name: of it.
-    size: settings of this kind.
+    name: of the knob.
+    size: number of settings.
     start: lowest and highest start.
     bounds: of the training.
-    limits: of the instrument; None where it does not say.
-    unit: empty where the driver does not say.
+    limits: of the instrument; None where the driver has none.
+    unit: empty where the driver has none.
     """
 
     name: str
@@ -72,7 +72,7 @@ def read_sheet(driver: Instrument) -> DriverSheet:
 
 
 def describe_knob(name: str, knob: Knob, sheet: DriverSheet) -> KnobReport:
-    """The knob with what the driver states of it."""
+    """Describe a knob, with limits and unit of the driver."""
     limits = None
     if name in sheet.limits:
         low, high = sheet.limits[name]
@@ -88,7 +88,7 @@ def describe_knob(name: str, knob: Knob, sheet: DriverSheet) -> KnobReport:
 
 
 def find_knob_problems(model: Model, sheet: DriverSheet) -> list[str]:
-    """What is wrong with names, bounds and limits of the knobs; empty if nothing is."""
+    """List problems with names, bounds and limits of the knobs."""
     if not model.knobs:
         return ["the model has no knobs. Name the settings that are trained: Model(knobs={…})."]
     problems = _compare_names(model, sheet)
@@ -99,7 +99,7 @@ def find_knob_problems(model: Model, sheet: DriverSheet) -> list[str]:
 
 
 def _compare_names(model: Model, sheet: DriverSheet) -> list[str]:
-    """Refuse names that differ. More knobs than the model's are fine: they stay as they are."""
+    """List names that differ. Knobs that the model does not have stay as they are."""
     missing = [name for name in model.knobs if name not in sheet.limits]
     unknown = [name for name in sheet.limits if name not in model.knobs]
     if not missing or not unknown:

@@ -1,4 +1,4 @@
-"""Two ensembles at the same setting: do their means and variances agree within their errors?
+"""Comparison of two ensembles at the same setting: means and variances within their errors.
 
 A trajectory is averaged over a few stretches of time, in each channel. For the means of these
 averages in two ensembles a and b of n trajectories each, and for those of their squared deviations,
@@ -21,7 +21,7 @@ STRETCHES = 8
 CHANCE = 1e-4
 """Probability that a repeatable instrument is refused."""
 MIN_TRAJECTORIES = 8
-"""Per ensemble: fewer say little."""
+"""Per ensemble; the test has little power with fewer."""
 
 
 class Repeatability(NamedTuple):

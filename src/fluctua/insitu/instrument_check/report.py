@@ -1,4 +1,4 @@
-"""What a check of an instrument found."""
+"""Result of a check of an instrument."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class Latency(NamedTuple):
 class InstrumentCheck(NamedTuple):
     """The result of `check_instrument`; parts that were not reached are None.
 
-    problems: why the instrument and the model do not go together; empty if they do.
-    trajectories: that were run, discarded ones included.
+    problems: why the instrument does not fit its model; empty if it does.
+    trajectories: number that were run, discarded ones included.
     identity: of the instrument, as `health` gives it.
     knobs: with bounds and limits.
     record: shape and rate.
     repeatability: of the same setting twice.
     residuals: against the model.
     latency: in seconds.
-    notes: what is no obstacle.
+    notes: remarks that are no problems.
     """
 
     problems: tuple[str, ...] = ()

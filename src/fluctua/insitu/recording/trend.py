@@ -201,7 +201,7 @@ class TrendRemoval(NamedTuple):
 def subtract_trend(
     x: np.ndarray, position: np.ndarray, samples: float, cuts: np.ndarray, name: Any
 ) -> TrendRemoval:
-    """`remove_trend` of a trace with gaps: its cosines by least squares over what there is.
+    """Remove the trend of a trace with gaps, by a least-squares fit of cosines.
 
     Args:
         x: finite states (n, M), those of gaps left out.
