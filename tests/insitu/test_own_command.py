@@ -216,7 +216,7 @@ def test_a_check_is_printed(folder):
         "to connect",
         "10 iterations: 3,300 trajectories in 36 acquisitions",
         "used 62 trajectories",
-        "ok instrument and model go together",
+        "ok the instrument fits its model",
     ):
         assert text in answer
 

@@ -1,4 +1,4 @@
-"""`fluctua insitu`: check and train an instrument, or try the whole of it on a virtual one."""
+"""`fluctua insitu`: check and train an instrument, or run a demo on a virtual one."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ DEMO_KEYS: Keys = {
     "record": TRAIN_KEYS["record"],
 }
 INSITU_KEYS: Keys = {**TRAIN_KEYS, **DEMO_KEYS}
-OF_TRAINING = ("out", "model", "iterations", "trajectories", "calibration", "seed", "settings")
-"""Options of a training, but its baseline, which one that calibrates itself does not have."""
+TRAINING_OPTIONS = ("out", "model", "iterations", "trajectories", "calibration", "seed", "settings")
+"""Options of a training but --baseline, which --calibration training does not have."""
 
 
 def insitu(
@@ -126,7 +126,7 @@ def insitu(
 
     check: connects, sets, acquires a few trajectories and compares them with the model: shapes,
     rate, limits of the knobs, repeatability, residuals, and the time that a training will take.
-    Exit status 1 if something is wrong. The words of `train` do, without --out.
+    Exit status 1 if something is wrong. Takes the options of `train`, without --out.
 
     train: the same with few trajectories, then calibration and training into a folder. Failures
     of the line or the box are retried, bad trajectories are discarded and counted, everything is
@@ -163,7 +163,9 @@ def insitu(
         request = Request(instruments or [], model or "", out)
         if action == "check":
             refuse_options(
-                context, (*OF_TRAINING[1:], "as_json"), "not for a check, which trains nothing."
+                context,
+                (*TRAINING_OPTIONS[1:], "as_json"),
+                "not for a check, which trains nothing.",
             )
             status = check.run_check(request, plan, _split_settings(settings, CHECK_KEYS), as_json)
             raise typer.Exit(status)
@@ -182,7 +184,7 @@ def insitu(
             if calibration == "training":
                 reason += " with --calibration training, which has no baseline"
                 baselines = []
-            refuse_options(context, (*OF_TRAINING, *baselines), f"{reason}.")
+            refuse_options(context, (*TRAINING_OPTIONS, *baselines), f"{reason}.")
             run.begin(request, plan, _split_settings(settings, TRAIN_KEYS))
     except typer.Exit:
         raise
@@ -191,7 +193,7 @@ def insitu(
 
 
 def _choose_action(action: str | None, resume: Path | None) -> str:
-    """What to do: the first word."""
+    """Choose the action by the first word."""
     if action is None and resume is not None:
         return "train"
     if action in ACTIONS:

@@ -1,4 +1,4 @@
-"""`fluctua insitu check`: an instrument against its model, in a dozen lines."""
+"""`fluctua insitu check`: a report on an instrument and its model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fluctua.insitu.instrument_check.report import InstrumentCheck, Latency
 TRAJECTORIES = 20
 """Per acquisition of a check."""
 BEFORE_TRAINING = 2
-"""The same before a training, which tests what it measures again."""
+"""The same before a training, whose calibration has further tests."""
 MAX_CHANNELS = 6
-"""Names of channels that are printed."""
+"""Maximum number of names of channels that are printed."""
 WIDTH = 12
 
 
@@ -41,8 +41,8 @@ def run_check(
     _refuse_few(trajectories, 1)
     try:
         station = open_station(names, settings.keys, 1)
-    except InstrumentError as error:  # a model that asks its instrument, which does not answer
-        _say_problem(f"{str(error).rstrip('.')}.")
+    except InstrumentError as error:  # the model needs the open driver, which does not answer
+        _print_problem(f"{str(error).rstrip('.')}.")
         return 1
     checks = check_station(station, plan, trajectories)
     if as_json:
@@ -52,11 +52,11 @@ def run_check(
         for name, check in zip(request.instruments, checks, strict=True):
             say(describe_check(name, check, plan, len(checks)))
             for problem in check.problems:
-                _say_problem(problem)
+                _print_problem(problem)
     return 0 if all(check.ok for check in checks) else 1
 
 
-def _say_problem(text: str) -> None:
+def _print_problem(text: str) -> None:
     say(f"{'PROBLEM':<{WIDTH}}{text}", fg=typer.colors.RED)
 
 
@@ -81,7 +81,7 @@ def check_before_training(
     """Check instruments with few trajectories. Returns how many each ran; a problem is raised.
 
     Of several instruments those that do not answer are left out, as long as one does: the training
-    asks them again.
+    tries them again.
     """
     _refuse_few(trajectories, 0)
     checks = check_station(station, plan, trajectories)
@@ -103,13 +103,13 @@ def check_before_training(
     return tuple(check.trajectories for check in checks)
 
 
-def _refuse_few(trajectories: int, least: int) -> None:
-    if trajectories < least:
-        raise ValueError(f"--set check_trajectories takes {least} or more; got {trajectories}.")
+def _refuse_few(trajectories: int, minimum: int) -> None:
+    if trajectories < minimum:
+        raise ValueError(f"--set check_trajectories takes {minimum} or more; got {trajectories}.")
 
 
 def describe_check(name: str, check: InstrumentCheck, plan: Plan, devices: int) -> str:
-    """What was found, in lines."""
+    """Describe the result of a check, one line per part."""
     identity = f" ({check.identity})" if check.identity else ""
     lines = [("instrument", f"{name}{identity}")]
     for k, knob in enumerate(check.knobs):
@@ -133,7 +133,7 @@ def describe_check(name: str, check: InstrumentCheck, plan: Plan, devices: int) 
     lines += [("note", text) for text in check.notes]
     lines.append(("used", f"{check.trajectories} trajectories"))
     if check.ok:
-        lines.append(("ok", "instrument and model go together"))
+        lines.append(("ok", "the instrument fits its model"))
     return "\n".join(f"{label:<{WIDTH}}{text}" for label, text in lines)
 
 

@@ -1,4 +1,4 @@
-"""What `fluctua insitu` is asked for: instruments, their model, and where a run goes."""
+"""Arguments of `fluctua insitu`: instruments, their model, and the folder of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fluctua.insitu.device_training.station import (
     load_station,
 )
 
-OF_SELF_CALIBRATION = ("forget_after", "measure_every", "renew", "readout_noise")
-"""Keys that count with --calibration training only."""
+SELF_CALIBRATION_KEYS = ("forget_after", "measure_every", "renew", "readout_noise")
+"""Keys for --calibration training only."""
 
 
 class InstrumentSettings(NamedTuple):
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
     def refuse_keys(self, calibration: str, settings: dict[str, Any]) -> None:
         """Raise `ValueError` for keys of --set that would be ignored."""
-        ignored = ["probes"] if calibration == "training" else list(OF_SELF_CALIBRATION)
+        ignored = ["probes"] if calibration == "training" else list(SELF_CALIBRATION_KEYS)
         other = "probes" if calibration == "training" else "training"
         _refuse_among(ignored, settings, f"counts with --calibration {other} only.")
         if len(self.instruments) == 1:
