@@ -43,9 +43,11 @@ def linearise(spec):
     numbers = port_records.make_numbers(spec, READOUT)
     with jax.enable_x64(True):
         network = port_records._linearise(grid, numbers)
-        covariance = port_records._covariances(grid, network, np.asarray(numbers.noise)[None])[0]
+        covariance = port_records._compute_covariances(
+            grid, network, np.asarray(numbers.noise)[None]
+        )[0]
         record = np.asarray(network.path)[port_records.SUBSTEPS :: port_records.SUBSTEPS, SITES]
-        slopes = np.asarray(port_records._slopes(grid, numbers, network))
+        slopes = np.asarray(port_records._compute_slopes(grid, numbers, network))
     return grid, record, np.asarray(covariance) + numbers.readout * np.eye(len(covariance)), slopes
 
 

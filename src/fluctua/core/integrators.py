@@ -344,7 +344,7 @@ TERMS = 18
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def integrate_exponential(order: int, z: Array) -> Array:
-    """φ_k(z) = ∫₀¹ e^{(1−s)z} s^{k−1}/(k−1)! ds of numbers: (e^z − 1)/z for k = 1.
+    """Integral φ_k(z) = ∫₀¹ e^{(1−s)z} s^{k−1}/(k−1)! ds, elementwise; (e^z − 1)/z for k = 1.
 
     A series up to |z| = 1, and φ_{k+1} = (φ_k − 1/k!)/z beyond, where that loses no digits.
     """

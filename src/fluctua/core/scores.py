@@ -20,7 +20,7 @@ and constant in time:
     E[X_Δ] = x + ∫₀^Δ e^{J(Δ−s)} (μ + a s) ds,     Cov[X_Δ] = ∫₀^Δ e^{Js} 2Q e^{Jᵀs} ds.
 
 The integrals are Taylor series over Δ/2^d, then doubled d times. Doubling adds covariances, so it
-does not lose digits where e^{−J} would grow. Of one state they are functions of the number JΔ.
+does not lose digits where e^{−J} would grow. For one state they are functions of JΔ alone.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def _double_step(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Ar
 # ------------------------------------------------------------------------- noise of the measurement
 
 UNROLLED = 2
-"""Components whose second derivatives are written out: a loop takes time for every one."""
+"""Maximum number of components whose second derivatives are unrolled, which is faster."""
 
 
 def remove_readout_bias(

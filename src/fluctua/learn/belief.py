@@ -97,8 +97,8 @@ class Belief:
         ).T
         return spread
 
-    def respond_to_watched(self) -> np.ndarray:
-        """Shift of the posterior mean per unit of each watched unknown that is there. (F, W)
+    def compute_watched_shift(self) -> np.ndarray:
+        """Shift of the posterior mean per unit of each watched unknown of the device. (F, W)
 
         The score of the free unknowns has the mean F_fw w at a device with w, which a fit without
         w absorbs: the fit is off by Λ⁻¹F_fw w.
@@ -107,7 +107,7 @@ class Belief:
         return scipy.linalg.cho_solve(self._factor, cross)
 
     def count_deviations(self, gradient: np.ndarray) -> float:
-        """Λ⁻¹ gradient (F,)| in standard deviations, the root mean square over the unknowns."""
+        """|Λ⁻¹ gradient (F,)| in standard deviations, the root mean square over the unknowns."""
         square = gradient @ scipy.linalg.cho_solve(self._factor, gradient)
         return float(np.sqrt(square / max(gradient.size, 1)))
 
@@ -167,7 +167,7 @@ def _pseudo_square(information: np.ndarray, score: np.ndarray) -> tuple[float, i
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Sums of χ² of new scores against the belief before them, over calls after the first.
+    """Sums of the surprise (`Belief.surprise`) of the calls after the first.
 
     A model with the right structure expects one per degree of freedom. Where the structure is
     wrong, the unknowns that fit best change with the settings, and χ² grows.
@@ -181,7 +181,7 @@ class Disagreement:
     calls: float = 0.0
 
     def add(self, chi2: float, degrees: int, share: float = 1.0) -> Disagreement:
-        """The sums with another call. share: weight of the calls before, where they fade."""
+        """Add another call. share: weight of the earlier calls, below 1 where they fade."""
         return Disagreement(
             share * self.chi2 + chi2, share * self.degrees + degrees, share * self.calls + 1
         )
@@ -236,12 +236,12 @@ class Posterior(NamedTuple):
 
     @property
     def covers(self) -> bool:
-        """Whether nothing speaks against the structure of the model, which errors rely on."""
+        """Whether no test contradicts the structure of the model, on which errors rely."""
         return self.widened == 1 and not self.structure_is_wrong
 
     @property
     def caveat(self) -> str:
-        """Why the errors need not cover, in words; empty where nothing is wrong."""
+        """Why the errors need not cover, as a sentence; empty where no test fails."""
         if self.structure_is_wrong:
             return (
                 "the model lacks what is watched: errors of the fitted unknowns include its effect "
@@ -264,7 +264,7 @@ class Posterior(NamedTuple):
 
 
 def explain_watched(known: Posterior, start: np.ndarray) -> str:
-    """Why the structure of the model is wrong. start: where the unknowns are held, (K,)."""
+    """Explain why the structure of the model is wrong. start: where unknowns are held, (K,)."""
 
     def flat(tree: Params) -> np.ndarray:
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])

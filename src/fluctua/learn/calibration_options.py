@@ -50,8 +50,8 @@ class CalibrationOptions:
             model's.
         every: one of so many steps counts for the information; see `evidence`.
         refit: trajectories of a model that is not linear in φ are kept and fitted again, all
-            together, once their number has grown by this factor; between, a new one is fitted with
-            a Gaussian of the others. 1 fits all of them in every call.
+            together, once their number has grown by this factor; until then a new one is fitted
+            with a Gaussian of the others. 1 fits all of them in every call.
         readout: standard deviation of the measurement on each component of a sample, or "measured",
             which takes it from every batch. Its effect on the calibration is subtracted; see
             `evidence`.

@@ -23,7 +23,7 @@ MAX_KEPT = 2**17
 """Maximum number of values in kept trajectories that are fitted in every call and checkpointed."""
 
 MAX_KEPT_APART = 2**20
-"""The same where they are fitted again only once their number has grown."""
+"""Maximum where they are fitted again only after their number has grown by a factor."""
 
 NAME = "kept_"
 """Prefix of the names of their arrays."""
@@ -80,7 +80,7 @@ class Kept:
         return replace(self, batches=(*self.batches, batch))
 
     def is_due(self, growth: float) -> bool:
-        """Whether one batch more is to be fitted together with all of these."""
+        """Whether the next batch is fitted together with all of these."""
         return len(self.batches) + 1 >= growth * self.fitted
 
     def is_full(self, growth: float) -> bool:

@@ -1,4 +1,4 @@
-"""Twin of a process that is seen through an observation (`fluctua.Observed`).
+"""Twin of a partially observed process (`fluctua.Observed`).
 
 The unknowns follow from the innovations of its filter (`fluctua.processes.observed_evidence`). The
 gradient of J is that of the model's noise-free path, whose reward is a function of Cx.
@@ -28,7 +28,7 @@ from fluctua.processes.observed_evidence import collect_innovations
 
 @dataclass(frozen=True)
 class ObservedTwin:
-    """Model of a process that is observed in part, for `fluctua.SelfCalibrating`.
+    """Model of a partially observed process, for `fluctua.SelfCalibrating`.
 
     Its trajectories are records y (E, T+1, D) of an `Observed`.
 
@@ -46,9 +46,9 @@ class ObservedTwin:
         return self.hidden.split(key, theta, count)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """Raise: a record in part has no residuals of the hidden states."""
+        """Raise `ValueError`: a record has no residuals of the hidden states."""
         raise ValueError(
-            "a process that is observed in part has no states for a measured correction; use "
+            "a partially observed process has no states for a measured correction; use "
             'correction="none" or "simulated".'
         )
 
@@ -68,7 +68,7 @@ class ObservedTwin:
         """Evidence of records about the unknowns. every: not used."""
         if readout:
             raise ValueError(
-                "the readout noise of a process that is observed in part is `noise` of its "
+                "the readout noise of a partially observed process is `noise` of its "
                 f"`Observed`; got readout={readout:g}. Leave `readout` at 0."
             )
         return collect_innovations(self.observed, at, theta, u, trajectories)
@@ -87,7 +87,7 @@ class ObservedTwin:
 def make_observed_twin(
     observed: Observed, objective: Objective | Rewards, start: Array, t: Array
 ) -> ObservedTwin:
-    """The model of an observed process for `fluctua.SelfCalibrating`.
+    """Make the model of a partially observed process for `fluctua.SelfCalibrating`.
 
     Args:
         observed: the process with its observation, in the parameters p.

@@ -1,7 +1,7 @@
-"""What a calibrated model expected of a device before each measurement, and what was measured.
+"""Predictions of a calibrated model before each measurement, compared with the measurement.
 
-The records of a few ports need not identify the unknowns of a device. What counts then is whether
-the model predicts: the record before it is used, and J.
+Records at a few ports need not identify the unknowns of a device. A model is then judged by its
+predictions of the next record and of J.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 COVERED = 2.0
-"""Standard errors within which a prediction covers; 95 % do if the errors are right."""
+"""Standard errors within which a prediction is right: 95 % are, if the errors are."""
 
 
 class Prediction(NamedTuple):
@@ -21,7 +21,7 @@ class Prediction(NamedTuple):
     value, stderr: J that the model expected, with the error of its calibration.
     measured, measured_stderr: the mean return of the measured trajectories.
     misfit: χ² of the records per sample against the noise of the model, 1 expected where the model
-        is right; more by what is not known yet.
+        is right; larger while unknowns are uncertain.
     """
 
     value: float
@@ -39,7 +39,7 @@ class Prediction(NamedTuple):
 
 
 class PredictionScore(NamedTuple):
-    """How well the later half of some predictions did.
+    """Accuracy of the later half of some predictions.
 
     number: of predictions.
     covered: share whose interval held the measured J.

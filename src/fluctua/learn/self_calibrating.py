@@ -59,7 +59,7 @@ REFIT_STEPS = 6
 """Maximum number of Gauss–Newton steps of a fit of all records that is repeated later."""
 
 PREDICTIONS = "predictions"
-"""Name of what was expected and measured in a state."""
+"""Name of the predictions and their measurements in a state."""
 
 DISAGREEMENT = "disagreement"
 """Name of the sums of χ² over calls in a state."""
@@ -94,9 +94,9 @@ class SelfCalibrating(PlainEstimator):
             on_doubt, returns.
 
     `calibration` is the posterior of φ, `doubt` the reason not to trust it, if any; `predictions`
-    compares what a model of records in part expected with what was measured. The estimator has a
-    state; restore it to continue. Trajectories of a model that is not linear in φ are part of
-    it until a Gaussian describes them (`fluctua.learn.kept`).
+    compares a model that has `misfit` with each measurement beforehand. The estimator has a state;
+    restore it to continue. Trajectories of a model that is not linear in φ are part of it until a
+    Gaussian describes them (`fluctua.learn.kept`).
 
     >>> model, device = fl.ppgt(simulator, objective, baseline=fl.Twin()), simulator
     >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
@@ -169,7 +169,7 @@ class SelfCalibrating(PlainEstimator):
             measured = self.device(k_device, theta, count)
             misfit = getattr(self.model, "misfit", None)
             if misfit is not None:
-                self._judge(misfit, k_model, k_error, theta, measured)
+                self._test_prediction(misfit, k_model, k_error, theta, measured)
             self.learn(theta, measured)
         self._last = 0 if measured is None else count
         self._calls = self._calls + 1
@@ -205,7 +205,7 @@ class SelfCalibrating(PlainEstimator):
             self._last,
         )
 
-    def _judge(
+    def _test_prediction(
         self,
         misfit: Any,
         key: Array,
@@ -338,7 +338,7 @@ class SelfCalibrating(PlainEstimator):
         if not b.free.all():
             values[~b.free], watched_errors, chi2 = b.estimate_watched()
             variance[~b.free] = watched_errors**2
-            variance[b.free] += b.respond_to_watched() ** 2 @ self._size_watched() ** 2
+            variance[b.free] += b.compute_watched_shift() ** 2 @ self._estimate_watched_size() ** 2
 
         errors = np.sqrt(variance)
         degrees = int((~b.free).sum())
@@ -354,7 +354,7 @@ class SelfCalibrating(PlainEstimator):
             float(np.sqrt(inflation)),
         )
 
-    def _size_watched(self) -> np.ndarray:
+    def _estimate_watched_size(self) -> np.ndarray:
         """Standard deviation of what is watched, root mean square over its family. Shape (W,).
 
         Zero where χ² of all of it is that of chance.
@@ -537,7 +537,8 @@ class SelfCalibrating(PlainEstimator):
         deviations = widened * belief.scale_deviations(normals)
         if not belief.free.all():
             shifts = np.zeros((int((~belief.free).sum()), belief.start.size))
-            shifts[:, belief.free] = (belief.respond_to_watched() * self._size_watched()).T
+            sizes = self._estimate_watched_size()
+            shifts[:, belief.free] = (belief.compute_watched_shift() * sizes).T
             if exact:
                 deviations = np.concatenate([deviations, shifts])
             else:

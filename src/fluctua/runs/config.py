@@ -180,13 +180,13 @@ class BaselineConfig:
 class DeviceConfig:
     """Hidden errors of the device, drawn with the run's seed; 0 is none.
 
-    kind: sets all keys in `KINDS`; keys that are given beside it count.
+    kind: sets all keys in `KINDS`; keys that are given explicitly take precedence.
     """
 
     kind: str = _key(
         "easy",
         rules.word("easy", "hard"),
-        "easy: errors of couplings and detunings alone; hard: all of the below but Kerr and second "
+        "easy: errors of couplings and detunings alone; hard: all that follow but Kerr and second "
         "neighbours",
     )
     gain_error: float = _key(
@@ -222,7 +222,7 @@ class DeviceConfig:
 
 
 TREATMENTS = ("ignore", "watch", "fit")
-"""What the calibration does with what the device may have beside its nominal structure."""
+"""Treatments of properties that the nominal structure does not have."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class Config:
 def apply_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     """A copy with other values, checked: {"iterations": 10, "task.sigma_kappa": 0.2}.
 
-    A `device.kind` comes first, whatever the order: it sets other keys.
+    `device.kind` is applied first, since it sets other keys.
     """
     if KIND in changes:
         kind = _rule(DeviceConfig, "kind")(KIND, changes[KIND])
@@ -454,7 +454,7 @@ EARLIER_DEVICE = frozenset(
         "sample_every",
     }
 )
-"""Keys of `device` in a run folder from before `device.kind`: without it, that device is easy."""
+"""Keys of `device` in run folders of versions without `device.kind`, whose devices are easy."""
 
 
 def _rename_keys(tree: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def evaluate(
     device = "cpu" if device == "jax" or alone else device
     _COUNT("trajectories", trajectories)
     task = make_task(config, sigma_w=sigma_w, sigma_kappa=sigma_kappa, dt=dt)
-    if is_unknown(config):  # J is the device's, whatever was believed of it
+    if is_unknown(config):  # J is that of the device, not of its calibrated model
         from fluctua.runs.unknown import true_system
 
         def make(network):

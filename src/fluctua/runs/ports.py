@@ -64,7 +64,7 @@ class PortDevice:
 class PortSettings:
     """(θ, φ) -> p of the model, with one noise amplitude per lead and one for all other resonators.
 
-    Records at the ports tell no more of the noise.
+    Records at the ports do not determine the noise of each resonator.
 
     settings: with a noise amplitude per resonator.
     lead_sites: resonators with a lead.
@@ -90,8 +90,8 @@ def group_noise(noise: np.ndarray, network: Network) -> np.ndarray:
     return np.append(noise[network.lead_sites], others.mean())
 
 
-def read_sites(config: Config, network: Network) -> tuple[int, ...]:
-    """Resonators that are read: those of all leads, or that of the output."""
+def list_read_sites(config: Config, network: Network) -> tuple[int, ...]:
+    """List the resonators that are read: those of all leads, or that of the output."""
     sites = tuple(int(site) for site in network.lead_sites)
     return sites if config.device.read == "ports" else sites[-1:]
 
@@ -117,11 +117,11 @@ def read_at_ports(config: Config, network: Network, parts: EstimatorParts) -> Es
         or not isinstance(parts.model, SampledTwin)
     ):
         raise ValueError(
-            "a device that is read at its ports has an integrator of its own, and Kerr effect and "
-            "second neighbours are not among its unknowns: set `device.integrator` or "
-            '`device.finer`, and `calibration.kerr` and `calibration.second_neighbours` = "ignore".'
+            "`device.read` needs a device with time steps of its own, whose unknowns are without "
+            "Kerr effect and second neighbours: set `device.integrator` or `device.finer`, and "
+            '`calibration.kerr` and `calibration.second_neighbours` = "ignore".'
         )
-    sites = read_sites(config, network)
+    sites = list_read_sites(config, network)
     unknown = dict(parts.unknown)
     if "noise" in unknown:
         unknown["noise"] = jnp.zeros(network.leads + 1)

@@ -66,7 +66,7 @@ def word(*words: str) -> Rule:
 
 
 def word_or_flag(no: str, other: str, yes: str) -> Rule:
-    """One of three words; files from before there were three say false and true."""
+    """One of three words; earlier files have false for the first and true for the last."""
     words = (no, other, yes)
     names: dict[Any, str] = {no: no, other: other, yes: yes, False: no, True: yes}
     plain = word(*words)

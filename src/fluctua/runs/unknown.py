@@ -280,7 +280,7 @@ def make_self_calibrating(
         parts = ports.read_at_ports(config, network, parts)
     return SelfCalibrating(
         *parts,
-        {name: _spread(config, name, name in watch) for name in start},
+        {name: _choose_spread(config, name, name in watch) for name in start},
         refit=1.0 if d.read == "all" else ports.REFIT,
         watch=watch,
         forget_after=c.forget_after or np.inf,
@@ -310,7 +310,7 @@ def _make_twin(
     return SampledTwin(twin, model, tuple(richer.near.tolist()))
 
 
-def _spread(config: Config, name: str, watched: bool) -> float:
+def _choose_spread(config: Config, name: str, watched: bool) -> float:
     """Standard deviation of the prior of a family of unknowns."""
     if watched:
         return WATCHED_SPREAD[name]

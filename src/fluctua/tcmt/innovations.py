@@ -49,10 +49,10 @@ LONGEST_STEP = 0.02
 """Longest step of the flow in units of 1/κ: a mode of frequency 10 is off by 3e-6 per step."""
 
 LONGEST_NOISE_STEP = 0.3
-"""Steps of the logarithm of a noise amplitude that are taken as they are."""
+"""Longest step of the logarithm of a noise amplitude that is not shortened."""
 
 PRECISION = 1e-12
-"""Size of the terms of a series that are left out."""
+"""Size below which the terms of a series are left out."""
 
 FREQUENCIES = 256
 """Points of the integral over the spectrum."""
@@ -106,7 +106,7 @@ def collect_sampled_evidence(
     shifts = _tabulate_shifts(task, trajectories.context, t, rule)
     propagation = _propagate(spec, np.mean(np.abs(y) ** 2, axis=(0, 1)), interval)
     law = _IntervalNoise(
-        jnp.asarray(propagation.spread, jnp.result_type(float)),
+        jnp.asarray(propagation.unit_variance, jnp.result_type(float)),
         jnp.asarray(np.exp(-2 * spec.damping * interval), jnp.result_type(float)),
     )
     amplitudes = _Amplitudes(
@@ -120,8 +120,8 @@ def collect_sampled_evidence(
     count = (len(t) - 1) * y.shape[1]
     steady = propagation.settle_filter(spec.noise, readout)
     score = _sum_drift_scores(spec, passed, interval)
-    information = _drift_information(spec, passed.middle, propagation, steady)
-    noise = _noise_information(spec, propagation, readout, count)
+    information = _compute_drift_information(spec, passed.middle, propagation, steady)
+    noise = _compute_noise_information(spec, propagation, readout, count)
     size = len(score)
     whole = np.zeros((size + len(noise), size + len(noise)))
     whole[:size, :size] = information
@@ -163,7 +163,7 @@ class _FlowRule(NamedTuple):
 class _IntervalNoise(NamedTuple):
     """Noise of an interval relative to its amplitude: q/a² (N,), and e^{−2ΓΔ} (N,)."""
 
-    spread: Array
+    unit_variance: Array
     decay: Array
 
 
@@ -188,7 +188,7 @@ class _Amplitudes(NamedTuple):
     readout: Array
 
 
-class _Passed(NamedTuple):
+class _FilterPass(NamedTuple):
     """Result of the filter and of its pass back.
 
     middle: states at the middles of the intervals (T, E, N), complex.
@@ -243,7 +243,7 @@ def _compute_gains(
     law: _IntervalNoise, amplitudes: _Amplitudes, count: int, noisy: bool
 ) -> tuple[Array, Array]:
     """Return gains K and variances S of the samples 1…count, from a state that is known. (T, N)"""
-    q = law.spread * jnp.exp(2 * amplitudes.noise)
+    q = law.unit_variance * jnp.exp(2 * amplitudes.noise)
     if not noisy:
         ones = jnp.ones((count, q.size), q.dtype)
         return ones, q * ones
@@ -265,7 +265,7 @@ def _run_filter(
     samples: _Samples,
     law: _IntervalNoise,
     amplitudes: _Amplitudes,
-) -> _Passed:
+) -> _FilterPass:
     """Run the filter and its pass back. noisy: whether there is readout noise.
 
     Zeros are added to the states before and after every interval; the gradients by them are λ.
@@ -299,10 +299,10 @@ def _run_filter(
     by = pull((by_gain, by_variance))[0]
     # the gradient of a real function by a complex number is conjugate in JAX
     adjoint = (before + after).conj() / 2
-    return _Passed(middle, adjoint, by.noise, by.readout, squares, lagged)
+    return _FilterPass(middle, adjoint, by.noise, by.readout, squares, lagged)
 
 
-def _sum_drift_scores(spec: KernelSpec, passed: _Passed, interval: float) -> np.ndarray:
+def _sum_drift_scores(spec: KernelSpec, passed: _FilterPass, interval: float) -> np.ndarray:
     """Return the scores of ω, κ, χ, Γ and of the logarithm of the drive. (3N + B + D,)"""
     n = spec.sites
     psi = passed.middle.reshape(-1, n)
@@ -332,18 +332,18 @@ class _Propagation(NamedTuple):
 
     propagator: e^{AΔ} (N, N).
     integral: ∫e^{As} ds (N, N).
-    spread: variance of the noise of an interval per a², diagonal (N,).
+    unit_variance: variance of the noise of an interval per a², diagonal (N,).
     decay: e^{−ΓΔ} (N,).
     """
 
     propagator: np.ndarray
     integral: np.ndarray
-    spread: np.ndarray
+    unit_variance: np.ndarray
     decay: np.ndarray
 
     def settle_filter(self, noise: np.ndarray, readout: float) -> _SteadyFilter:
         """Return the filter in its steady state, from noise amplitudes √(2Q) (N,)."""
-        q = self.spread * noise**2
+        q = self.unit_variance * noise**2
         r = readout**2
         excess = q - r * (1 - self.decay**2)
         p = (excess + np.sqrt(excess**2 + 4 * q * r)) / 2
@@ -412,7 +412,7 @@ def _list_entries(spec: KernelSpec) -> _Entries:
     return _Entries(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
 
 
-def _drift_information(
+def _compute_drift_information(
     spec: KernelSpec,
     middle: np.ndarray,
     propagation: _Propagation,
@@ -436,13 +436,13 @@ def _drift_information(
     return add @ (add @ pairs.T).T
 
 
-def _noise_information(
+def _compute_noise_information(
     spec: KernelSpec, propagation: _Propagation, readout: float, samples: int
 ) -> np.ndarray:
     """Return F of the logarithms of noise amplitudes and readout noise. (N + 1)²"""
     n = spec.sites
     angle = np.pi * (np.arange(FREQUENCIES) + 0.5) / FREQUENCIES
-    q = (propagation.spread * spec.noise**2)[:, None]
+    q = (propagation.unit_variance * spec.noise**2)[:, None]
     added = readout**2 * np.abs(1 - propagation.decay[:, None] * np.exp(-1j * angle)) ** 2
     share = q / (q + added)  # ½ ∂ ln f/∂ ln a
     total = np.zeros((n + 1, n + 1))

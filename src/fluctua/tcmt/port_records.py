@@ -18,7 +18,7 @@ with it; slopes and noise are those of the network at mean intensities, which le
 unbiased to first order in the noise.
 
 Noise amplitudes are scored on a part of the samples, whose density is known as well: runs of
-neighbours, which tell readout noise from that of the network.
+neighbours, which separate readout noise from that of the network.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ MIN_DECAY = 1e-7
 """The stationary covariance is summed until the slowest mode has decayed to this."""
 
 DRIFT = ("omega", "kappa", "chi", "damping", "drive")
-"""PortNumbers of the drift, in the order of scores and information; chi if `Grid.kerr` only.
+"""Numbers of the drift, in the order of scores and information; chi if `Grid.kerr` only.
 
 drive: the logarithm of the drive's amplitude on each driven resonator.
 """
 
 
 class Grid(NamedTuple):
-    """What is compiled.
+    """Shape of the records, for which the sums are compiled.
 
     sites: resonators that are read (D,).
     interval: Δ between two samples.
@@ -77,7 +77,7 @@ class Grid(NamedTuple):
 
 
 class PortNumbers(NamedTuple):
-    """PortNumbers of a network, in double precision.
+    """Numbers of a network, in double precision.
 
     omega, chi, damping: (N,); kappa: (B,); bonds: (B, 2).
     source: f (N,) complex.
@@ -102,7 +102,7 @@ class PortEvidence(NamedTuple):
 
     score, information: of `DRIFT` (G,), (G, G).
     noise_score, noise_information: of the amplitudes, (J,), (J, J).
-    squares: mean of |w|² of every record's channel (D,), 1 expected.
+    squares: mean of |w|² of every channel (D,), 1 expected.
     misfit: 2 Σ|w|², the number of `samples` expected.
     log_determinant: ln det K of one record.
     samples: number of quadratures that were read.
@@ -136,7 +136,7 @@ def make_numbers(spec: KernelSpec, readout: float) -> PortNumbers:
 
 
 def make_grid(spec: KernelSpec, sites: tuple[int, ...], t: np.ndarray) -> Grid:
-    """Return what is compiled for records at times t. (K+1,)"""
+    """Return the grid of records at times t. (K+1,)"""
     t = np.asarray(t, np.float64)
     interval = (t[-1] - t[0]) / (len(t) - 1)
     if np.size(spec.drive) > len(spec.drive_sites) or not np.allclose(
@@ -188,12 +188,12 @@ def collect_port_evidence(
 def _collect(grid: Grid, numbers: PortNumbers, y: Array, amplitudes: Array) -> PortEvidence:
     network = _linearise(grid, numbers)
     sources = jnp.concatenate([numbers.noise[None], amplitudes[:, :-1]])
-    covariances = _covariances(grid, network, sources)
+    covariances = _compute_covariances(grid, network, sources)
     readout = jnp.concatenate([numbers.readout[None], amplitudes[:, -1]])
     count = grid.samples * len(grid.sites)
     covariances = covariances + readout[:, None, None] * jnp.eye(count)
     factor = jnp.linalg.cholesky(covariances[0])
-    slopes = _slopes(grid, numbers, network).reshape(count, -1)
+    slopes = _compute_slopes(grid, numbers, network).reshape(count, -1)
     residuals = (y - network.path[SUBSTEPS::SUBSTEPS][:, jnp.array(grid.sites)]).reshape(-1, count)
     white = solve_triangular(factor, jnp.concatenate([slopes, residuals.T], axis=1), lower=True)
     features = white[:, : slopes.shape[1]]
@@ -238,10 +238,10 @@ def _linearise(grid: Grid, numbers: PortNumbers) -> _Network:
     path = None
     omega = numbers.omega
     if grid.kerr:
-        path = _kerr_path(grid, numbers)
-        omega = omega + 2 * numbers.chi * jnp.mean(_abs2(path), axis=0)
-    generator = _generator(numbers, omega)
-    propagator, integral = _exponentials(generator * grid.step)
+        path = _integrate_kerr_path(grid, numbers)
+        omega = omega + 2 * numbers.chi * jnp.mean(_square_modulus(path), axis=0)
+    generator = _make_generator(numbers, omega)
+    propagator, integral = _exponentiate(generator * grid.step)
     kick = grid.step * integral @ numbers.source
     unit = jnp.zeros((len(omega), len(grid.sites)), generator.dtype)
     unit = unit.at[jnp.array(grid.sites), jnp.arange(len(grid.sites))].set(1)
@@ -253,14 +253,14 @@ def _linearise(grid: Grid, numbers: PortNumbers) -> _Network:
     return _Network(generator, propagator, columns[:, :, :-1], path)
 
 
-def _generator(numbers: PortNumbers, omega: Array) -> Array:
+def _make_generator(numbers: PortNumbers, omega: Array) -> Array:
     """Return A. (N, N)"""
     i, j = numbers.bonds.T
     diagonal = jnp.diag(-1j * omega - numbers.damping)
     return diagonal.at[i, j].add(-1j * numbers.kappa).at[j, i].add(-1j * numbers.kappa)
 
 
-def _exponentials(x: Array) -> tuple[Array, Array]:
+def _exponentiate(x: Array) -> tuple[Array, Array]:
     """Return e^X and ∫₀¹ e^{Xs} ds, by their series. (N, N)"""
     unit = jnp.eye(len(x), dtype=x.dtype)
     whole = unit
@@ -283,13 +283,13 @@ def _apply_powers(propagator: Array, columns: Array, steps: int) -> Array:
     return rows[: steps + 1]
 
 
-def _kerr_path(grid: Grid, numbers: PortNumbers) -> Array:
+def _integrate_kerr_path(grid: Grid, numbers: PortNumbers) -> Array:
     """Return ψ(t) with Kerr effect: exact linear steps between half turns of the phase."""
-    propagator, integral = _exponentials(_generator(numbers, numbers.omega) * grid.step)
+    propagator, integral = _exponentiate(_make_generator(numbers, numbers.omega) * grid.step)
     kick = grid.step * integral @ numbers.source
 
     def turn(psi: Array) -> Array:
-        return psi * jnp.exp(-0.5j * grid.step * numbers.chi * _abs2(psi))
+        return psi * jnp.exp(-0.5j * grid.step * numbers.chi * _square_modulus(psi))
 
     def step(psi: Array, _: None) -> tuple[Array, Array]:
         after = turn(propagator @ turn(psi) + kick)
@@ -300,7 +300,7 @@ def _kerr_path(grid: Grid, numbers: PortNumbers) -> Array:
     return jnp.concatenate([start[None], path])
 
 
-def _slopes(grid: Grid, numbers: PortNumbers, network: _Network) -> Array:
+def _compute_slopes(grid: Grid, numbers: PortNumbers, network: _Network) -> Array:
     """Return ∂m/∂(numbers of the drift) at every sample. (K, D, G)"""
     steps = SUBSTEPS * grid.samples
     i, j = numbers.bonds.T
@@ -319,7 +319,7 @@ def _slopes(grid: Grid, numbers: PortNumbers, network: _Network) -> Array:
         -1j * by_omega,
     ]
     if grid.kerr:
-        families.insert(2, -1j * green * transform(_abs2(path) * path))
+        families.insert(2, -1j * green * transform(_square_modulus(path) * path))
     products = jnp.concatenate(families, axis=1)
     columns = grid.step * jnp.fft.ifft(products, axis=0)[SUBSTEPS : steps + 1 : SUBSTEPS]
     rates = jnp.cumsum(network.green, axis=0) - 0.5 * (network.green + network.green[:1])
@@ -331,13 +331,13 @@ def _slopes(grid: Grid, numbers: PortNumbers, network: _Network) -> Array:
 # ------------------------------------------------------------------------------------------- noise
 
 
-def _covariances(grid: Grid, network: _Network, sources: Array) -> Array:
+def _compute_covariances(grid: Grid, network: _Network, sources: Array) -> Array:
     """Return the covariance of all samples for each noise power of `sources` (J, N).
 
     Shape (J, KD, KD), channels of a sample side by side.
     """
     sites = jnp.array(grid.sites)
-    stationary = _stationary(grid, network, sources)
+    stationary = _sum_stationary(grid, network, sources)
     green = network.green[::SUBSTEPS]
     lag = jnp.arange(grid.samples)[:, None] - jnp.arange(grid.samples)
     # v_p(t − s)·Ce_q: rows by lag, for t ≥ s
@@ -352,13 +352,13 @@ def _covariances(grid: Grid, network: _Network, sources: Array) -> Array:
     return jnp.swapaxes(whole, 2, 3).reshape(len(sources), count, count)
 
 
-def _stationary(grid: Grid, network: _Network, sources: Array) -> Array:
+def _sum_stationary(grid: Grid, network: _Network, sources: Array) -> Array:
     """Return C of AC + CA† + diag(source) = 0, by doubling the time of the sum. (J, N, N)"""
     short = grid.step / 2**5
     generator = network.generator
     unit = jnp.eye(len(generator), dtype=generator.dtype)
-    power = _exponentials(generator * short)[0]
-    half = _exponentials(generator * short / 2)[0]
+    power = _exponentiate(generator * short)[0]
+    half = _exponentiate(generator * short / 2)[0]
 
     # Simpson's rule over the first, short step
     nodes = [(unit, 1), (half, 4), (power, 1)]
@@ -389,5 +389,5 @@ def _score_noise(grid: Grid, covariances: Array, residuals: Array) -> tuple[Arra
     return score, information
 
 
-def _abs2(psi: Array) -> Array:
+def _square_modulus(psi: Array) -> Array:
     return psi.real**2 + psi.imag**2

@@ -37,14 +37,14 @@ class PortTwin:
         return self.sampled.split(key, theta, count)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """Raise: a record at the ports has no score of the hidden states."""
+        """Raise `ValueError`: a record at the ports has no score of the hidden states."""
         raise ValueError(
             "records at the ports do not hold the states that a measured correction is made of; "
             'use correction="none" or "simulated".'
         )
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
-        """Raise: the power at the output is measured by the device."""
+        """Raise `ValueError`: the power at the output is measured by the device."""
         raise ValueError(
             "the return of a record at the ports is measured by the device: give it a method "
             "`returns`, or the option `returns`."
@@ -66,9 +66,10 @@ class PortTwin:
         amplitudes = np.concatenate([by_noise, by_readout])
         noisy = np.flatnonzero(np.any(amplitudes, axis=0))
         sums = self._collect(p, trajectories, readout, amplitudes[:, noisy])
-        chain = self._select_drift(p, self.sampled.chain(p, slope, u.size), len(sums.score))
-        score = chain.T @ sums.score
-        information = chain.T @ (chain.T @ sums.information).T
+        whole = self.sampled.compute_jacobian(p, slope, u.size)
+        jacobian = self._select_drift(p, whole, len(sums.score))
+        score = jacobian.T @ sums.score
+        information = jacobian.T @ (jacobian.T @ sums.information).T
         score[noisy] += sums.noise_score
         information[np.ix_(noisy, noisy)] += sums.noise_information
         log_likelihood = -sums.misfit / 2 - len(trajectories.x) * sums.log_determinant
@@ -105,15 +106,15 @@ class PortTwin:
         return guard.Examination(residuals)
 
     def _select_drift(
-        self, p: Params, chain: scipy.sparse.csr_array, scored: int
+        self, p: Params, jacobian: scipy.sparse.csr_array, scored: int
     ) -> scipy.sparse.csr_array:
-        """Return the rows of a chain that `port_records` scores; Kerr coefficients only if any."""
+        """Return the rows that `port_records` scores; those of Kerr coefficients only if any."""
         sizes = innovations.count_numbers(self.sampled.spec(p))
         families = np.repeat(list(sizes), list(sizes.values()))
         rows = np.flatnonzero(np.isin(families, port_records.DRIFT))
         if len(rows) > scored:
             rows = rows[families[rows] != "chi"]
-        return chain[rows]
+        return jacobian[rows]
 
     @property
     def _sites(self) -> int:

@@ -76,7 +76,7 @@ class SampledTwin:
         """Return the evidence of samples about the unknowns. every: not used."""
         p, slope = state_scores.linearise(at, theta, u)
         evidence = self._collect(p, trajectories, readout)
-        jacobian = self.chain(p, slope, u.size)
+        jacobian = self.compute_jacobian(p, slope, u.size)
         information = jacobian.T @ (jacobian.T @ evidence.information).T
         return likelihood_evidence.Evidence(jacobian.T @ evidence.score, information, linear=False)
 
@@ -153,7 +153,7 @@ class SampledTwin:
         factor = np.exp(np.asarray(theta["noise"], np.float64))
         return dataclasses.replace(self.fused, task=scale_noise(task, factor))
 
-    def chain(
+    def compute_jacobian(
         self, p: Params, slope: dict[str, np.ndarray], unknowns: int
     ) -> scipy.sparse.csr_array:
         """Return ∂(numbers of `innovations.FAMILIES`)/∂u. (G, K)"""

@@ -46,7 +46,7 @@ class Evidence(NamedTuple):
     log_likelihood: float = np.nan
 
     def scale(self, weight: float) -> Evidence:
-        """The evidence of trajectories with another weight."""
+        """Multiply the evidence by a weight."""
         return Evidence(
             weight * self.score,
             weight * self.information,
