@@ -21,6 +21,9 @@ from fluctua.store.summary import (
     summarise_rows,
 )
 
+MIN_COVER = 0.8
+"""Share of predictions within two standard errors, 95 % expected, below which they do not cover."""
+
 FINER = 2
 """Factor by which the steps of the second evaluation are smaller."""
 
@@ -61,7 +64,12 @@ def gather_numbers(place: RunFolder, config: Config, rows: list[history.Row]) ->
         "at_bounds": {
             name: _at_bound(theta[name], *getattr(config.bounds, name)) for name in FAMILIES
         },
-        **find_fall(history.effective(rows), final, config.baseline.kind == "twin"),
+        # J of a row without trajectories is the model's
+        **find_fall(
+            [row for row in history.effective(rows) if row.ensemble],
+            final,
+            config.baseline.kind == "twin",
+        ),
         **model,
         "how": describe_method(config),
     }
@@ -127,9 +135,10 @@ def format_summary(summary: dict[str, Any]) -> str:
         lines.append(f"cover      rms of error over its error bar, 1 expected: {pulls}")
         if "predictions" in known:
             score = known["predictions"]
+            caveat = "" if score["covered"] >= MIN_COVER else " (too few: its errors are too small)"
             lines.append(
                 f"predicted  J of the last {score['number']} measurements beforehand: rms error "
-                f"{score['error']:.3f}, {score['covered']:.0%} within two standard errors; "
+                f"{score['error']:.3f}, {score['covered']:.0%} within two standard errors{caveat}; "
                 f"records: chi² per sample {score['misfit']:.3g}, 1 expected"
             )
         if known["watched"]:
