@@ -109,12 +109,13 @@ def insitu(
         str, typer.Option(help="Baseline: none, time, mean, optimal, twin (the calibrated drift)")
     ] = "twin",
     calibration: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="probes: at random settings before the training. training: by the trajectories "
-            "of the training itself, with one model that every batch refines"
+            "of the training itself, with one model that every batch refines",
+            show_default="probes; training for an instrument that is read in part",
         ),
-    ] = "probes",
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Seed of all random numbers", show_default="0; the box of the demo: 3"),

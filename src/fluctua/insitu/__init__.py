@@ -15,7 +15,7 @@ from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.instrument.substrate import instrument_substrate
 from fluctua.insitu.instrument_check.check import check_instrument
 from fluctua.insitu.model import Knob, Methods, Model
-from fluctua.insitu.networks import network_model
+from fluctua.insitu.networks import network_model, port_network_model
 from fluctua.insitu.pooling import EstimateOptions, Pooled, estimate_files
 from fluctua.insitu.unknowns import DeviceFit, Unknown
 
@@ -40,6 +40,7 @@ __all__ = [
     "instrument",
     "instrument_substrate",
     "network_model",
+    "port_network_model",
     "read_plan",
     "resume",
     "run",

@@ -27,12 +27,16 @@ EVERY = 20
 
 
 @dataclass(frozen=True)
-class _Effective:
-    """(settings, φ) -> ω, κ and γ: a line for each knob, and losses that are never negative."""
+class EffectiveKnobs:
+    """(settings, φ) -> ω, κ and γ: a line for each knob, and losses that are never negative.
+
+    gamma: losses by the data sheet.
+    """
 
     gamma: tuple[float, ...]
 
     def __call__(self, theta: Params, phi: Params) -> Params:
+        """The parameters of the network at settings and unknowns φ."""
         lines = {name: read_knob(phi, name).set(theta[name]) for name in ("omega", "kappa")}
         return {**lines, "gamma": jnp.asarray(self.gamma, phi["loss"].dtype) * jnp.exp(phi["loss"])}
 
@@ -56,7 +60,7 @@ def make_self_calibration(
         dt=interval / steps,
         drive=tcmt.Drive(0, task.drives[0].amplitude, frequency=10.0),
     )
-    effective = _Effective(tuple(np.asarray(network.gamma, float).tolist()))
+    effective = EffectiveKnobs(tuple(np.asarray(network.gamma, float).tolist()))
 
     def context(phi: Params) -> knobs.KnobValues:
         effective_values = effective(settings, {name: jnp.asarray(v) for name, v in phi.items()})

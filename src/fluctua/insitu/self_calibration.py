@@ -12,6 +12,7 @@ from fluctua.core.estimator import ppgt
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.simulate import simulator
+from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin.correction import Twin
 from fluctua.insitu.translation import translate_process, translate_rewards
 from fluctua.insitu.unknowns import Unknown, Values, join, list_starts, separate
@@ -28,6 +29,10 @@ class SelfCalibration(NamedTuple):
     spread: standard deviations of φ about that.
     context: φ -> the context of the process.
     every: steps of which one counts for the information.
+    refit: see `fluctua.SelfCalibrating`.
+    readout: standard deviation of the readout on each component, where a plan gives none.
+    returns: (settings, trajectories) -> returns (E,), where they do not follow from the states.
+    required: whether there is no other way to train, as records do not hold the states.
     """
 
     model: Any
@@ -36,6 +41,10 @@ class SelfCalibration(NamedTuple):
     spread: Params
     context: Callable[[Params], Values]
     every: int = 1
+    refit: float = 1.0
+    readout: float = 0.0
+    returns: Callable[[Params, Trajectories], Any] | None = None
+    required: bool = False
 
 
 def derive_self_calibration(
@@ -65,8 +74,9 @@ def derive_self_calibration(
     else:
         twin = ppgt(simulator(joined, x0, t), rewards, baseline=Twin())
     spread = {name: unknown.spread for name, unknown in unknowns.items()}
-    return SelfCalibration(twin, join, list_starts(unknowns), spread, _as_context)
+    return SelfCalibration(twin, join, list_starts(unknowns), spread, as_context)
 
 
-def _as_context(values: Params) -> Values:
+def as_context(values: Params) -> Values:
+    """Unknowns as the context of a process."""
     return {name: np.asarray(value) for name, value in values.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from fluctua.cli.common import note, say, to_json
-from fluctua.cli.instruments.plan import make_plan, report_incident
+from fluctua.cli.instruments.plan import complete_values, make_plan, report_incident
 from fluctua.cli.instruments.request import InstrumentSettings, Request, open_station
 from fluctua.insitu.device_training.plan import Plan, count_work
 from fluctua.insitu.device_training.station import Station
@@ -44,6 +44,9 @@ def run_check(
     except InstrumentError as error:  # the model needs the open driver, which does not answer
         _print_problem(f"{str(error).rstrip('.')}.")
         return 1
+    values = complete_values(values, station.model)
+    request.refuse_keys(values["calibration"], settings.keys)
+    plan = make_plan(values, settings.keys)
     checks = check_station(station, plan, trajectories)
     if as_json:
         work = count_work(plan, len(checks))

@@ -8,8 +8,13 @@ from typing import Any
 
 from fluctua.cli.common import note
 from fluctua.cli.progress import watch
+from fluctua.insitu.device_training.choice import choose_calibration
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.run_and_resume import Rows
+from fluctua.insitu.model import Model
+
+BASELINE = "twin"
+"""Baseline if none was asked for."""
 
 FIELDS = {
     "readout_noise": "readout",
@@ -29,6 +34,19 @@ def make_plan(values: dict[str, Any], settings: dict[str, Any], **more: Any) -> 
     if values.get("trajectories") is None and values.get("calibration") == "training":
         chosen["trajectories"] = 2
     return Plan(**{name: value for name, value in chosen.items() if name in known})
+
+
+def complete_values(values: dict[str, Any], model: Model) -> dict[str, Any]:
+    """The options with a way to calibrate, chosen by the model where none was asked for."""
+    if values["calibration"] is not None:
+        return values
+    chosen = choose_calibration(model)
+    if chosen == "training" and values["baseline"] != BASELINE:
+        raise ValueError(
+            f"--baseline {values['baseline']} is not for an instrument that is read in part: its "
+            "training calibrates as it goes and has no baseline."
+        )
+    return {**values, "calibration": chosen}
 
 
 def _parse_readout(text: str) -> float:

@@ -44,8 +44,13 @@ class Request(NamedTuple):
         """The station with arguments of driver and model."""
         return StationNames(tuple(self.instruments), self.model, arguments)
 
-    def refuse_keys(self, calibration: str, settings: dict[str, Any]) -> None:
-        """Raise `ValueError` for keys of --set that would be ignored."""
+    def refuse_keys(self, calibration: str | None, settings: dict[str, Any]) -> None:
+        """Raise `ValueError` for keys of --set that would be ignored.
+
+        calibration: None if the model is to choose, which is not known yet.
+        """
+        if calibration is None:
+            return
         ignored = ["probes"] if calibration == "training" else list(SELF_CALIBRATION_KEYS)
         other = "probes" if calibration == "training" else "training"
         _refuse_among(ignored, settings, f"counts with --calibration {other} only.")

@@ -10,7 +10,13 @@ import typer
 
 from fluctua.cli.common import STOPPED, say
 from fluctua.cli.instruments.check import BEFORE_TRAINING, check_before_training
-from fluctua.cli.instruments.plan import describe_plan, make_plan, report_incident, show_training
+from fluctua.cli.instruments.plan import (
+    complete_values,
+    describe_plan,
+    make_plan,
+    report_incident,
+    show_training,
+)
 from fluctua.cli.instruments.request import InstrumentSettings, Request, open_station
 from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.device_training.choice import check_plan
@@ -30,6 +36,9 @@ def begin(request: Request, values: dict[str, Any], settings: InstrumentSettings
     plan = make_plan(values, settings.keys, **names.make_absolute()._asdict())
     loop.refuse_folder(request.out)
     station = open_station(names, settings.keys, plan.attempts)
+    values = complete_values(values, station.model)
+    request.refuse_keys(values["calibration"], settings.keys)
+    plan = make_plan(values, settings.keys, **names.make_absolute()._asdict())
     check_plan(plan, station.model, None, len(station.connects))
     trajectories = settings.keys.get("check_trajectories", BEFORE_TRAINING)
     checked = check_before_training(station, plan, request.instruments, trajectories)

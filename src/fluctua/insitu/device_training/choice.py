@@ -20,10 +20,26 @@ def resolve_estimator(plan: Plan, make: MakeEstimator | None) -> MakeEstimator:
     return partial(ppgt, baseline=plan.baseline) if make is None else make
 
 
+def choose_calibration(model: Model) -> str:
+    """When an instrument is calibrated if nothing was asked for: one of `plan.CALIBRATIONS`."""
+    return "training" if _requires_training(model) else "probes"
+
+
+def _requires_training(model: Model) -> bool:
+    own = model.methods.self_calibration
+    return own is not None and own.required
+
+
 def check_plan(plan: Plan, model: Model, make: MakeEstimator | None, devices: int) -> None:
     """Refuse a plan that the model or the number of devices does not allow."""
     if plan.calibration == "training":
         _check_self_calibration(model, make, devices)
+    elif _requires_training(model):
+        raise ValueError(
+            "this instrument is not read whole, and only a training that calibrates as it goes can "
+            f'train it; got calibration="{plan.calibration}". Use calibration="training" '
+            "(--calibration training)."
+        )
     check_share(plan, model, devices)
 
 

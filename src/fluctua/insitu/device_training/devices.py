@@ -112,10 +112,16 @@ class CalibratedDevice:
             self.calibration = follow(self.calibration, *self.substrate.last)
 
     def use_calibration(self, values: dict[str, Any]) -> None:
-        """Use a calibration that was made elsewhere; the first batch gives the noise."""
+        """Use a calibration that was made elsewhere; the first batch gives the noise.
+
+        A device that is read in part has no residuals of its states to guard; its innovations are
+        tested by the estimator.
+        """
         self.calibration = values
         self.first = self.first or values
-        if self.guard.noise is None and self.substrate.last is not None:
+        own = self.model.methods.self_calibration
+        is_read_whole = own is None or not own.required
+        if is_read_whole and self.guard.noise is None and self.substrate.last is not None:
             settings, trajectories = self.substrate.last
             self.guard.calibrate([(settings, self.strip_calibration(trajectories))], values)
         self.substrate.context = self.make_context

@@ -85,7 +85,9 @@ class TrainingSession:
             samples=0,
             measure_every=plan.measure_every,
             every=own.every,
-            readout=plan.readout,
+            refit=own.refit,
+            readout=plan.readout or own.readout,
+            returns=own.returns,
             on_doubt=plan.on_doubt,
         )
 

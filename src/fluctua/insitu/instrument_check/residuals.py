@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from fluctua.core.likelihood.report import Residuals
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.guard import DOUBTFUL, ResidualGuard
 from fluctua.insitu.model import Model
-from fluctua.insitu.unknowns import Runs, list_starts
+from fluctua.insitu.self_calibration import SelfCalibration
+from fluctua.insitu.unknowns import DeviceFit, Runs, list_starts
 
 
 class ModelComparison(NamedTuple):
@@ -69,6 +71,9 @@ def examine_runs(model: Model, runs: Runs) -> ModelComparison:
     Returns: residuals of the setting with the largest deviation, or with a cause of doubt.
     """
     fit = model.calibrate(runs)
+    own = model.methods.self_calibration
+    if own is not None and own.required:
+        return _examine_in_part(own, fit, runs)
     guard = ResidualGuard(model.process)
     guard.calibrate(list(runs), fit.values)
     readout = np.zeros(runs[0][1].x.shape[2]) if guard.readout is None else guard.readout
@@ -78,8 +83,22 @@ def examine_runs(model: Model, runs: Runs) -> ModelComparison:
         batch = Trajectories(t, x, {**context, **(recorded or {})})
         judged = examine_batch(model.process, settings, batch, limits=DOUBTFUL, readout=readout)
         each.append(judged.residuals)
-    worst = max(each, key=lambda one: (bool(one.cause), float(np.abs(one.v - 1).max())))
-    return ModelComparison(worst, np.sqrt(readout), fit.report)
+    return ModelComparison(_find_worst(each), np.sqrt(readout), fit.report)
+
+
+def _examine_in_part(own: SelfCalibration, fit: DeviceFit, runs: Runs) -> ModelComparison:
+    """Examine the innovations of records that do not hold the states."""
+    each = [
+        own.model.examine(own.effective(at, fit.values), batch, own.readout, None).residuals
+        for at, batch in runs
+    ]
+    readout = np.full(runs[0][1].x.shape[2], own.readout)
+    return ModelComparison(_find_worst(each), readout, fit.report)
+
+
+def _find_worst(each: Sequence[Residuals]) -> Residuals:
+    """Residuals with a cause of doubt, or with the largest deviation."""
+    return max(each, key=lambda one: (bool(one.cause), float(np.abs(one.v - 1).max())))
 
 
 def _repeat(count: int, value: Any) -> np.ndarray:
