@@ -1,7 +1,7 @@
-"""Responses in time of a particle driven round a ring: cover of their errors, and their strides.
+"""Responses in time of a particle driven round a ring: coverage of their errors, and their strides.
 
 χ(t) of ⟨sin x⟩ to the amplitude of the potential, dx = (f + A sin x)dt + √(2D)dW, from records in
-which nothing is moved, against the exact response of the Euler chain (tests/support/ring.py).
+which nothing is changed, against the exact response of the Euler chain (tests/support/ring.py).
 
     python benchmarks/response_cover.py cover
     python benchmarks/response_cover.py strides
@@ -82,7 +82,7 @@ METHODS = {
 
 
 def measure_cover(repeats):
-    """Errors, cover and bias of every method over so many records."""
+    """Errors, coverage and bias of every method over so many records."""
     exact = ring.exact_response(*TRUTH.values(), DT, LAGS)[:, 1]
     at = [5, LAGS]
     print(f"{repeats} records of 12 × 3000 samples, 12 × {3000 * DT:g} units of time")

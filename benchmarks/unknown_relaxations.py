@@ -1,4 +1,4 @@
-"""What each hidden property of a device costs: J and cover after 100 measured trajectories.
+"""What each hidden property of a device costs: J and coverage after 100 measured trajectories.
 
     python benchmarks/unknown_relaxations.py --work RUNS [--cases hard easy ...] [--seeds 0 1 2]
     python benchmarks/unknown_relaxations.py            # the table again, from relaxations.json

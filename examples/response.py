@@ -1,4 +1,4 @@
-"""Response in time of a driven particle, from a record in which nothing is moved.
+"""Response in time of a driven particle, from a record in which nothing is changed.
 
 A particle is driven round a ring, dx = (f + A sin x) dt + √(2D) dW. How does the mean of sin x
 follow a small step of the amplitude A of its potential? Force and diffusion are unknown: both are
@@ -18,7 +18,7 @@ TORQUE, AMPLITUDE, DIFFUSION = 1.0, 1.5, 0.5
 TURN = 2 * np.pi
 
 
-def laboratory(particles, steps, seed, change=0.0, settle=1000):
+def simulate(particles, steps, seed, change=0.0, settle=1000):
     """Angles (particles, steps + 1), modulo a turn; the amplitude changes by a share at step 0."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(0, TURN, particles)
@@ -32,7 +32,7 @@ def laboratory(particles, steps, seed, change=0.0, settle=1000):
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=10_000)
-x = laboratory(20, parser.parse_args().steps, seed=0)
+x = simulate(20, parser.parse_args().steps, seed=0)
 record = fl.Trajectories(DT * np.arange(x.shape[1]), x[..., None])
 
 basis = fl.response.fourier(harmonics=3)  # 1, cos x, sin x, …
@@ -52,7 +52,7 @@ answer = fl.response.step_response(
 )
 print(answer)
 
-up, down = (laboratory(50_000, 100, 1, change) for change in (0.1, -0.1))  # on the same noise
+up, down = (simulate(50_000, 100, 1, change) for change in (0.1, -0.1))  # on the same noise
 made = (np.sin(up) - np.sin(down)).mean(axis=0) / 0.2
 for m in (20, 50, 100):
     chi, error = answer.response["amplitude"][m], answer.stderr["amplitude"][m]

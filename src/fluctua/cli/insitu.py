@@ -113,7 +113,7 @@ def insitu(
         typer.Option(
             help="probes: at random settings before the training. training: by the trajectories "
             "of the training itself, with one model that every batch refines",
-            show_default="probes; training for an instrument that is read in part",
+            show_default="probes; training for a partially observed instrument",
         ),
     ] = None,
     seed: Annotated[

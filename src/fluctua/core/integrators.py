@@ -367,6 +367,6 @@ def _evaluate_exponential(order: int, z: Array) -> Array:
 
 @integrate_exponential.defjvp
 def _differentiate_exponential(order: int, at: Any, along: Any) -> tuple[Array, Array]:
-    """φ_k and φ_k' = φ_k − k φ_{k+1}: derivatives of any order lose no digits either."""
+    """Derivative φ_k' = φ_k − k φ_{k+1}, which loses no digits at any order."""
     value = integrate_exponential(order, at[0])
     return value, (value - order * integrate_exponential(order + 1, at[0])) * along[0]

@@ -349,7 +349,7 @@ def _step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
 def _history_scores(
     model: EstimatorModel, theta: Params, score_state: ScoreState, moment: Moment
 ) -> tuple[ScoreTerms, ScoreState]:
-    """`scores` of a process that is observed in part, and their state after the step."""
+    """`scores` of a partially observed process, and their state after the step."""
 
     def one(
         x: Array, x_next: Array, context: PyTree, score_state: ScoreState

@@ -267,7 +267,7 @@ def _log_normal(process: Process, theta: Params, step: Step) -> Array:
 
 
 def _linearise_one_state(drift: Callable[[Array, Array], Array], step: Step, q: Array) -> Gaussian:
-    """`local_linear` of one state, without matrices.
+    """Locally linear transition of one state, without matrices; see `local_linear`.
 
     With z = JΔ the mean is x + μΔ φ₁(z) + aΔ² φ₂(z) and the variance 2QΔ φ₁(2z).
     """

@@ -101,7 +101,9 @@ def estimate_continuing(
                     "a twin of noisy states needs every channel, and some are hidden. Use baseline "
                     '"time".'
                 )
-            control = noisy_record.fit_control(plan, record, process, reward, used, noise, theta)
+            control = noisy_record.fit_record_control(
+                plan, record, process, reward, used, noise, theta
+            )
             baseline = None
     measured = reward
     if control is not None:

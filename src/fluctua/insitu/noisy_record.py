@@ -27,7 +27,7 @@ CONTRADICTION = 4.0
 """Standard errors of J by which a record may differ from its twin."""
 
 
-def fit_control(
+def fit_record_control(
     twin: baselines.Twin,
     record: LongRecord,
     process: processes.AnyProcess,

@@ -24,7 +24,7 @@ from fluctua.processes.response_report import StrideComparison
 
 
 class ResponseOptions(NamedTuple):
-    """How a response is estimated from files.
+    """Options of a response from files.
 
     strides: samples per step of the score; the response of the first is the result.
     periods: one for all components or one per component; 0 for one that is not periodic.

@@ -42,9 +42,8 @@ NEAR = 1.0
 A small gain alone is no sign of a maximum: steps along a bent ridge gain little.
 """
 
-MORE = 8.0
-LESS = 8.0
-"""Factors on the damping after a step that overshoots, and after one that does not."""
+DAMPING_FACTOR = 8.0
+"""Growth of the damping after a step that overshoots; decrease after one that does not."""
 
 SETTLED = 1e-2
 """Step below which a fit has converged, in standard deviations of the posterior, root mean square.
@@ -213,8 +212,8 @@ def _advance(
         step = fit.damp_step(damping)
         moved = _expand(likelihoods, prior, fit.point + step)
         if moved is not None and _improves(fit, moved, step):
-            return moved, damping / LESS if damping > MIN_DAMPING else 0.0
-        damping = max(MORE * damping, MIN_DAMPING)
+            return moved, damping / DAMPING_FACTOR if damping > MIN_DAMPING else 0.0
+        damping = max(DAMPING_FACTOR * damping, MIN_DAMPING)
     return None
 
 

@@ -76,7 +76,7 @@ class ControlledReward:
         return self.reward(theta, x, t, context) + jnp.asarray(self.coefficients) @ changes
 
     def evaluate_changes(self, theta: Params, x: Array, t: Array, context: Any) -> Array:
-        """(E[φⱼ(X') | x] − φⱼ(x))/Δt of all terms. Shape (J,)."""
+        """Expected rates of change of all terms, (E[φⱼ(X') | x] − φⱼ(x))/Δt. Shape (J,)."""
         dt = jnp.asarray(self.dt, x.dtype)
         mean, covariance = self.transition(self.process, theta, Step(x, x, t, dt, context))
         points, weights = _make_hermite_points(len(self.centre), max(map(sum, self.powers)))
@@ -86,7 +86,7 @@ class ControlledReward:
         return (jnp.asarray(weights, x.dtype) @ after - self.evaluate_terms(x)) / dt
 
     def evaluate_terms(self, x: Array) -> Array:
-        """φⱼ(x), products of powers of the scaled components. Shape (J,)."""
+        """Terms φⱼ(x): products of powers of the scaled components. Shape (J,)."""
         scaled = (x - jnp.asarray(self.centre, x.dtype)) / jnp.asarray(self.scale, x.dtype)
         table = [jnp.ones_like(scaled)]
         for _ in range(max(map(max, self.powers))):

@@ -1,4 +1,4 @@
-"""Processes that are observed in part and through noise: y = Cx + ε, ε ~ N(0, R), at every sample.
+"""Partially observed processes with readout noise: y = Cx + ε, ε ~ N(0, R), at every sample.
 
 The measured record is not Markov, but the theorem needs only the score of what is measured,
 

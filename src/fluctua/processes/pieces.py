@@ -37,7 +37,7 @@ class Pieces(NamedTuple):
 
     @property
     def cuts(self) -> np.ndarray:
-        """Where a series of samples is cut, (K−1,)."""
+        """First samples of the pieces after the first, where a series is cut. Shape (K−1,)."""
         return self.starts[1:]
 
     def count_batches(self, first: int, length: int) -> np.ndarray:

@@ -179,11 +179,11 @@ def step_response(
         # the mean of the products: shifts have none, but for the rounding of the fits
         response=shape(products.mean(axis=0)),
         stderr=shape(summary.stderr),
-        sampling_stderr=shape(stationary.batch_error(products)),
+        sampling_stderr=shape(stationary.compute_batch_error(products)),
         interval=(shape(summary.low), shape(summary.high)),
         band=(shape(summary.band_low), shape(summary.band_high)),
         value=mean,
-        value_stderr=float(stationary.batch_error(levels)),
+        value_stderr=float(stationary.compute_batch_error(levels)),
         theta=fit.theta,
         theta_stderr=_collect_errors(theta, fitted, fit),
         fitted=fitted.names if len(fit.values) else (),

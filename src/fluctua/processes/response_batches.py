@@ -93,7 +93,7 @@ def fit_folds(
 
 
 def insert_values(theta: Params, which: np.ndarray, u: np.ndarray) -> Params:
-    """θ with other values of some of its components."""
+    """Replace some components of θ."""
     flat, unravel = ravel_pytree(theta)
     return unravel(flat.at[which].set(jnp.asarray(u, flat.dtype)))
 

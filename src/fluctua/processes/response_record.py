@@ -28,7 +28,7 @@ STATES = 2**22
 
 
 class RecordOptions(NamedTuple):
-    """How a record is read; see `step_response`."""
+    """Options of the score and the baseline; see `step_response`."""
 
     stride: int
     score: processes.Score

@@ -120,7 +120,7 @@ def summarise_batches(samples: np.ndarray, columns: np.ndarray) -> BatchSummary:
     mean = samples.mean(axis=0)
     freedom = len(samples) - 1
     extra = np.sqrt((columns**2).sum(axis=0))
-    stderr = np.hypot(stationary.batch_error(samples), extra)
+    stderr = np.hypot(stationary.compute_batch_error(samples), extra)
     leaf = jnp.asarray(samples)
     reduced = estimates.reduce_samples(estimates.Samples(leaf, leaf[:, 0, 0]))
     assert reduced.interval is not None

@@ -203,7 +203,7 @@ def evaluate_rewards(law: ResponseLaw, theta: Params, stretch: KickStretch) -> A
 
 @partial(jit, static_argnums=0)
 def compute_rewards(law: ResponseLaw, theta: Params, stretch: KickStretch) -> Array:
-    """`evaluate_rewards`, compiled; without the reward of a step at the first sample."""
+    """Evaluate the rewards of a stretch as a compiled function; see `evaluate_rewards`."""
     return evaluate_rewards(law, theta, stretch)
 
 

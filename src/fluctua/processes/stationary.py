@@ -261,7 +261,7 @@ def stationary(
             f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2
         )
     missing = _shape_like(theta, far.mean(axis=0))
-    missing_error = _shape_like(theta, batch_error(far))
+    missing_error = _shape_like(theta, compute_batch_error(far))
     return include_bias(
         Stationary(
             estimate,
@@ -350,10 +350,10 @@ def average_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> e
     value = estimates.reduce_samples(estimates.Samples(jnp.asarray(values), jnp.asarray(values)))
     return estimates.Estimate(
         _shape_like(theta, batches.mean(axis=0)),
-        _shape_like(theta, batch_error(batches)),
+        _shape_like(theta, compute_batch_error(batches)),
         _shape_like(theta, (batches**2).mean(axis=0)),
         value.value,
-        jnp.asarray(batch_error(values)),
+        jnp.asarray(compute_batch_error(values)),
         len(batches),
         gradient.interval,
         value.value_interval,
@@ -487,7 +487,7 @@ def _describe_drift(parts: np.ndarray) -> str:
     return f" Or it is not in a steady state: {change!r}."
 
 
-def batch_error(means: np.ndarray) -> np.ndarray:
+def compute_batch_error(means: np.ndarray) -> np.ndarray:
     """Standard error of the mean of a few batches, widened by Student's t. (B, …) -> (…)"""
     return estimates.sample_error(means, scipy.stats.t.ppf(0.8413447, len(means) - 1))
 

@@ -67,12 +67,12 @@ def evaluate(
     _COUNT("trajectories", trajectories)
     task = make_task(config, sigma_w=sigma_w, sigma_kappa=sigma_kappa, dt=dt)
     if is_unknown(config):  # J is that of the device, not of its calibrated model
-        from fluctua.runs.unknown import true_system
+        from fluctua.runs.unknown import make_true_system
 
         def make(network):
             return make_device_task(config, network, sigma_kappa=sigma_kappa, dt=dt)
 
-        task, parameters = true_system(config, task.network, make)
+        task, parameters = make_true_system(config, task.network, make)
         theta = parameters(theta)
     estimator: Any = task.estimator(device, baseline="none")
     key = jax.random.fold_in(jax.random.key(_SEED("seed", seed)), FRESH)

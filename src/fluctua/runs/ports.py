@@ -62,7 +62,7 @@ class PortDevice:
 
 @dataclass(frozen=True)
 class PortSettings:
-    """(θ, φ) -> p of the model, with one noise amplitude per lead and one for all other resonators.
+    """Parameters of the model, with one noise amplitude per lead and one for all other resonators.
 
     Records at the ports do not determine the noise of each resonator.
 
@@ -97,7 +97,7 @@ def list_read_sites(config: Config, network: Network) -> tuple[int, ...]:
 
 
 class EstimatorParts(NamedTuple):
-    """What a self-calibrating estimator is made of: model, device, (θ, φ) -> p, and φ."""
+    """Parts of a self-calibrating estimator: model, device, (θ, φ) -> p, and φ."""
 
     model: Any
     device: Any

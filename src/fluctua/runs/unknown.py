@@ -5,7 +5,7 @@ couplings, noise amplitudes, Kerr coefficients; couplings across the cells, read
 sampling and an integrator of its own can be added. The errors depend on the run's seed alone. The
 estimator knows the structure only.
 
-Three parts: `draw_hidden_errors` draws, `true_system` and `Device` are what is measured, and
+Three parts: `draw_hidden_errors` draws, `make_true_system` and `Device` are what is measured, and
 `EffectiveSettings` is what the model makes of settings and unknowns.
 """
 
@@ -172,7 +172,7 @@ def draw_hidden_errors(config: Config, network: tcmt.Network) -> dict[str, np.nd
     }
 
 
-def true_system(
+def make_true_system(
     config: Config, network: tcmt.Network, make: Callable[[tcmt.Network], tcmt.Task]
 ) -> tuple[tcmt.Task, Callable[[Params], Params]]:
     """The task of the true device, and θ -> its parameters.
@@ -265,7 +265,7 @@ def make_self_calibrating(
         for name, treatment in (("kerr", c.kerr), ("second", c.second_neighbours))
         if treatment == "watch"
     ]
-    true_task, parameters = true_system(config, network, make_true)
+    true_task, parameters = make_true_system(config, network, make_true)
     readout = d.readout * float(np.exp(draw_hidden_errors(config, network)["readout"]))
     settings = EffectiveSettings(
         richer, tuple(network.gamma.tolist()), tuple(network.gamma_e.tolist())

@@ -383,7 +383,7 @@ def _exponentiate(matrix: np.ndarray) -> np.ndarray:
 
 
 class _Entries(NamedTuple):
-    """Where the numbers of a network enter its drift: number, resonator, feature and phase.
+    """Terms of the drift of a network by number, resonator, feature and phase.
 
     Features are (ψ, |ψ|²ψ, 1); the drift of a number is Σ phase · feature on the resonators.
     """

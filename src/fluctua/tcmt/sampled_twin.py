@@ -24,7 +24,7 @@ from fluctua.tcmt.network import FAMILIES
 from fluctua.tcmt.tasks import Task, scale_noise
 
 EXTRA = ("noise", "readout")
-"""Parameters beside those of a network: logarithms of factors on the noise amplitude of every
+"""Parameters that a network does not have: logarithms of factors on the noise amplitude of every
 resonator (N,) and on the readout noise ()."""
 
 

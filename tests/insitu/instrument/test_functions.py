@@ -134,7 +134,7 @@ REFUSED = {
     "four axes": (X[None], CommandRejected, r"shape \(1, 3, 11, 2\)"),
     "three parts": ((T, X, X), CommandRejected, "tuple of 3"),
     "a tuple of trajectories": ((X[0], X[1]), CommandRejected, r"shape \(11, 2\)"),
-    "times of another length": ((T[:-1], X), InvalidReply, "11 samples came with 10 times"),
+    "times of another length": ((T[:-1], X), InvalidReply, "11 samples has 10 times"),
     "another rate": ((2 * T, X), CommandRejected, "from 0 to 1; .* from 0 to 2"),
     "times that fall": ((T[::-1], X), InvalidReply, "increase strictly"),
     "events": (fl.Trajectories(T, X, None, X), CommandRejected, "events"),

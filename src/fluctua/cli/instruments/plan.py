@@ -14,7 +14,7 @@ from fluctua.insitu.device_training.run_and_resume import Rows
 from fluctua.insitu.model import Model
 
 BASELINE = "twin"
-"""Baseline if none was asked for."""
+"""Default of --baseline."""
 
 FIELDS = {
     "readout_noise": "readout",
@@ -37,14 +37,14 @@ def make_plan(values: dict[str, Any], settings: dict[str, Any], **more: Any) -> 
 
 
 def complete_values(values: dict[str, Any], model: Model) -> dict[str, Any]:
-    """The options with a way to calibrate, chosen by the model where none was asked for."""
+    """Complete the options: a calibration that was not given is chosen by the model."""
     if values["calibration"] is not None:
         return values
     chosen = choose_calibration(model)
     if chosen == "training" and values["baseline"] != BASELINE:
         raise ValueError(
-            f"--baseline {values['baseline']} is not for an instrument that is read in part: its "
-            "training calibrates as it goes and has no baseline."
+            f"--baseline {values['baseline']} is not for a partially observed instrument, which "
+            "needs --calibration training. Leave it off."
         )
     return {**values, "calibration": chosen}
 

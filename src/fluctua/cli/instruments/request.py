@@ -47,7 +47,7 @@ class Request(NamedTuple):
     def refuse_keys(self, calibration: str | None, settings: dict[str, Any]) -> None:
         """Raise `ValueError` for keys of --set that would be ignored.
 
-        calibration: None if the model is to choose, which is not known yet.
+        calibration: None before the model has chosen one; nothing is refused then.
         """
         if calibration is None:
             return

@@ -87,7 +87,8 @@ def _choose_names(request: Request, plan: Plan, folder: Path) -> StationNames:
     instruments = tuple(request.instruments) or plan.instruments
     if not instruments:
         raise ValueError(
-            f"{folder} was begun in Python and does not name its instrument: fluctua insitu train "
+            f"the plan in {folder} has no instrument, since the run was started in Python. "
+            "Give it: fluctua insitu train "
             f"INSTRUMENT --model FILE.py:NAME --resume {folder}."
         )
     return StationNames(instruments, request.model or plan.model, plan.options)

@@ -21,7 +21,7 @@ def resolve_estimator(plan: Plan, make: MakeEstimator | None) -> MakeEstimator:
 
 
 def choose_calibration(model: Model) -> str:
-    """When an instrument is calibrated if nothing was asked for: one of `plan.CALIBRATIONS`."""
+    """Default calibration of an instrument: one of `plan.CALIBRATIONS`."""
     return "training" if _requires_training(model) else "probes"
 
 
@@ -36,8 +36,8 @@ def check_plan(plan: Plan, model: Model, make: MakeEstimator | None, devices: in
         _check_self_calibration(model, make, devices)
     elif _requires_training(model):
         raise ValueError(
-            "this instrument is not read whole, and only a training that calibrates as it goes can "
-            f'train it; got calibration="{plan.calibration}". Use calibration="training" '
+            "a partially observed instrument needs a training that calibrates as it goes; got "
+            f'calibration="{plan.calibration}". Use calibration="training" '
             "(--calibration training)."
         )
     check_share(plan, model, devices)

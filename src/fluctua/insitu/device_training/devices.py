@@ -114,7 +114,7 @@ class CalibratedDevice:
     def use_calibration(self, values: dict[str, Any]) -> None:
         """Use a calibration that was made elsewhere; the first batch gives the noise.
 
-        A device that is read in part has no residuals of its states to guard; its innovations are
+        A partially observed device has no residuals of its states to guard; its innovations are
         tested by the estimator.
         """
         self.calibration = values

@@ -48,7 +48,7 @@ class StationNames(NamedTuple):
     options: Mapping[str, Any] = {}
 
     def make_absolute(self) -> StationNames:
-        """The same from any folder."""
+        """Names with whole paths, which hold from any folder."""
         instruments = tuple(map(make_absolute, self.instruments))
         return self._replace(instruments=instruments, model=make_absolute(self.model))
 

@@ -225,8 +225,8 @@ def _check_limits(settings: Params, limits: Limits) -> None:
         if outside.any():
             worst = np.atleast_1d(value)[np.atleast_1d(outside)][0]
             raise CommandRejected(
-                f"the knob {name!r} must be from {_show(low)} to {_show(high)}; it was to be set "
-                f"to {worst:g}. Narrow its bounds in the model."
+                f"the knob {name!r} must be from {_show(low)} to {_show(high)}; got {worst:g}. "
+                f"Narrow its bounds in the model."
             )
 
 

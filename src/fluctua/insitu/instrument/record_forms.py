@@ -3,7 +3,7 @@
 A form is taken if it has one meaning only. Complex channels become the state [Re, Im], as in
 recordings: (…, C) complex → (…, 2C) real.
 
-A record of another length or count may be a passing fault of the instrument (`InvalidReply`, which
+A record of another length or count may be a transient fault (`InvalidReply`, which
 is retried). A record of another kind is not (`CommandRejected`).
 """
 
@@ -28,7 +28,7 @@ FORMS = (
 
 
 class RecordShape(NamedTuple):
-    """What is known of a record before it is read; None stands for unknown.
+    """Known shape of a record before it is read; None stands for unknown.
 
     trajectories: how many.
     t: sampling times (T+1,).
@@ -142,8 +142,8 @@ def _split_pair(record: tuple) -> tuple[Any, Any]:
     t = np.asarray(record[0])
     if t.ndim != 1 or t.dtype.kind not in "fiu":
         raise CommandRejected(
-            "a tuple is read as a pair (t, x) with times t of shape (T+1,); the first part that "
-            f"came is {t.dtype} of shape {t.shape}. Return trajectories as a list or an array."
+            f"a tuple is read as a pair (t, x) with times t of shape (T+1,); got {t.dtype} of "
+            f"shape {t.shape} for t. Return trajectories as a list or an array."
         )
     return record
 
@@ -160,8 +160,8 @@ def _load(record: Any) -> np.ndarray:
         x = np.asarray(record)
     except ValueError:
         raise InvalidReply(
-            f"a record must be numbers of one shape; a {type(record).__name__} of entries of "
-            "several shapes came"
+            f"a record must be numbers of one shape; got a {type(record).__name__} of entries of "
+            "several shapes"
         ) from None
     _check_dtype(x, record)
     return x.astype(np.float32) if x.dtype == np.float16 else x
@@ -258,8 +258,8 @@ def _check_lengths(lengths: tuple[int, ...], shape: RecordShape, is_complex: boo
     if (count, times, channels) == (shape.trajectories, points, wanted):
         return
     expected = (
-        f"a record must be {shape.describe(is_complex)}; one of shape "
-        f"{(count, times, channels)} came"
+        f"a record must be {shape.describe(is_complex)}; got an array of shape "
+        f"{(count, times, channels)}"
     )
     orders = {
         (1, 0, 2): "(times, trajectories, channels): return x.swapaxes(0, 1)",
@@ -282,15 +282,15 @@ def _refuse_shape(x: np.ndarray, shape: RecordShape) -> CommandRejected | Invali
         expected += ", or (times, channels), or (times,) with one channel"
     if x.ndim == 3 or (x.ndim in (1, 2) and shape.trajectories == 1):
         return CommandRejected(
-            f"{expected}; an array of shape {x.shape} came, with fewer times than channels, "
+            f"{expected}; got an array of shape {x.shape}, with fewer times than channels, "
             "unless its axes are in another order. Give `channels` or `t` to `make_driver`."
         )
     if x.ndim in (1, 2) and x.size:
         return CommandRejected(
-            f"{expected}; an array of shape {x.shape} came. Reshape it in `acquire`."
+            f"{expected}; got an array of shape {x.shape}. Reshape it in `acquire`."
         )
     return CommandRejected(
-        f"{expected}; {'one number' if x.ndim == 0 else f'an array of shape {x.shape}'} came. "
+        f"{expected}; got {'one number' if x.ndim == 0 else f'an array of shape {x.shape}'}. "
         "A trajectory is the record of the state at several times."
     )
 
@@ -317,7 +317,7 @@ def _resolve_times(t: Any, points: int, shape: RecordShape) -> np.ndarray:
         return known
     t = check_times(t)
     if len(t) != points:
-        raise InvalidReply(f"a record of {points} samples came with {len(t)} times")
+        raise InvalidReply(f"a record of {points} samples has {len(t)} times")
     if known is not None and not _are_equal_times(t, known):
         raise CommandRejected(
             f"the samples must be taken at {_describe_times(known)}; the record has "

@@ -1,4 +1,4 @@
-"""Trajectories of a check against the model, after a calibration by the same trajectories."""
+"""Residuals of the trajectories of a check, after a calibration by the same trajectories."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ModelComparison(NamedTuple):
 
 
 def compare_drift(model: Model, trajectories: Trajectories) -> str:
-    """Say why the drift of the model does not take a sample; "" if it does.
+    """Describe why the drift of the model does not take a sample; "" if it does.
 
-    A model that calibrates in a way of its own is not asked: its context is its own too.
+    A model with `methods.calibrate` is not examined: its context may have another form.
     """
     if model.methods.calibrate is not None:
         return ""
@@ -73,7 +73,7 @@ def examine_runs(model: Model, runs: Runs) -> ModelComparison:
     fit = model.calibrate(runs)
     own = model.methods.self_calibration
     if own is not None and own.required:
-        return _examine_in_part(own, fit, runs)
+        return _examine_innovations(own, fit, runs)
     guard = ResidualGuard(model.process)
     guard.calibrate(list(runs), fit.values)
     readout = np.zeros(runs[0][1].x.shape[2]) if guard.readout is None else guard.readout
@@ -86,7 +86,7 @@ def examine_runs(model: Model, runs: Runs) -> ModelComparison:
     return ModelComparison(_find_worst(each), np.sqrt(readout), fit.report)
 
 
-def _examine_in_part(own: SelfCalibration, fit: DeviceFit, runs: Runs) -> ModelComparison:
+def _examine_innovations(own: SelfCalibration, fit: DeviceFit, runs: Runs) -> ModelComparison:
     """Examine the innovations of records that do not hold the states."""
     each = [
         own.model.examine(own.effective(at, fit.values), batch, own.readout, None).residuals
