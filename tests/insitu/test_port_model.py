@@ -16,7 +16,8 @@ from fluctua.insitu.bench.bench_model import make_model
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.device_training import run_and_resume as loop
 from fluctua.insitu.instrument.virtual import VirtualBench
-from fluctua.insitu.networks import network_model, port_network_model
+from fluctua.insitu.networks import network_model
+from fluctua.insitu.port_networks import port_network_model
 from fluctua.learn.effective import Effective
 from fluctua.store import history
 from problems import flat
@@ -84,11 +85,11 @@ def test_the_score_of_the_bench_has_mean_zero_at_its_true_numbers():
     leaves, tree = jax.tree.flatten(OWN.start)
     at = Effective(OWN.effective, tree, tuple(leaf.shape for leaf in leaves))
     u = np.concatenate(jax.tree.leaves(truth))
-    found = OWN.model.evidence(at, settings, u, records, 1, SHEET.readout)
-    size = np.sqrt(np.diag(found.information))
+    evidence = OWN.model.evidence(at, settings, u, records, 1, SHEET.readout)
+    size = np.sqrt(np.diag(evidence.information))
     informative = size > 0  # detunings are set to 0, where their gains have no effect
     assert informative.sum() == len(u) - SHEET.nominal.sites
-    z = found.score[informative] / size[informative]
+    z = evidence.score[informative] / size[informative]
     assert np.abs(z).max() < 4
     assert np.std(z) > 0.3  # of the size of chance, not of zero
     samples = 40 * 20 * 4

@@ -15,8 +15,9 @@ from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.instrument.substrate import instrument_substrate
 from fluctua.insitu.instrument_check.check import check_instrument
 from fluctua.insitu.model import Knob, Methods, Model
-from fluctua.insitu.networks import network_model, port_network_model
+from fluctua.insitu.networks import network_model
 from fluctua.insitu.pooling import EstimateOptions, Pooled, estimate_files
+from fluctua.insitu.port_networks import port_network_model
 from fluctua.insitu.unknowns import DeviceFit, Unknown
 
 __all__ = [

@@ -11,28 +11,15 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core.arrays import Params
-from fluctua.core.objective import Objective
-from fluctua.core.scores import local_linear
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.instrument.archive import list_context_shapes
 from fluctua.insitu.instrument.protocol import Batch
 from fluctua.insitu.model import Knob, Methods, Model
 from fluctua.insitu.network_self_calibration import make_self_calibration
-from fluctua.insitu.port_self_calibration import (
-    KnobPoint,
-    PortCalibration,
-    PortReturns,
-    PortReward,
-    list_columns,
-    make_effective,
-    make_port_self_calibration,
-)
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import tabulate_task
-from fluctua.insitu.translation import translate_process
 from fluctua.insitu.unknowns import DeviceFit, Runs, Unknown
-from fluctua.processes.observed import Observed
 
 KERR_SCALE = 0.01
 """Learning rate of χ over that of ω: a Kerr coefficient of 0.01 detunes by as much as ω = 0.5."""
@@ -96,17 +83,17 @@ def network_model(
         sigma_kappa=sigma_kappa,
     )
     kerr = "chi" in bounds
-    unknowns = _list_unknowns(network, spread)
+    unknowns = list_unknowns(network, spread)
     self_calibration = None
     if not (kerr or sigma_kappa):
         self_calibration = make_self_calibration(
-            network, task, interval, unknowns, _list_starts(network)
+            network, task, interval, unknowns, list_starts(network)
         )
     laboratory = _Laboratory(task, dict(bounds), {**bounds, **(reach or {})}, rate)
     return Model(
         process=knobs.make_process(task),
         objective=task.objective,
-        knobs=_list_knobs(network, bounds),
+        knobs=list_knobs(network, bounds),
         unknowns=unknowns,
         channels=2 * network.sites,
         methods=Methods(
@@ -114,80 +101,14 @@ def network_model(
             follow=laboratory.follow if rate > 0 else None,
             correct=laboratory.correct,
             self_calibration=self_calibration,
-            head=laboratory.describe_batch,
+            head=NetworkHead(task, tuple(range(network.sites))),
         ),
     )
 
 
-def port_network_model(
-    network: tcmt.Network,
-    *,
-    interval: float,
-    points: int = 601,
-    s: float = 10.0,
-    bounds: Mapping[str, tuple[float, float]] = BOUNDS,
-    spread: Mapping[str, float] = SPREAD,
-    readout: float = 0.0,
-) -> Model:
-    """A resonator network with knobs for ω and κ that is read at its leads alone.
-
-    A record holds the complex amplitudes at the resonators of the leads; the reward is that of
-    `tcmt.transmission`. Such a network is trained with calibration="training" only.
-
-    Args:
-        network: by the data sheet; of it only the graph and the lead couplings are believed.
-        interval: between two samples.
-        points: samples per trajectory.
-        s: amplitude of the drive.
-        bounds: {"omega": (low, high), "kappa": …}.
-        spread: see `network_model`.
-        readout: standard deviation of the readout noise on each quadrature, where the plan gives
-            none.
-
-    Returns: the model that `run` takes.
-
-    >>> port_network_model(tcmt.rectangular(3, 4), interval=0.01)
-    """
-    if set(bounds) != set(BOUNDS):
-        raise ValueError(
-            f"`bounds` of a network that is read at its ports has {' and '.join(BOUNDS)}; got "
-            f"{', '.join(bounds)}."
-        )
-    task = tcmt.transmission(
-        network,
-        horizon=(points - 1) * interval,
-        dt=interval,
-        drive=tcmt.Drive(0, s, frequency=10.0),
-    )
-    sites = tuple(int(site) for site in network.lead_sites)
-    reward = PortReward(task.objective.running, sites, network.sites)
-    unknowns = _list_unknowns(network, spread)
-    self_calibration = make_port_self_calibration(task, unknowns, readout, PortReturns(reward))
-    columns = list_columns(sites, network.sites)
-    laboratory = _Laboratory(task, dict(bounds), dict(bounds), 0.0, sites)
-    return Model(
-        process=Observed(
-            translate_process(task.process, KnobPoint(make_effective(network))),
-            observe=np.eye(2 * network.sites)[columns],
-            noise=readout**2,
-            start=np.zeros(2 * network.sites),
-            transition=local_linear,
-        ),
-        objective=Objective(running=reward),
-        knobs=_list_knobs(network, bounds),
-        unknowns=unknowns,
-        methods=Methods(
-            calibrate=PortCalibration(self_calibration),
-            self_calibration=self_calibration,
-            head=laboratory.describe_batch,
-        ),
-    )
-
-
-def _list_knobs(
-    network: tcmt.Network, bounds: Mapping[str, tuple[float, float]]
-) -> dict[str, Knob]:
-    starts = _list_starts(network)
+def list_knobs(network: tcmt.Network, bounds: Mapping[str, tuple[float, float]]) -> dict[str, Knob]:
+    """Knobs of a network, with bounds."""
+    starts = list_starts(network)
     listed = {name: Knob(start, bounds[name], PROBES[name]) for name, start in starts.items()}
     if "chi" in bounds:
         none = np.zeros(network.sites)
@@ -195,7 +116,7 @@ def _list_knobs(
     return listed
 
 
-def _list_unknowns(network: tcmt.Network, spread: Mapping[str, float]) -> dict[str, Unknown]:
+def list_unknowns(network: tcmt.Network, spread: Mapping[str, float]) -> dict[str, Unknown]:
     """Offset and gain of every knob, and the logarithm of every loss over its data sheet."""
     wrong = sorted(set(spread) ^ set(SPREAD))
     if wrong:
@@ -215,16 +136,12 @@ def _list_unknowns(network: tcmt.Network, spread: Mapping[str, float]) -> dict[s
 
 @dataclass(frozen=True)
 class _Laboratory:
-    """Ways of a network's own: its drift is linear in all that is unknown, and fitted at once.
-
-    sites: resonators that are read; all if empty.
-    """
+    """Ways of a network's own: its drift is linear in all that is unknown, and fitted at once."""
 
     task: tcmt.Task
     bounds: dict[str, tuple[float, float]]
     reach: dict[str, tuple[float, float]]
     rate: float
-    sites: tuple[int, ...] = ()
 
     def calibrate(self, runs: Runs) -> DeviceFit:
         """What the knobs do, losses, drive and noise, from trajectories at several settings."""
@@ -243,13 +160,24 @@ class _Laboratory:
         """The settings at which a device does θ."""
         return knobs.compute_settings(values, theta, self.reach)
 
-    def describe_batch(self, batch: Batch, settings: Params) -> Description:
+
+@dataclass(frozen=True)
+class NetworkHead:
+    """(batch, settings) -> the head of a recording.
+
+    task: the network and its drive.
+    sites: resonators that are read.
+    """
+
+    task: tcmt.Task
+    sites: tuple[int, ...]
+
+    def __call__(self, batch: Batch, settings: Params) -> Description:
         """The head of a recording."""
         values = {name: np.asarray(v, float) for name, v in settings.items()}
-        sites = self.sites or tuple(range(self.task.network.sites))
         tables: Any = tabulate_task(self.task)
-        tables["network"]["observed"] = np.array(sites)
-        names = tuple(f"psi[{n}]" for n in sites)
+        tables["network"]["observed"] = np.array(self.sites)
+        names = tuple(f"psi[{n}]" for n in self.sites)
         return Description(
             np.asarray(batch.t),
             names,
@@ -261,7 +189,7 @@ class _Laboratory:
         )
 
 
-def _list_starts(network: tcmt.Network) -> dict[str, Any]:
+def list_starts(network: tcmt.Network) -> dict[str, Any]:
     """Settings at which training begins."""
     real = jnp.result_type(float)
     bonds = len(network.bonds)

@@ -7,7 +7,8 @@ import numpy as np
 from fluctua import tcmt
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import Model
-from fluctua.insitu.networks import network_model, port_network_model
+from fluctua.insitu.networks import network_model
+from fluctua.insitu.port_networks import port_network_model
 
 KERR_BOUND = 0.05
 """Largest χ: there the Kerr effect detunes by a few couplings where the light is."""
