@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fluctua import tcmt
+from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.bench import device, server, simulated
@@ -173,6 +173,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
     with np.load(whole / "final.npz") as one, np.load(parts / "final.npz") as other:
         assert np.array_equal(flat(dict(one)), flat(dict(other)))
         assert not np.array_equal(flat(dict(one)), flat(MODEL.start))
+    with insitu.files.open(min((whole / "recordings").iterdir())) as recording:
+        assert recording.description.channels == ("psi[0]", "psi[5]")
+        assert recording.x.shape == (2, POINTS, 4)
 
 
 @pytest.mark.long
