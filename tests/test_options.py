@@ -255,6 +255,7 @@ KEYS = {
         "readout_noise": "0.1",
         "adc_range": "8",
         "bits": "8",
+        "read": "ports",
         "fault_rate": "0.1",
     },
 }
@@ -443,7 +444,9 @@ class Library:
 
 def open_bench(connects, attempts, report):
     """Stands for the driver of a bench that was opened."""
-    sheet = fluctua.insitu.instrument.virtual.BenchDescription("box", 2, 2, 0.1, 0.01, 16.0, 1e-3)
+    sheet = fluctua.insitu.instrument.virtual.BenchDescription(
+        "box", 2, 2, 0.1, 0.01, 16.0, 1e-3, sites=(0, 1, 2, 3), readout=0.0
+    )
     named = connects[0].keywords
     generators = {"NOIS": named.get("noise", 0.0), "MOD": named.get("sigma_kappa", 0.0)}
     return SimpleNamespace(

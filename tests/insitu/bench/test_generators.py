@@ -187,7 +187,7 @@ def test_a_run_with_modulation_records_it(tmp_path):
 
 def test_the_model_of_a_bench_is_that_of_its_data_sheet():
     """As earlier versions built it: their runs go on."""
-    sheet = BenchDescription("box", 2, 2, 0.5, 0.02, 16.0, 1e-3)
+    sheet = BenchDescription("box", 2, 2, 0.5, 0.02, 16.0, 1e-3, sites=(0, 1, 2, 3), readout=0.0)
     bench = SimpleNamespace(description=sheet, points=21, generators={"NOIS": 0.0, "MOD": 0.0})
     bounds = {"omega": (-2.5, 2.5), "kappa": (0.0, 1.5)}
     network = tcmt.rectangular(2, 2, sigma_w=0.5)
