@@ -203,6 +203,15 @@ def test_words_that_are_no_action_are_explained(folder):
     assert "run is not empty" in message(f"train lab.py:Trap {OWN}", 2)
 
 
+def test_a_folder_with_a_run_advises_options_that_the_command_has(folder):
+    (folder / "run").mkdir()
+    for name in ("plan.json", "history.csv", "final.npz"):
+        (folder / "run" / name).touch()
+    answer = message(f"train lab.py:Trap {OWN}", 2)
+    assert "Go on with it: fluctua insitu train --resume run; or choose another folder." in answer
+    assert "--replace" not in answer
+
+
 def test_a_check_is_printed(folder):
     answer = message("check lab.py:Trap --model lab.py:model --iterations 10", 0)
     for text in (

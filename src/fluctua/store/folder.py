@@ -50,7 +50,7 @@ class RunFolder(NamedTuple):
         path: the folder.
         settings_name: the settings file, one of `SETTINGS`.
         resume: command that continues a run; `{folder}` stands for the path.
-        again: option that replaces an earlier run.
+        again: option that replaces an earlier run; empty where there is none.
     """
 
     path: Path
@@ -286,7 +286,8 @@ def refuse_full(place: RunFolder, *, replace: bool = False) -> None:
         return
     a_run = place.settings.exists() and place.history.exists()
     if not is_unfinished(path) and not (replace and a_run):
-        choices = f"Go on with it: {place.go_on}; do it again: {place.again}; or choose"
+        again = f"; do it again: {place.again}" if place.again else ""
+        choices = f"Go on with it: {place.go_on}{again}; or choose"
         hint = choices if a_run else "It is not a run. Choose"
         raise ValueError(f"the folder {path} is not empty. {hint} another folder.")
 

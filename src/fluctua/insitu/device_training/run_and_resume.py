@@ -136,7 +136,9 @@ def read_plan(folder: str | Path) -> Plan:
 
 
 def _locate(folder: str | Path) -> runfolder.RunFolder:
-    return runfolder.RunFolder(Path(folder), "plan.json", "fluctua insitu train --resume {folder}")
+    # records of an instrument cannot be had again: no option replaces them
+    resume = "fluctua insitu train --resume {folder}"
+    return runfolder.RunFolder(Path(folder), "plan.json", resume, again="")
 
 
 def _find(folder: str | Path) -> runfolder.RunFolder:
