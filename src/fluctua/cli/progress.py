@@ -139,8 +139,7 @@ def _print_rows(
             left = describe_time_left(seen, config)
             console.print(
                 f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = "
-                f"{with_error(row.J, row.J_stderr)}   {row.ensemble:,} per iteration, "
-                f"{row.trajectories:,} in all   {left}".rstrip(),
+                f"{describe_value(row)}, {row.trajectories:,} in all   {left}".rstrip(),
                 highlight=False,
                 soft_wrap=True,
             )
@@ -158,8 +157,10 @@ def make_panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
     grid.add_column(style="dim")
     grid.add_column()
     grid.add_row("iteration", f"{last.iteration + 1:,} of {config.iterations:,}")
+    source = "" if last.ensemble else "   by the model"
     grid.add_row(
-        "J", f"[bold]{with_error(last.J, last.J_stderr)}[/]   gain {last.J - kept[0].J:+.3f}"
+        "J",
+        f"[bold]{with_error(last.J, last.J_stderr)}[/]{source}   gain {last.J - kept[0].J:+.3f}",
     )
     grid.add_row("", f"[cyan]{draw_sparkline([row.J for row in kept], width)}[/]")
     grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} per iteration)")
@@ -175,6 +176,14 @@ def make_panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
         expand=False,
         border_style="dim",
     )
+
+
+def describe_value(row: Row) -> str:
+    """J of a row and what it was measured with."""
+    value = with_error(row.J, row.J_stderr)
+    if not row.ensemble:
+        return f"{value} by the model   none measured"
+    return f"{value}   {row.ensemble:,} per iteration"
 
 
 def draw_sparkline(values: list[float], width: int) -> str:

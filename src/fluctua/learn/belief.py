@@ -250,7 +250,8 @@ class Posterior(NamedTuple):
         if self.widened > 1:
             return (
                 f"calls disagree: errors are {self.widened:.2g} times those of the noise, and need "
-                "not cover. The structure of the model is wrong, or the device changes"
+                "not cover. There are few measurements yet, the structure of the model is wrong, "
+                "or the device changes"
             )
         return ""
 

@@ -42,15 +42,24 @@ def draw_before_after(network: Network, theta0: Params, theta1: Params, history:
         grid = figure.add_gridspec(2, 1, height_ratios=[2.1, 1])
         before, after = draw_panel(figure, grid[0], network, theta0, theta1)
         before.set_title(f"before:  $J$ = {history.J[0]:.3f}")
+        measured = history.J[history.ensemble > 0]
         after.set_title(
-            f"after {history.iteration[-1] + 1:,} iterations:  $J$ = {history.J[-1]:.3f}"
+            f"after {history.iteration[-1] + 1:,} iterations:  $J$ = {measured[-1]:.3f}"
         )
         draw_learning_curve(figure.add_subplot(grid[1]), history)
         return figure
 
 
 def draw_learning_curve(axes: Axes, history: History) -> None:
-    """Draw J against iteration, with a band of ± 2 standard errors where it is visible."""
+    """Draw J against iteration, with a band of ± 2 standard errors where it is visible.
+
+    J of iterations that measured nothing is the model's, and grey.
+    """
+    measured = history.ensemble > 0
+    alone = not measured.all()
+    if alone:
+        axes.plot(history.iteration + 1, history.J, color=UNDONE, label="the model's $J$")
+        history = history.select(measured)
     iteration = history.iteration + 1
     reach = 2 * history.J_stderr
     low = history.J - reach
@@ -58,11 +67,11 @@ def draw_learning_curve(axes: Axes, history: History) -> None:
     seen = np.median(reach) > SEEN * (high.max() - low.min())
     if seen:
         axes.fill_between(iteration, low, high, **BAND, label="± 2 standard errors")
-    axes.plot(iteration, history.J, color=INK)
+    axes.plot(iteration, history.J, color=INK, label="measured" if alone else None)
     axes.set(xlabel="iteration", ylabel="expected return $J$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0.01)
-    if seen:
+    if seen or alone:
         axes.legend(loc="lower right")
 
 

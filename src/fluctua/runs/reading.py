@@ -36,6 +36,10 @@ class History(NamedTuple):
     seconds: np.ndarray
     event: np.ndarray
 
+    def select(self, rows: np.ndarray) -> History:
+        """Some of the rows, by a mask or their indices."""
+        return History(*(column[rows] for column in self))
+
 
 class Course(NamedTuple):
     """The content of `parameters.h5`.
@@ -130,7 +134,7 @@ def read_history(folder: Path | str) -> History:
 def effective(columns: History) -> History:
     """The history without rewound rows: the last row of each iteration. Shape (I,)."""
     rows = history.find_kept(columns.iteration)
-    return History(*(column[rows] for column in columns))
+    return columns.select(rows)
 
 
 def make_description(
