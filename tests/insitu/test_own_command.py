@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -54,6 +55,10 @@ def test_an_instrument_is_trained_and_continued_from_elsewhere(folder, monkeypat
     assert rows[-1].J > rows[0].J
     assert rows[-1].trajectories == 4 + 2 * 50 + 4 * 40  # those of the check are counted
     assert "gain" in (folder / "run" / "calibration.txt").read_text()
+    summary = (folder / "run" / "summary.txt").read_text()
+    assert summary in done.output
+    with np.load(folder / "run" / "final.npz") as settings:
+        assert f"force = {settings['force']:.4g}\n" in summary
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)

@@ -104,13 +104,9 @@ def _drive(rows: loop.Rows, plan: Plan, folder: Path, devices: int) -> None:
     if not done:
         say("nothing was left to do; --iterations is their number in all.")
         return
-    last = done[-1]
-    say(
-        f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories "
-        "on the instrument"
-    )
-    say(f"settings   {folder / 'final.npz'}   history   {folder / 'history.csv'}")
+    say((folder / "summary.txt").read_text(encoding="utf-8"), nl=False)
     calibrations = "calibration.txt" if devices == 1 else "calibration-*.txt"
-    say(f"calibration of the instrument   {folder / calibrations}")
+    say(f"stored     settings {folder / 'final.npz'}, history {folder / 'history.csv'},")
+    say(f"           calibration {folder / calibrations}, this {folder / 'summary.txt'}")
     if devices > 1:
         say((folder / "devices.txt").read_text().strip())

@@ -7,6 +7,7 @@ recordings/      every batch, bad ones too
 incidents.csv    what went wrong, and what it cost
 checkpoints/     what a resumed run starts from
 final.npz        the settings after the last step
+summary.txt      J before and after, the settings reached
 calibration.txt  the instrument by its probes, or by a training that calibrates as it goes
 devices.csv      each device in each iteration (fluctua.insitu.device_training.device_table)
 devices.txt      of several: how much they differ, how many trajectories are worth while
@@ -26,11 +27,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fluctua.insitu.device_training import choice, instruments, plan_file
 from fluctua.insitu.device_training.incidents import IncidentLog
 from fluctua.insitu.device_training.model_parts import describe_model
 from fluctua.insitu.device_training.optimiser import make_optimiser
 from fluctua.insitu.device_training.plan import Plan
+from fluctua.insitu.device_training.result import describe_result
 from fluctua.insitu.device_training.session import TrainingSession
 from fluctua.insitu.instrument.substrate import Incident
 from fluctua.insitu.model import Model
@@ -255,5 +259,17 @@ def _iterate(session: TrainingSession, opened: loop.Opened) -> Rows:
         session.log.iteration = str(state.now.iteration)
         yield from loop.iterate(loop.Opened(book, state), training)
         session.report_calibration()
+        _write_summary(session, book.place)
     finally:
         session.close()
+
+
+def _write_summary(session: TrainingSession, place: runfolder.RunFolder) -> None:
+    """Write J before and after, and the settings reached, to summary.txt."""
+    rows = history.read(place.history)
+    if not rows:
+        return
+    with np.load(place.final) as file:
+        settings = dict(file)
+    text = describe_result(rows, settings, session.model, len(session.instruments.devices))
+    checkpoint.replace(place.path / "summary.txt", f"{text}\n".encode())

@@ -1,0 +1,100 @@
+"""Result of a training on an instrument: J at its beginning and end, and the settings reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua.core.text import with_error
+from fluctua.insitu.model import Model
+from fluctua.store.history import Row, effective
+
+TAIL = 10
+"""The last iterations of which J is averaged are one in so many."""
+MAX_VALUES = 6
+"""Maximum number of values of a setting that are listed."""
+NEAR = 1e-6
+"""Distance to a bound, in units of the range, below which a setting is at it."""
+
+
+class MeanValue(NamedTuple):
+    """The mean of J over the last measured iterations.
+
+    J, J_stderr: mean and its standard error.
+    iterations: number of iterations.
+    """
+
+    J: float
+    J_stderr: float
+    iterations: int
+
+
+def average_end(rows: Sequence[Row], devices: int = 1) -> MeanValue:
+    """Average J over the last tenth of the iterations that measured.
+
+    Errors of one device are independent between iterations. Those of several devices are mostly
+    the differences between the devices, which are the same in every iteration: averaging does not
+    reduce them.
+    """
+    measured = [row for row in effective(rows) if row.ensemble] or list(rows)
+    last = measured[-math.ceil(len(measured) / TAIL) :]
+    count = len(last)
+    variance = float(np.mean([row.J_stderr**2 for row in last]))
+    error = math.sqrt(variance if devices > 1 else variance / count)
+    return MeanValue(float(np.mean([row.J for row in last])), error, count)
+
+
+def describe_result(
+    rows: Sequence[Row], settings: Mapping[str, np.ndarray], model: Model, devices: int = 1
+) -> str:
+    """Lines with J of the first iteration and of the last ones, and the settings reached.
+
+    Args:
+        rows: the history, with one row at least.
+        settings: after the last step.
+        model: with the bounds of the settings.
+        devices: number of devices that were trained together.
+    """
+    first = effective(rows)[0]
+    end = average_end(rows, devices)
+    which = "the last iteration"
+    if end.iterations > 1:
+        which = f"mean of the last {end.iterations} iterations"
+    seldom = any(not row.ensemble for row in rows)
+    measured = " that measured" if seldom else ""
+    instruments = "instrument" if devices == 1 else "instruments"
+    lines = [
+        f"J before   {with_error(first.J, first.J_stderr)}   the first iteration",
+        f"J after    {with_error(end.J, end.J_stderr)}   {which}{measured}",
+        f"training   {rows[-1].iteration + 1:,} iterations, {rows[-1].trajectories:,} trajectories "
+        f"on the {instruments}",
+    ]
+    for k, (name, value) in enumerate(settings.items()):
+        label = "" if k else "settings"
+        lines.append(f"{label:<11}{name} = {_describe_setting(name, np.asarray(value), model)}")
+    return "\n".join(lines)
+
+
+def _describe_setting(name: str, value: np.ndarray, model: Model) -> str:
+    """`0.5, -1   1 of 2 at their bounds -1 … 1`; lowest and highest of many values."""
+    each = value.ravel()
+    if each.size <= MAX_VALUES:
+        text = ", ".join(f"{v:.4g}" for v in each)
+    else:
+        text = f"{each.min():.4g} … {each.max():.4g} ({each.size} values)"
+    knob = model.knobs.get(name)
+    if knob is None:
+        return text
+    low, high = (np.broadcast_to(bound, value.shape).ravel() for bound in knob.bounds)
+    margin = NEAR * (high - low)
+    below = each <= low + margin
+    above = each >= high - margin
+    reached = int(np.sum(below | above))
+    if not reached:
+        return text
+    if each.size == 1:
+        return f"{text}   at its {'lower' if below[0] else 'upper'} bound"
+    return f"{text}   {reached} of {each.size} at a bound"
