@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
@@ -88,8 +89,9 @@ def examine_runs(model: Model, runs: Runs) -> ModelComparison:
 
 def _examine_innovations(own: SelfCalibration, fit: DeviceFit, runs: Runs) -> ModelComparison:
     """Examine the innovations of records that do not hold the states."""
+    phi = jax.tree.map(jnp.asarray, fit.values)
     each = [
-        own.model.examine(own.effective(at, fit.values), batch, own.readout, None).residuals
+        own.model.examine(own.effective(at, phi), batch, own.readout, None).residuals
         for at, batch in runs
     ]
     readout = np.full(runs[0][1].x.shape[2], own.readout)
