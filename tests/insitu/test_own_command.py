@@ -255,3 +255,5 @@ def test_a_check_as_json_and_a_model_from_the_driver(folder):
     assert check["trajectories"] == 4
     assert check["knobs"][0]["bounds"] == {"low": -5.0, "high": 5.0}
     assert check["training"]["trajectories"] == 30_300
+    seconds = check["training"]["seconds"]
+    assert 0 < seconds["least"] < seconds["most"]

@@ -6,6 +6,7 @@ import pytest
 import own_lab as lab
 from fluctua.insitu import check_instrument
 from fluctua.insitu.instrument import InstrumentError, Retry
+from fluctua.insitu.instrument_check.report import Latency
 
 ONCE = Retry(attempts=1, first=0.0)
 
@@ -39,8 +40,21 @@ def test_residuals_have_the_noise_of_the_model(passed):
 def test_the_time_of_a_training_is_predicted(passed):
     latency = passed.latency
     assert 0 < latency.trajectory < 0.1
-    expected = latency.connect + 3 * latency.visit + 50 * latency.trajectory
-    assert latency.predict_seconds(3, 50) == pytest.approx(expected)
+    assert latency.size == 40
+    expected = latency.connect + 3 * latency.visit + 120 * latency.trajectory
+    assert latency.predict_seconds(3, 120) == pytest.approx((expected, expected))
+
+
+@pytest.mark.parametrize("size", [2, 20, 100])
+@pytest.mark.parametrize(("fixed", "each"), [(0.08, 0.002), (0.0, 0.01), (0.5, 0.0)])
+def test_the_predicted_time_holds_the_true_one(size, fixed, each):
+    """An acquisition of n trajectories takes fixed + n·each; the check measured `size` of them."""
+    latency = Latency(1.0, 0.01, fixed / size + each, size)
+    for acquisitions, trajectories in ((300, 30_000), (10, 20)):
+        truth = 1.0 + acquisitions * (0.01 + fixed) + trajectories * each
+        least, most = latency.predict_seconds(acquisitions, trajectories)
+        assert least <= truth * (1 + 1e-9)
+        assert most >= truth * (1 - 1e-9)
 
 
 def test_few_trajectories_are_a_short_check():

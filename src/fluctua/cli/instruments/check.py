@@ -15,7 +15,7 @@ from fluctua.insitu.device_training.plan import Plan, count_work
 from fluctua.insitu.device_training.station import Station
 from fluctua.insitu.instrument.protocol import InstrumentError
 from fluctua.insitu.instrument_check.check import check_instrument
-from fluctua.insitu.instrument_check.report import InstrumentCheck, Latency
+from fluctua.insitu.instrument_check.report import InstrumentCheck, Latency, PredictedTime
 
 TRAJECTORIES = 20
 """Per acquisition of a check."""
@@ -24,6 +24,8 @@ BEFORE_TRAINING = 2
 MAX_CHANNELS = 6
 """Maximum number of names of channels that are printed."""
 WIDTH = 12
+SIMILAR = 1.5
+"""Ratio of the limits of a predicted time up to which one number is printed."""
 
 
 def run_check(
@@ -207,9 +209,16 @@ def _describe_time(latency: Latency, plan: Plan, devices: int) -> str:
     each = " per device" if devices > 1 else ""
     return (
         f"{plan.iterations} iterations: {work.trajectories:,} trajectories in "
-        f"{work.acquisitions:,} acquisitions{each}, about {_show_seconds(seconds)} on the "
-        "instrument"
+        f"{work.acquisitions:,} acquisitions{each}, {_show_range(seconds, latency)}"
     )
+
+
+def _show_range(seconds: PredictedTime, latency: Latency) -> str:
+    """A predicted time; both of its limits where they differ."""
+    least, most = map(_show_seconds, seconds)
+    if seconds.most <= SIMILAR * seconds.least:
+        return f"about {most} on the instrument"
+    return f"{least} to {most} on the instrument, by acquisitions of {latency.size:.0f}"
 
 
 def _show_seconds(seconds: float) -> str:
@@ -228,5 +237,5 @@ def _to_json(check: InstrumentCheck, plan: Plan, work: Any) -> Any:
     entries["ok"] = check.ok
     if check.latency is not None:
         seconds = check.latency.predict_seconds(work.acquisitions, work.trajectories)
-        entries["training"] = to_json({**work._asdict(), "seconds": seconds})
+        entries["training"] = to_json({**work._asdict(), "seconds": seconds._asdict()})
     return entries

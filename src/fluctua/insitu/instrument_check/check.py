@@ -191,6 +191,7 @@ class _RunningCheck:
             self.parts["latency"].connect,
             (now.visit - before.visit) / visits,
             (now.trajectory - before.trajectory) / ran,
+            ran / visits,
         )
 
     def _examine(self, runs: list[tuple[Any, Trajectories]]) -> None:

@@ -30,21 +30,38 @@ class RecordReport(NamedTuple):
     channels: tuple[str, ...]
 
 
+class PredictedTime(NamedTuple):
+    """Seconds that a training takes on the instrument, at least and at most."""
+
+    least: float
+    most: float
+
+
 class Latency(NamedTuple):
     """Seconds that an instrument takes.
 
     connect: to open it.
     visit: to set, arm and read back, per acquisition.
     trajectory: to run and fetch, per trajectory.
+    size: trajectories per acquisition with which the two were measured.
     """
 
     connect: float
     visit: float
     trajectory: float
+    size: float = 1.0
 
-    def predict_seconds(self, acquisitions: int, trajectories: int) -> float:
-        """Seconds on the instrument for so many acquisitions and trajectories."""
-        return self.connect + acquisitions * self.visit + trajectories * self.trajectory
+    def predict_seconds(self, acquisitions: int, trajectories: int) -> PredictedTime:
+        """Seconds on the instrument for so many acquisitions and trajectories.
+
+        One size does not separate the time per trajectory from that per acquisition. The limits
+        are those of an acquisition that takes equally long for any number of trajectories, and of
+        one that takes as long as its trajectories together.
+        """
+        other = self.connect + acquisitions * self.visit
+        equal = acquisitions * self.size * self.trajectory
+        each = trajectories * self.trajectory
+        return PredictedTime(other + min(equal, each), other + max(equal, each))
 
 
 class InstrumentCheck(NamedTuple):
