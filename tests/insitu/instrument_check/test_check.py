@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fluctua as fl
 import own_lab as lab
 from fluctua.insitu import check_instrument
 from fluctua.insitu.instrument import InstrumentError, Retry
@@ -94,6 +95,23 @@ def test_a_misfit_is_named(driver, model, used, message):
     assert check.trajectories == used
     with pytest.raises(ValueError, match=r"."):
         check.refuse_problems()
+
+
+@pytest.mark.parametrize(
+    ("argument", "name", "message"),
+    [
+        (0, "stiffness", "'stiffness', which is no knob of the model (force) and no"),
+        (0, "gain", "'gain' as a setting: it is no knob of the model (force)"),
+        (3, "force", "'force' as an unknown: it is no unknown (gain)"),
+    ],
+)
+def test_a_name_that_the_model_does_not_have_is_named(argument, name, message):
+    def drift(*arguments):
+        return arguments[argument][name] - arguments[1]
+
+    process = fl.Process(drift, lambda settings, x: np.array([lab.NOISE]))
+    check = check_instrument(lab.Trap, lab.ready._replace(process=process), trajectories=2)
+    assert message in " ".join(check.problems)
 
 
 def test_an_instrument_that_does_not_answer_is_a_problem():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,6 +51,8 @@ def compare_drift(model: Model, trajectories: Trajectories) -> str:
         state = jax.ShapeDtypeStruct((size,), np.float32)
         rate = jax.eval_shape(drift, model.start, state, float(trajectories.t[0]), context)
         shape = np.shape(rate)
+    except KeyError as error:
+        return f"the drift of the model uses {_describe_missing(error, model, context)}."
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return f"the drift of the model does not take a sample of {size} channels: {reason}."
@@ -60,6 +62,18 @@ def compare_drift(model: Model, trajectories: Trajectories) -> str:
             "channels. Record the state of the model, or change its drift."
         )
     return ""
+
+
+def _describe_missing(error: KeyError, model: Model, context: Mapping[str, Any]) -> str:
+    """Describe a name that the drift uses and the model does not have."""
+    name = error.args[0] if error.args else ""
+    no_knob = f"is no knob of the model ({', '.join(model.knobs) or 'it has none'})"
+    no_unknown = f"no unknown ({', '.join(context) or 'it has none'})"
+    if name in context:
+        return f"{name!r} as a setting: it {no_knob}"
+    if name in model.knobs:
+        return f"{name!r} as an unknown: it is {no_unknown}"
+    return f"{name!r}, which {no_knob} and {no_unknown}"
 
 
 def examine_runs(model: Model, runs: Runs) -> ModelComparison:
