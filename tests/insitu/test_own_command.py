@@ -242,6 +242,9 @@ def test_a_check_ends_with_1_where_something_is_wrong(folder):
     assert "lap.py" in message(f"check lap.py:Trap {words}", 2)
     assert "--out: not for a check" in message(f"check lab.py:Trap {words} --out run", 2)
     assert "give an instrument" in message("check", 2)
+    answer = message("check lab.py:Trap", 2)
+    assert "lab.py:Trap is an instrument of your own and needs its model: add --model" in answer
+    assert "train" not in answer
 
 
 def test_a_check_as_json_and_a_model_from_the_driver(folder):

@@ -223,10 +223,11 @@ class _OpenDriver:
 
 def _choose_model(instruments: Sequence[str]) -> str:
     """Name of the model of instruments for which none was given."""
-    if any(map(is_code, instruments)):
+    own = list(filter(is_code, instruments))
+    if own:
         raise ValueError(
-            "an instrument of your own needs its model: fluctua insitu train INSTRUMENT --model "
-            "FILE.py:NAME --out FOLDER."
+            f"{own[0]} is an instrument of your own and needs its model: add --model "
+            "FILE.py:NAME."
         )
     return BENCH_MODEL
 
