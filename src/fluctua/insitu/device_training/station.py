@@ -226,8 +226,7 @@ def _choose_model(instruments: Sequence[str]) -> str:
     own = list(filter(is_code, instruments))
     if own:
         raise ValueError(
-            f"{own[0]} is an instrument of your own and needs its model: add --model "
-            "FILE.py:NAME."
+            f"{own[0]} is an instrument of your own and needs its model: add --model FILE.py:NAME."
         )
     return BENCH_MODEL
 
