@@ -145,6 +145,23 @@ def test_folders_that_cannot_take_a_run(folder):
     assert "is a file, not a folder" in message_of("record", folder / "note.txt" / "run.nc")
 
 
+@pytest.mark.parametrize("command", ["evaluate", "estimate"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plan.json", "is the run of an instrument"),
+        ("run.json", "is the run of a process of your own"),
+    ],
+)
+def test_runs_without_a_network_are_named(tmp_path, command, name, text):
+    (tmp_path / name).touch()
+    (tmp_path / "final.npz").touch()
+    answer = message_of(command, tmp_path)
+    assert text in answer
+    assert "summary.txt" in answer
+    assert "Presets" not in answer
+
+
 def test_help_breaks_lines_where_the_terminal_ends():
     text = (
         CliRunner()

@@ -29,11 +29,29 @@ def configure(source: str, settings: dict[str, Any]) -> Config:
         )
     if not folder.is_dir():
         return apply_changes(find_config(source), settings)
+    _refuse_other_runs(folder)
     if not (folder / "final.npz").exists():
         raise ValueError(
             f"{folder} has no final.npz: it is not a run folder, or its training never stopped."
         )
     return apply_changes(load_unedited(folder / "config.toml"), settings)
+
+
+def _refuse_other_runs(folder: Path) -> None:
+    """Refuse the runs of instruments and of own processes, which have no network to simulate."""
+    if (folder / "config.toml").exists():
+        return
+    if (folder / "plan.json").exists():
+        raise ValueError(
+            f"{folder} is the run of an instrument, whose J is measured there and not simulated. "
+            f"Results are in {folder / 'summary.txt'}, and drawn by fluctua plot {folder}; for "
+            f"more iterations: fluctua insitu train --resume {folder} --iterations N."
+        )
+    if (folder / "run.json").exists():
+        raise ValueError(
+            f"{folder} is the run of a process of your own, and no network. Results are in "
+            f"{folder / 'summary.txt'}, and drawn by fluctua plot {folder}."
+        )
 
 
 def draw_initial_theta(task: Task, config: Config, seed: int) -> dict[str, Any]:
