@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import own_lab
 from fluctua.cli.app import app
 from fluctua.insitu import files
+from fluctua.insitu.instrument.archive import Archive
 from fluctua.store import history
 
 PLAN = "--iterations 4 --trajectories 40 --set learning_rate=0.5 --set probes=2"
@@ -68,6 +69,23 @@ def test_an_instrument_is_trained_and_continued_from_elsewhere(folder, monkeypat
     assert done.exit_code == 0, done.output
     rows = history.read(folder / "run" / "history.csv")
     assert rows[-1].trajectories == 4 + 2 * 50 + 5 * 40
+
+
+@pytest.mark.parametrize("command", ["estimate", "calibrate"])
+def test_a_batch_of_a_run_needs_a_model_whose_unknowns_are_fixed(folder, command):
+    settings = {"force": np.array(0.625)}
+    trap = own_lab.Trap()
+    trap.set(settings)
+    trap.arm(4)
+    Archive(folder / "recordings").add(trap.acquire(), settings, np.ones(4, bool), "")
+    (batch,) = (folder / "recordings").glob("*.nc")
+    np.savez(folder / "final.npz", force=2.0)
+    words = [command, str(batch), "--model", "lab.py:ready", "--params", "final.npz"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    answer = " ".join(done.output.split())
+    assert "lab.py:ready has unknowns (gain)" in answer
+    assert "was recorded at force = 0.625" in answer
 
 
 @pytest.mark.long

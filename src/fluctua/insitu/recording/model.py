@@ -178,6 +178,8 @@ def load_model(
     theta = dict(d.theta) if changes is None else {**d.theta, **changes}
     if source is not None:
         code = _load_code(source)
+        if recording.count:
+            _refuse_unknowns(recording, code, source)
         if changes is None and getattr(code, "theta", None) is not None:
             theta = _merge_recorded(recording, code.theta, source)
         model = RecordingModel(code.process, code.objective, theta)
@@ -266,10 +268,42 @@ def _merge_recorded(recording: RecordingFile, theta: Params, source: str) -> Par
     )
 
 
+def _read_context(recording: RecordingFile) -> dict[str, Any] | None:
+    """The context of the first trajectory; None where the recording has none."""
+    context = recording.trajectories(0, 1, load=True).context
+    return None if context is None else {name: leaf[0] for name, leaf in context.items()}
+
+
+def _refuse_unknowns(recording: RecordingFile, code: Any, source: str) -> None:
+    """Refuse the model of an instrument, whose drift needs values that a recording does not hold.
+
+    They are in the context of a training, which calibrates them.
+    """
+    unknowns = getattr(code, "unknowns", None)
+    missing = [name for name in unknowns or {} if name not in (_read_context(recording) or {})]
+    if not missing:
+        return
+    settings = recording.description.settings
+    values = ", ".join(f"{name} = {_format_value(value)}" for name, value in settings.items())
+    recorded = (
+        f" {recording.path} was recorded at {values}: `theta` has to be this." if values else ""
+    )
+    raise ValueError(
+        f"{source} has unknowns ({', '.join(missing)}), whose values are not in {recording.path}. "
+        "Give a model with `process`, `objective` and `theta`, in whose drift they are fixed, such "
+        f"as to the values in calibration.txt of the run.{recorded}"
+    )
+
+
+def _format_value(value: Any) -> str:
+    """A value, or the shape of an array."""
+    array = np.asarray(value)
+    return f"{array.item():.6g}" if array.size == 1 else f"an array {array.shape}"
+
+
 def _check_parameters(recording: RecordingFile, model: RecordingModel, source: str) -> None:
     """Refuse a model that needs a parameter which is missing, before any gradient."""
-    context = recording.trajectories(0, 1, load=True).context
-    one = None if context is None else {name: leaf[0] for name, leaf in context.items()}
+    one = _read_context(recording)
     state = jax.ShapeDtypeStruct((len(recording.description.components),), np.float32)
     process = check.process(model.process)
     name = "drift" if isinstance(process, Process) else "rates"
