@@ -14,7 +14,7 @@ import pytest
 import fluctua as fl
 from fluctua.core.likelihood.evidence import Evidence, collect_evidence
 from fluctua.core.scores import full_score
-from fluctua.learn.belief import Belief
+from fluctua.learn.belief import Belief, Posterior
 from problems import flat, tolerance
 
 DT, STEPS, SIGMA, START = 0.02, 60, 0.3, 0.4
@@ -544,3 +544,17 @@ def test_another_task_keeps_what_is_known(tmp_path):
     fl.run(describe(made()), 5, tmp_path / "part", on_row=on_row)
     assert rest[-1][0].event == ""
     assert np.array_equal(flat(rest[-1][1].next_theta), flat(rows[-1][1].next_theta))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "offset = 0.000 ± 0.010   fitted"),
+        (3, "offset = 0.000 ± 0.010, 0.500 ± 0.010, 1.000 ± 0.010   fitted"),
+        (7, "offset: 7 between 0 and 1, rms standard error 0.01   fitted"),
+    ],
+)
+def test_few_values_are_listed(count, text):
+    unknown = {"offset": np.linspace(0.0, 1.0, count)}
+    stderr = {"offset": np.full(count, 0.01)}
+    assert text in repr(Posterior(unknown, stderr, 4, 1.0, 1, 0.0, 0, (False,) * count))

@@ -27,6 +27,9 @@ COLLINEAR = 1e-5
 FIDELITY = 0.05
 """Relative accuracy of the variance of scores: of transitions that are taken as locally linear."""
 
+MAX_LISTED = 6
+"""Maximum number of values of one family of unknowns that a report lists."""
+
 CHANCE = 1e-5
 """Probability that χ² of a correct model is reported, for any number of unknowns."""
 
@@ -296,11 +299,10 @@ def _format_posterior(known: Posterior) -> str:
         error = np.asarray(error)
         role = "watched" if known.watched[begin] else "fitted"
         begin += value.size
-        if value.size == 1:
-            lines.append(
-                f"  {stem} = {with_error(float(value.ravel()[0]), float(error.ravel()[0]))}   "
-                f"{role}"
-            )
+        if value.size <= MAX_LISTED:
+            pairs = zip(value.ravel().tolist(), error.ravel().tolist(), strict=True)
+            listed = ", ".join(with_error(*pair) for pair in pairs)
+            lines.append(f"  {stem} = {listed}   {role}")
         else:
             rms = float(np.sqrt(np.mean(np.square(error))))
             lines.append(
