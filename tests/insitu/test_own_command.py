@@ -113,7 +113,9 @@ def test_several_instruments_are_trained_together(folder):
 def test_a_failure_costs_one_batch_and_the_run_goes_on(folder, driver, text):
     """Acquisitions: two of the check, two probes, one per iteration; the third iteration fails."""
     words = f"train lab.py:{driver} {OWN} --set attempts=2"
-    assert text in message(words, 2)
+    answer = message(words, 2)
+    assert text in answer
+    assert ("go on with the run (--resume)" in answer) == (driver == "Fails")
     before = history.read(folder / "run" / "history.csv")
     assert len(before) == 3
     (folder / "mended").touch()
@@ -213,6 +215,17 @@ def test_another_model_is_refused_by_name(folder):
 def test_mistakes_are_explained_before_the_training(folder, words, text):
     answer = message(f"train {words}", 2)
     assert re.search(text.replace("(", r"\(").replace("?", r"\?"), answer), answer
+    assert not (folder / "run").exists()
+
+
+def test_a_record_that_the_check_refuses_is_no_run_to_go_on_with(folder):
+    text = (folder / "lab.py").read_text()
+    text += "\n\nclass Truncated(Trap):\n    def acquire(self):\n"
+    text += "        t, x, *rest = super().acquire()\n        return Batch(t, x[:, :41], *rest)\n"
+    (folder / "lab.py").write_text(text)
+    answer = message(f"train lab.py:Truncated {OWN} --set attempts=2", 2)
+    assert "failed 2 times in a row" in answer
+    assert "go on with the run" not in answer
     assert not (folder / "run").exists()
 
 

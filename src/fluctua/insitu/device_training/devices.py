@@ -28,6 +28,9 @@ FIRST = "first calibration/"
 CUT_OFF = "cut off"
 """Incident: trajectories were measured after the last checkpoint of a killed run."""
 
+ADVICE = "Everything acquired so far is kept; mend it and go on with the run (--resume)."
+"""After a failure within a training."""
+
 MAX_DRIFTS = 8
 """Calibrated quantities that `devices.csv` follows; the first of more."""
 
@@ -82,6 +85,7 @@ class CalibratedDevice:
             archive=Archive(recordings, model.methods.head) if plan.record else None,
         )
         self.substrate.expected = model.expected
+        self.substrate.advice = ADVICE
 
     def note(self, incident: Incident) -> None:
         """Report an incident, with the number of the device."""

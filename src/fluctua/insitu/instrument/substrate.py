@@ -127,6 +127,7 @@ class InstrumentSubstrate:
     ):
         self.channels = channels
         self.expected = visits.ExpectedRecord()
+        self.advice = ""  # what to do after a failure
         self.on_doubt = on_doubt
         self.is_fresh = True  # nothing was acquired yet
         self.connect = connect
@@ -268,12 +269,13 @@ class InstrumentSubstrate:
                 self.report(Incident("failure", 0, str(error)))
                 if failures >= self.retry.attempts or hangs >= HANGS:
                     reason = str(error).rstrip(".")
-                    advice = " If an acquisition may take that long, raise the time limit."
-                    raise protocol.InstrumentError(
-                        f"the instrument failed {failures} times in a row, at last with: {reason}. "
-                        "Everything acquired so far is kept; mend it and go on with the run."
-                        + (advice if hangs else "")
-                    ) from error
+                    wait = "If an acquisition may take that long, raise the time limit."
+                    sentences = [
+                        f"the instrument failed {failures} times in a row, at last with: {reason}.",
+                        self.advice,
+                        wait if hangs else "",
+                    ]
+                    raise protocol.InstrumentError(" ".join(filter(None, sentences))) from error
                 self.sleep(self.retry.pause(failures))
 
     def _judge(
