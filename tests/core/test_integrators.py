@@ -205,6 +205,85 @@ def test_a_twin_takes_the_step_of_what_it_explains():
     assert jax.tree.all(jax.tree.map(np.array_equal, *errors))
 
 
+def advance_position_first(theta, x, t):
+    """One Heun step of the pendulum without its noise: x₀' = x₀ + x₁Δt, then x₁ by Heun at x₀'."""
+    position = x[0] + x[1] * DT
+
+    def accelerate(speed, t):
+        return pendulum(theta, jnp.array([position, speed]), t)[1]
+
+    here = accelerate(x[1], t)
+    there = accelerate(x[1] + here * DT, t + DT)
+    return jnp.array([position, x[1] + DT / 2 * (here + there)])
+
+
+def advance_together(theta, x, t):
+    """One Heun step of the pendulum in which its position is a component like the other."""
+    here = pendulum(theta, x, t)
+    return x + DT / 2 * (here + pendulum(theta, x + here * DT, t + DT))
+
+
+def test_the_gradient_of_a_step_whose_position_goes_first():
+    """E[x₀x₁] at the end, from the moments of the step as written above, not by `mean_rate`."""
+    sigma = 0.8
+
+    def value(theta, advance):
+        def move(carry, t):
+            mean, covariance = carry
+            slope = jax.jacfwd(lambda x: advance(theta, x, t))(mean)
+            kick = jnp.diag(jnp.array([0.0, sigma**2 * DT]))
+            return (advance(theta, mean, t), slope @ covariance @ slope.T + kick), None
+
+        (mean, covariance), _ = jax.lax.scan(move, (START, jnp.zeros((2, 2))), T[:-1])
+        return mean[0] * mean[1] + covariance[0, 1]
+
+    process = fl.Process(
+        pendulum, lambda theta, x: jnp.array([0.0, sigma]), noiseless=(0,), integrator="heun"
+    )
+    objective = fl.Objective(terminal=lambda theta, x: x[0] * x[1])
+    estimator = fl.ppgt(fl.simulator(process, START, T), objective)
+    estimate = estimator(jax.random.key(5), SPIRAL, 20_000)
+
+    def z_scores_of(advance):
+        exactly = jax.jit(jax.grad(lambda theta: value(theta, advance)))(SPIRAL)
+        pairs = jax.tree.map(
+            lambda g, e, s: (g - e) / s, estimate.gradient, exactly, estimate.stderr
+        )
+        return np.array(jax.tree.leaves(pairs))
+
+    z = z_scores_of(advance_position_first)
+    assert np.abs(z).max() < tolerance(z.size), z
+    assert np.abs(z_scores_of(advance_together)).max() > 2 * tolerance(z.size)
+
+
+@pytest.mark.parametrize(("noiseless", "order"), [((0,), 1), ((), 2)])
+def test_the_order_at_samples_of_one_time(noiseless, order):
+    """Position first, the velocity is off by ½Δt ∂μ₁/∂x₀ x₁ where both are of the same time."""
+    with jax.enable_x64(True):
+        whole = jnp.array([[0.0, 1.0], [-4.0, -0.5]])
+        process = fl.core.check.process(
+            fl.Process(
+                lambda theta, x: whole @ x,
+                lambda theta, x: HALF if noiseless else ONE,
+                noiseless=noiseless,
+                integrator="heun",
+            )
+        )
+        intervals = np.array([0.04, 0.02, 0.01])
+
+        def measure_error(dt):
+            after = jax.scipy.linalg.expm(whole * dt) @ START
+            rate = mean_rate(process, SPIRAL, START, jnp.array(0.0), dt, None)
+            return float((rate - (after - START) / dt)[1])
+
+        errors = np.array([measure_error(dt) for dt in intervals])
+    np.testing.assert_allclose(slope_of(np.abs(errors)), order, atol=0.1)
+    if noiseless:
+        slopes = errors / intervals  # c + bΔt: twice the finer less the coarser leaves c
+        expected = -4.0 * float(START[1]) / 2
+        np.testing.assert_allclose(2 * slopes[2] - slopes[1], expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_score_is_the_derivative_of_the_density(name):
     with jax.enable_x64(True):

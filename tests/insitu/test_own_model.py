@@ -105,6 +105,73 @@ def test_unknowns_are_found_at_probes():
     assert "4 settings, 400 trajectories" in fit.report
 
 
+def fit_speeds(runs, dt, moves):
+    """The most probable gain and damping of `moves`, and their errors, by Gauss–Newton in NumPy.
+
+    moves: (settings, x (…, 2), unknowns (2,)) -> expected change of the speed.
+    """
+    start, precision = np.array([1.0, 0.3]), np.eye(2) / 0.3**2  # those of MODEL
+    point = start
+    for _ in range(8):
+        normal, pull = precision, -precision @ (point - start)
+        for settings, x in runs:
+            now = x[:, :-1]
+            r = x[:, 1:, 1] - now[..., 1] - moves(settings, now, point)
+            sides = [
+                [moves(settings, now, point + sign * unit) for sign in (1, -1)]
+                for unit in 1e-4 * np.eye(2)
+            ]
+            slope = np.stack([(up - down).ravel() / 2e-4 for up, down in sides], axis=1)
+            normal = normal + slope.T @ slope / (NOISE**2 * dt)
+            pull = pull + slope.T @ r.ravel() / (NOISE**2 * dt)
+        point = point + np.linalg.solve(normal, pull)
+    return point, np.sqrt(np.diag(np.linalg.inv(normal)))
+
+
+def test_a_fit_beside_a_position_without_noise_is_that_of_its_step():
+    """Heun's step moves the position first; least squares of that step, in NumPy, agree."""
+    dt = 0.1
+    rng = np.random.default_rng(2)
+
+    def accelerate(settings, position, speed, unknowns):
+        spring = -settings["stiffness"] * position
+        return spring - unknowns[1] * speed + unknowns[0] * settings["force"]
+
+    def move_after_position(settings, x, unknowns, ahead=1.0):
+        position, speed = x[..., 0] + ahead * dt * x[..., 1], x[..., 1]
+        here = accelerate(settings, position, speed, unknowns)
+        there = accelerate(settings, x[..., 0] + dt * speed, speed + dt * here, unknowns)
+        return dt / 2 * (here + there)
+
+    def move_together(settings, x, unknowns):
+        return move_after_position(settings, x, unknowns, ahead=0.0)
+
+    truth = np.array([HIDDEN["gain"], HIDDEN["damping"]])
+    runs = []
+    for force, stiffness in ((2.0, 1.5), (-1.0, 3.0)):
+        settings = {"force": force, "stiffness": stiffness}
+        x = np.zeros((400, 2))
+        path = [x]
+        for _ in range(40):
+            change = move_after_position(settings, x, truth)
+            kick = NOISE * np.sqrt(dt) * rng.standard_normal(len(x))
+            x = np.stack([x[:, 0] + dt * x[:, 1], x[:, 1] + change + kick], axis=1)
+            path.append(x)
+        runs.append((settings, np.stack(path, axis=1)))
+    process = fl.Process(
+        drift, lambda settings, x: jnp.array([0.0, NOISE]), noiseless=(0,), integrator="heun"
+    )
+    t = dt * np.arange(41)
+    model = MODEL._replace(process=process, t=t)
+    fit = model.calibrate([(settings, fl.Trajectories(t, x)) for settings, x in runs])
+    found = np.array([fit.values["gain"], fit.values["damping"]])
+    expected, error = fit_speeds(runs, dt, move_after_position)
+    assert np.abs((found - expected) / error).max() < 0.02  # a fit ends at a step of 0.01
+    assert np.abs((found - truth) / error).max() < 4
+    other, _ = fit_speeds(runs, dt, move_together)
+    assert np.abs((found - other) / error).max() > 4  # a step of all components is another law
+
+
 @pytest.mark.long
 def test_an_oscillator_is_trained_and_goes_on(tmp_path):
     rows = [row for row, _ in insitu.run(Box, MODEL, PLAN, tmp_path / "run")]

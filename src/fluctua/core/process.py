@@ -41,7 +41,8 @@ class Process(NamedTuple):
     Needed only when `noise` is None; the score then uses conjugate gradients.
 
     noiseless: components that never have noise of their own. The library finds them; leave it off,
-    unless the integrator is not Euler's.
+    unless the integrator is not Euler's. They then move first, by μΔt, and the map moves the others
+    from there: for a position and a velocity, another step than Heun's of both.
 
     integrator: the map m of one step, X' = m(X, Δt) + σ√Δt z, that simulators and scores use:
     "euler", m = x + μΔt; "heun", "rk4"; an `Exponential`; or a function (drift, theta, x, t, dt,
