@@ -11,6 +11,9 @@ from pathlib import Path
 
 from fluctua.insitu.instrument.substrate import Incident
 
+Report = Callable[[Incident], None]
+"""Called with every incident."""
+
 
 class IncidentLog:
     """Incidents of a run, written to a file and reported as they happen.
@@ -21,7 +24,7 @@ class IncidentLog:
 
     """
 
-    def __init__(self, path: Path, report: Callable[[Incident], None]):
+    def __init__(self, path: Path, report: Report):
         self.path = path
         self.report = report
         self.iteration = "calibration"
@@ -34,6 +37,10 @@ class IncidentLog:
             self._recent.append(incident)
             self._write(incident)
             self.report(incident)
+
+    def note(self, kind: str, text: str) -> None:
+        """Write and report something that cost no trajectories."""
+        self.add(Incident(kind, 0, text))
 
     def _write(self, incident: Incident) -> None:
         is_new = not self.path.exists()

@@ -10,7 +10,9 @@ import numpy as np
 
 from fluctua.core.text import with_error
 from fluctua.insitu.model import Model
-from fluctua.store.history import Row, effective
+from fluctua.store import checkpoint
+from fluctua.store.folder import RunFolder
+from fluctua.store.history import Row, effective, read
 
 TAIL = 10
 """The last iterations of which J is averaged are one in so many."""
@@ -45,6 +47,16 @@ def average_end(rows: Sequence[Row], devices: int = 1) -> MeanValue:
     variance = float(np.mean([row.J_stderr**2 for row in last]))
     error = math.sqrt(variance if devices > 1 else variance / count)
     return MeanValue(float(np.mean([row.J for row in last])), error, count)
+
+
+def write_result(place: RunFolder, model: Model, devices: int = 1) -> None:
+    """Write J before and after, and the settings reached, to summary.txt."""
+    rows = read(place.history)
+    if not rows:
+        return
+    with np.load(place.final) as file:
+        text = describe_result(rows, dict(file), model, devices)
+    checkpoint.replace(place.path / "summary.txt", f"{text}\n".encode())
 
 
 def describe_result(

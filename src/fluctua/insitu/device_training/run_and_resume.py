@@ -23,20 +23,17 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fluctua.insitu.device_training import choice, instruments, plan_file
-from fluctua.insitu.device_training.incidents import IncidentLog
+from fluctua.insitu.device_training.incidents import IncidentLog, Report
 from fluctua.insitu.device_training.model_parts import describe_model
 from fluctua.insitu.device_training.optimiser import make_optimiser
 from fluctua.insitu.device_training.plan import Plan
-from fluctua.insitu.device_training.result import describe_result
+from fluctua.insitu.device_training.result import write_result
 from fluctua.insitu.device_training.session import TrainingSession
-from fluctua.insitu.instrument.substrate import Incident
 from fluctua.insitu.model import Model
 from fluctua.learn.training import Record, check_bounds
 from fluctua.store import checkpoint, history, journal, loop, parts
@@ -56,7 +53,7 @@ def run(
     *,
     estimator: choice.MakeEstimator | None = None,
     checked: tuple[int, ...] = (),
-    report: Callable[[Incident], None] = lambda incident: None,
+    report: Report = lambda incident: None,
 ) -> Rows:
     """Calibrate and train into a new folder.
 
@@ -89,7 +86,7 @@ def resume(
     time_limit: float | None = None,
     on_doubt: str | None = None,
     estimator: choice.MakeEstimator | None = None,
-    report: Callable[[Incident], None] = lambda incident: None,
+    report: Report = lambda incident: None,
 ) -> Rows:
     """Go on after a stop, a kill or a failure.
 
@@ -179,7 +176,7 @@ class _Preparation:
         plan: Plan,
         place: runfolder.RunFolder,
         make: choice.MakeEstimator | None,
-        report: Callable[[Incident], None],
+        report: Report,
     ):
         self.model = model
         self.plan = plan
@@ -208,13 +205,13 @@ class _Preparation:
 
     def warn(self, text: str) -> None:
         """Log something about a checkpoint."""
-        self.log.add(Incident("checkpoint", 0, text))
+        self.log.note("checkpoint", text)
 
     def refuse_changes(self, entries: dict[str, Any]) -> None:
         """Refuse another model or estimator than that in plan.json."""
 
         def report(text: str) -> None:
-            self.log.add(Incident("plan", 0, text))
+            self.log.note("plan", text)
 
         parts.refuse_other_parts(self.place.settings, entries, self.stamp, report)
 
@@ -259,17 +256,6 @@ def _iterate(session: TrainingSession, opened: loop.Opened) -> Rows:
         session.log.iteration = str(state.now.iteration)
         yield from loop.iterate(loop.Opened(book, state), training)
         session.report_calibration()
-        _write_summary(session, book.place)
+        write_result(book.place, session.model, len(session.instruments.devices))
     finally:
         session.close()
-
-
-def _write_summary(session: TrainingSession, place: runfolder.RunFolder) -> None:
-    """Write J before and after, and the settings reached, to summary.txt."""
-    rows = history.read(place.history)
-    if not rows:
-        return
-    with np.load(place.final) as file:
-        settings = dict(file)
-    text = describe_result(rows, settings, session.model, len(session.instruments.devices))
-    checkpoint.replace(place.path / "summary.txt", f"{text}\n".encode())
