@@ -12,7 +12,7 @@ filter the score is that of x, and at y the estimator gains two terms, derivativ
 
     (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)
          ε enters the score twice, through the residual and through ∂μ;
-    (b)  {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt
+    (b)  {∇g̃ᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt
          ε of sample n+1 enters the residual of step n and g̃(y_{n+1}); the later ones are
          independent of U_n.
 
@@ -224,7 +224,7 @@ def compute_reward_term(
     theta: Params,
     data: Trajectories,
 ) -> Array:
-    """Term (b) of each trajectory, Σ_n {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt_{n+1}.
+    """Term (b) of each trajectory, Σ_n {∇g̃ᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt_{n+1}.
 
     The last one is of the terminal reward.
 
@@ -248,7 +248,8 @@ def compute_reward_term(
                 running = rewards.running(theta, z, t[n + 1], context) * weight
                 return jnp.where(last, rewards.terminal(theta, z, context), running)
 
-            push = (jax.grad(reward)(after) * variance).astype(after.dtype)
+            corrected = remove_readout_bias(reward, variance)  # g̃ is what meets U
+            push = (jax.grad(corrected)(after) * variance).astype(after.dtype)
             bend = (jax.hessian(reward)(after) * variance * variance[:, None]).astype(after.dtype)
             step = Step(x[n], after, t[n], dt[n], context)
 
