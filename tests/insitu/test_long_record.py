@@ -201,7 +201,7 @@ def test_a_slow_drift_is_subtracted(tmp_path, trace, model):
     stderr = np.array([answer["stderr"][n] for n in "km"])
     assert np.all(np.abs(off) < tolerance(2) * stderr + lost * np.abs(exact()))
     for wrong, fact in (
-        (("--detrend", "-1", "--continuing"), "above 0; got -1"),
+        (("--detrend", "-1", "--continuing"), "positive time; got -1"),
         (("--detrend", "500"), "--continuing"),
     ):
         refused = run("estimate", path, "--model", model, *wrong)
