@@ -20,12 +20,11 @@ from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.network_self_calibration import EffectiveKnobs
 from fluctua.insitu.self_calibration import SelfCalibration, as_context
-from fluctua.insitu.thinned_port_twin import ThinnedPortTwin
 from fluctua.insitu.translation import OperatingPoint
 from fluctua.insitu.unknowns import DeviceFit, Runs, Unknown
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.tcmt.fused import Fused
-from fluctua.tcmt.port_twin import PortTwin
+from fluctua.tcmt.port_twin import REFIT, PortTwin
 from fluctua.tcmt.sampled_twin import SampledTwin
 
 MAX_STEP = 0.0125
@@ -34,9 +33,6 @@ MAX_STEP = 0.0125
 MIN_INTERVAL = 0.05
 """Samples nearer than this are left out of the fit, in units of 1/κ: they say little more, and the
 time of a fit grows with their cube."""
-
-REFIT = 1.25
-"""All records are fitted again once their number has grown by a quarter."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +116,9 @@ def make_port_self_calibration(
     )
     fused = fine.estimator("cpu", baseline="twin")
     assert isinstance(fused, Fused)
-    twin = PortTwin(SampledTwin(fused), returns.reward.sites)
     thin = max(int(MIN_INTERVAL / interval + 1e-9), 1)
     return SelfCalibration(
-        ThinnedPortTwin(twin, thin),
+        PortTwin(SampledTwin(fused), returns.reward.sites, thin),
         make_effective(network),
         {name: unknown.start for name, unknown in unknowns.items()},
         {name: unknown.spread for name, unknown in unknowns.items()},

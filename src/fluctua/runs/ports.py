@@ -21,9 +21,6 @@ from fluctua.tcmt.network import Network
 from fluctua.tcmt.port_twin import PortTwin
 from fluctua.tcmt.sampled_twin import SampledTwin
 
-REFIT = 1.25
-"""All records are fitted again once their number has grown by a quarter."""
-
 POWER = "power"
 """Name of the measured returns in the context of records."""
 

@@ -32,6 +32,7 @@ from fluctua.runs.config import Config
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.run import run
+from fluctua.tcmt.port_twin import REFIT
 from fluctua.tcmt.sampled_twin import SampledTwin
 from fluctua.tcmt.state_scores import compute_returns as measured_returns
 
@@ -281,7 +282,7 @@ def make_self_calibrating(
     return SelfCalibrating(
         *parts,
         {name: _choose_spread(config, name, name in watch) for name in start},
-        refit=1.0 if d.read == "all" else ports.REFIT,
+        refit=1.0 if d.read == "all" else REFIT,
         watch=watch,
         forget_after=c.forget_after or np.inf,
         correction=c.correction,

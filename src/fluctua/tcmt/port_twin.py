@@ -17,6 +17,9 @@ from fluctua.core.twin.correction import TwinSamples
 from fluctua.tcmt import innovations, port_records, state_scores
 from fluctua.tcmt.sampled_twin import SampledTwin
 
+REFIT = 1.25
+"""Option `refit` for records at ports: all are fitted again once there are a quarter more."""
+
 
 @dataclass(frozen=True)
 class PortTwin:
@@ -27,10 +30,12 @@ class PortTwin:
 
     sampled: the model with its gradient.
     sites: resonators that are read.
+    thin: one of so many samples is used; the time of a fit grows with the cube of their number.
     """
 
     sampled: SampledTwin
     sites: tuple[int, ...]
+    thin: int = 1
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
         """Return direct part and correction of simulated trajectories."""
@@ -67,7 +72,7 @@ class PortTwin:
         noisy = np.flatnonzero(np.any(amplitudes, axis=0))
         sums = self._collect(p, trajectories, readout, amplitudes[:, noisy])
         whole = self.sampled.compute_jacobian(p, slope, u.size)
-        jacobian = self._select_drift(p, whole, len(sums.score))
+        jacobian = self._select_drift(p, whole)
         score = jacobian.T @ sums.score
         information = jacobian.T @ (jacobian.T @ sums.information).T
         score[noisy] += sums.noise_score
@@ -105,16 +110,13 @@ class PortTwin:
             )
         return guard.Examination(residuals)
 
-    def _select_drift(
-        self, p: Params, jacobian: scipy.sparse.csr_array, scored: int
-    ) -> scipy.sparse.csr_array:
+    def _select_drift(self, p: Params, jacobian: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
         """Return the rows that `port_records` scores; those of Kerr coefficients only if any."""
-        sizes = innovations.count_numbers(self.sampled.spec(p))
+        spec = self.sampled.spec(p)
+        sizes = innovations.count_numbers(spec)
         families = np.repeat(list(sizes), list(sizes.values()))
-        rows = np.flatnonzero(np.isin(families, port_records.DRIFT))
-        if len(rows) > scored:
-            rows = rows[families[rows] != "chi"]
-        return jacobian[rows]
+        scored = [name for name in port_records.DRIFT if name != "chi" or np.any(spec.chi)]
+        return jacobian[np.flatnonzero(np.isin(families, scored))]
 
     @property
     def _sites(self) -> int:
@@ -128,7 +130,7 @@ class PortTwin:
         amplitudes: derivatives of the logarithms of the noise amplitudes, and in the last row of
             the readout noise, by some unknowns. (N + 1, J)
         """
-        x = np.asarray(trajectories.x)
+        x = np.asarray(trajectories.x)[:, :: self.thin]
         channels = len(self.sites)
         if x.shape[-1] != 2 * channels:
             raise ValueError(
@@ -140,7 +142,7 @@ class PortTwin:
         numbers = port_records.make_numbers(spec, scale * readout)
         powers = np.append(numbers.noise, numbers.readout)
         y = x[:, 1:, :channels] + 1j * x[:, 1:, channels:]
-        grid = port_records.make_grid(spec, self.sites, trajectories.t)
+        grid = port_records.make_grid(spec, self.sites, np.asarray(trajectories.t)[:: self.thin])
         return port_records.collect_port_evidence(
             grid, numbers, y, (2 * powers[:, None] * amplitudes).T
         )
