@@ -215,7 +215,25 @@ def test_other_drives_and_intervals_are_refused():
     uneven = np.append(INTERVAL * np.arange(SAMPLES), 10.0)
     with pytest.raises(ValueError, match="equally far apart"):
         port_records.make_grid(spec, SITES, uneven)
+    with pytest.raises(ValueError, match=r"must be below .*; got 1\.6"):
+        port_records.make_grid(spec, SITES, 1.6 * np.arange(SAMPLES + 1))
     with pytest.raises(ValueError, match="loss at every resonator"):
         port_records.make_grid(
             spec.replace(damping=np.zeros(6)), SITES, INTERVAL * np.arange(SAMPLES + 1)
         )
+
+
+def test_a_thinned_record_is_one_with_fewer_samples():
+    task = make_task()
+    sampled = SampledTwin(task.estimator("cpu", baseline="twin"))
+    spec = make_spec()
+    y = draw_records(spec, 2, seed=4)
+    x = np.zeros((2, SAMPLES + 1, 4))
+    x[:, 1:, :2] = y.real
+    x[:, 1:, 2:] = y.imag
+    t = INTERVAL * np.arange(SAMPLES + 1)
+    p = {"omega": spec.omega, "kappa": spec.kappa, "chi": spec.chi}
+    thinned = PortTwin(sampled, SITES, thin=2).misfit(p, Trajectories(t, x), READOUT)
+    fewer = PortTwin(sampled, SITES).misfit(p, Trajectories(t[::2], x[:, ::2]), READOUT)
+    assert thinned == fewer
+    assert thinned != PortTwin(sampled, SITES).misfit(p, Trajectories(t, x), READOUT)
