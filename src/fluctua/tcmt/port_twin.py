@@ -66,6 +66,10 @@ class PortTwin:
     ) -> likelihood_evidence.Evidence:
         """Return the evidence of records about the unknowns. every: not used."""
         p, slope = state_scores.linearise(at, theta, u)
+        if self._interval(trajectories) > port_records.max_interval(self.sampled.spec(p)):
+            # a step of a fit that went too far
+            nothing = np.full((u.size, u.size), np.nan)
+            return likelihood_evidence.Evidence(nothing[0], nothing, linear=False)
         by_noise = slope.get("noise", np.zeros((self._sites, u.size)))
         by_readout = slope.get("readout", np.zeros((1, u.size))).reshape(1, u.size)
         amplitudes = np.concatenate([by_noise, by_readout])
@@ -85,6 +89,12 @@ class PortTwin:
     def misfit(self, theta: Params, trajectories: Trajectories, readout: float) -> float:
         """Return χ² of records per sample against the noise of the model at p."""
         p = {name: np.asarray(v) for name, v in theta.items()}
+        longest = port_records.max_interval(self.sampled.spec(p))
+        if self._interval(trajectories) > longest:
+            raise ValueError(
+                "records at ports need several samples per period of the fastest mode: at most "
+                f"{longest:.2g} apart; got {self._interval(trajectories):g}."
+            )
         sums = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
         return sums.misfit / sums.samples
 
@@ -118,6 +128,11 @@ class PortTwin:
         scored = [name for name in port_records.DRIFT if name != "chi" or np.any(spec.chi)]
         return jacobian[np.flatnonzero(np.isin(families, scored))]
 
+    def _interval(self, trajectories: Trajectories) -> float:
+        """Return the time between two samples that are used."""
+        t = np.asarray(trajectories.t, np.float64)
+        return self.thin * float(t[-1] - t[0]) / max(len(t) - 1, 1)
+
     @property
     def _sites(self) -> int:
         return self.sampled.fused.task.network.sites
@@ -136,6 +151,17 @@ class PortTwin:
             raise ValueError(
                 f"a record of {channels} resonators holds their {2 * channels} quadratures; got "
                 f"{x.shape[-1]} components."
+            )
+        if x.shape[0] < 1 or x.shape[1] < 3:
+            raise ValueError(
+                "records at ports are at least one trajectory with two samples after the start; "
+                f"got {x.shape[0]} with {max(x.shape[1] - 1, 0)}."
+            )
+        if not np.isfinite(x).all():
+            which, sample, _ = np.argwhere(~np.isfinite(x))[0]
+            raise ValueError(
+                f"sample {sample * self.thin} of record {which} is not a finite number. Measure "
+                "the record again, or leave it out."
             )
         spec = self.sampled.spec(p)
         scale = float(np.exp(p["readout"])) if "readout" in p else 1.0
