@@ -1,9 +1,8 @@
 """A bench of 11 × 13 resonators whose every number is hidden, trained over its socket: J against
 measured trajectories.
 
-    python benchmarks/insitu_unknown.py --seed 0 --out RUNS/bench_0          # one training, its J
-    as RUNS/bench_0/J.csv python benchmarks/insitu_unknown.py --table RUNS/bench_*                 #
-    results/insitu/unknown.csv, .txt and .png
+    python benchmarks/insitu_unknown.py --seed 0 --out RUNS/bench_0   # one training; J in J.csv
+    python benchmarks/insitu_unknown.py --table RUNS/bench_*          # results/insitu/unknown.*
 
 A training is `fluctua virtual-bench` and `fluctua insitu train --calibration training` with the
 options below. J of the settings is simulated with the hidden parameters at the age of the bench,
@@ -119,13 +118,14 @@ def read(folder: Path) -> dict[str, Any]:
     """A training: its plan and its curve."""
     plan = json.loads((folder / "plan.json").read_text())
     table = np.genfromtxt(folder / "J.csv", delimiter=",", names=True)
-    label = f"memory of {plan['memory']:g} batches" if plan["forget_after"] else "nothing fades"
+    kept = plan["forget_after"]
+    label = f"{kept:g} batches remembered" if kept else "nothing fades"
     box = folder.name.split("_")[1]  # RUNS/bench_SEED…
     return {
         "name": folder.name,
         "label": f"box {box}, {label}",
         "table": table,
-        "dashed": not plan["forget_after"],
+        "dashed": not kept,
     }
 
 
