@@ -62,13 +62,19 @@ MOST_MAPS = 50_000
 of 65,530, which a module adds some thousands to; letting go takes seconds.
 """
 
+MOST_MEMORY = 3 * 2**30
+"""Bytes of a process at which they are let go too: half a suite leaves 8 GiB of them behind."""
+
 
 @pytest.fixture(autouse=True, scope="module")
-def _few_memory_maps():
-    """Every function that JAX compiles maps some memory."""
+def _few_compiled_functions():
+    """Every function that JAX compiles takes memory, and maps some of it."""
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+    if not maps.exists():
+        return
+    memory = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if memory > MOST_MEMORY or maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
         gc.collect()
 
