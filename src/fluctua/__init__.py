@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
     from fluctua.learn.shrunk_correction import ShrunkCorrection
     from fluctua.learn.training import Training, train
     from fluctua.processes import filters, response
+    from fluctua.processes.chain import Chain
     from fluctua.processes.jumps import Jumps, RandomJump, bin_events
     from fluctua.processes.observed import Normal, Observed
     from fluctua.processes.stationary import stationary
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
 __version__ = _version("fluctua")
 
 __all__ = [
+    "Chain",
     "Density",
     "DoubtError",
     "Estimate",

@@ -27,7 +27,7 @@ from jax.scipy import linalg
 from fluctua.core import arrays, check, dependence
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import Rewards
-from fluctua.core.process import AnyProcess, NoiseProduct, Process
+from fluctua.core.process import AnyProcess, NoiseProduct, Process, Step, StepLaw
 from fluctua.core.text import names
 from fluctua.core.trajectories import Trajectories
 
@@ -515,6 +515,9 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
     if not isinstance(process, Process):
         for n in range(len(t) - 1):
             check_regular(process, theta, x[n], t[n], context, at(n))
+            if isinstance(process, StepLaw):
+                step = Step(x[n], x[n + 1], t[n], t[n + 1] - t[n], context)
+                process.check_step(theta, step, at(n))
     if not isinstance(smooth, Process):
         return
     irregular = np.asarray(_find_irregular(smooth, theta, x[:-1], jnp.asarray(t)[:-1], context))

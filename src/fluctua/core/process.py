@@ -1,7 +1,8 @@
 """What a user writes about a system: drift and noise, or the transition of another kind.
 
 `Process` is the usual case. The protocols below it are for processes that are not diffusions: with
-events (`fluctua.Jumps`), or seen through an instrument (`fluctua.Observed`).
+events (`fluctua.Jumps`), in discrete time (`fluctua.Chain`), or seen through an instrument
+(`fluctua.Observed`).
 """
 
 from __future__ import annotations
@@ -177,6 +178,23 @@ class Counting(Transition, Protocol):
 
         Shape (R,) each.
         """
+
+
+@runtime_checkable
+class StepLaw(Transition, Protocol):
+    """A `Transition` whose steps have a probability, to be compared with how often they happen."""
+
+    def log_probability(self, theta: Params, step: Step) -> Array:
+        """ln p of one step, as a function of θ."""
+
+    def draw_next(self, key: Array, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        """Draw the state after one step. Shape (M,)."""
+
+    def check_step(self, theta: Params, step: Step, where: str = "") -> None:
+        """Refuse a step that has no probability."""
+
+    def check_sampler(self, substrate: Any, theta: Params) -> None:
+        """Refuse a simulator whose steps are not those of the log-probability."""
 
 
 AnyProcess = Process | Transition

@@ -20,6 +20,7 @@ from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimate import MINIMUM_OF_MEANS, value_samples
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import match_quadrature
+from fluctua.core.process import StepLaw
 from fluctua.core.protocols import Estimator
 from fluctua.core.recorded import evaluate_returns
 from fluctua.core.text import with_error
@@ -134,7 +135,14 @@ def can_refine(system: Any) -> bool:
     """Whether J can be evaluated with smaller steps."""
     substrate, objective = split_system(system)
     return objective is not None and (
-        isinstance(substrate, simulate.Simulator) or hasattr(substrate, "refined")
+        _has_divisible_steps(substrate) or hasattr(substrate, "refined")
+    )
+
+
+def _has_divisible_steps(substrate: Any) -> bool:
+    """Whether a substrate is a simulator of a process in continuous time."""
+    return isinstance(substrate, simulate.Simulator) and not isinstance(
+        substrate.recipe.process, StepLaw
     )
 
 
@@ -142,14 +150,17 @@ def refine_grid(substrate: Any, factor: int) -> Any:
     """The same substrate with every step split into `factor` equal ones."""
     if factor == 1:
         return substrate
-    if isinstance(substrate, simulate.Simulator):
+    if _has_divisible_steps(substrate):
         t = np.asarray(substrate.t, np.float64)
         parts = np.linspace(t[:-1], t[1:], factor, endpoint=False, axis=1).ravel()
         return substrate._replace(times=check.grid(np.append(parts, t[-1])))
     if hasattr(substrate, "refined"):
         return substrate.refined(factor)
+    name = type(
+        substrate.recipe.process if isinstance(substrate, simulate.Simulator) else substrate
+    ).__name__
     raise ValueError(
-        f"a {type(substrate).__name__} has the steps that it has: `refine` is for a `simulator`, "
+        f"a {name} has the steps that it has: `refine` is for a `simulator` in continuous time, "
         "or for a substrate with a method `refined(factor)`."
     )
 

@@ -196,7 +196,8 @@ def _warn(
     counted = isinstance(process, processes.Counting) and jax.tree.leaves(
         recording.read_events(0, 1)
     )
-    if isinstance(process, processes.HistoryDependent) or counted:
+    other_law = isinstance(process, processes.HistoryDependent | processes.StepLaw)
+    if other_law or counted:
         guard.warn_about_residuals(process, theta, trajectories, stacklevel=4)
     law = guard.LAWS.get(method.model.score)
     if law is local_linear and isinstance(process, processes.Process):
