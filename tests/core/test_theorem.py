@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fluctua.core.theorem import StepTerms, add_step, finish_sums, start_sums, stop_trajectories
+from fluctua.core.theorem import StepTerms, add_step, finish_sums, start_sums
 
 E, T, P = 5, 7, 3
 
@@ -63,7 +63,7 @@ def test_a_trajectory_that_stopped_adds_nothing(arrays):
     """Stopped after `life` steps, it has the sums of a record of that length."""
     life = np.array([7, 3, 0, 5, 1])
     returns = np.ones(E)
-    masked = [stop_trajectories(step(arrays, n), (n < life) * 1.0) for n in range(T)]
+    masked = [step(arrays, n)._replace(survival=(n < life) * 1.0) for n in range(T)]
     sums = add_all(arrays, returns, masked)
     for j in range(E):
         short = add_all(arrays, returns, [step(arrays, n) for n in range(life[j])])

@@ -346,6 +346,7 @@ def write_definitions(program: Program, layout: Layout) -> str:
 
     sizes = {
         "STATE": program.state,
+        "STOPS": int(program.stops),
         "CONTEXT": program.contexts + len(layout.columns),
         "WIDTH": program.width,
         "PARAMETERS": len(program.names),

@@ -52,7 +52,8 @@ def make_kernel(key: _Key, build: bool) -> Kernel:
     layout = emit.make_layout(program)
     real = np.dtype(np.float64 if key.double else np.float32)
     library: cpu.CpuLibrary | cuda.GpuLibrary | None = None
-    self_starting = key.recipe.fixed and key.model.objective.initial is None
+    plain_start = key.model.objective.initial is None and not program.stops
+    self_starting = key.recipe.fixed and plain_start
     if key.place == "cuda":
         ahead = emit.write_numbers_ahead(program, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.theta)))
@@ -163,6 +164,10 @@ def _choose_sweep(call: Call) -> int:
     }
     if name not in known or call.model.baseline is not known[name]().function:
         raise Unsupported("baseline", f"the baseline {name!r}; kernels serve {', '.join(SWEEPS)}")
+    if SWEEPS[name] == 2 and call.model.objective.stop is not None:
+        raise Unsupported(
+            "baseline", f"the baseline {name!r} with a `stop`, whose last trajectory is alone"
+        )
     return SWEEPS[name]
 
 

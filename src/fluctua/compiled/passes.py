@@ -38,6 +38,18 @@ class _StartedEnsemble(NamedTuple):
     ensemble: simulate.Ensemble | None
 
 
+class _RewardSums(NamedTuple):
+    """Returns (E,), and means over the ensemble.
+
+    to_go: mean of λ̂ₙ at every time (T+1,), of the trajectories that run if some stop.
+    running: sum of the survival before every step (T,); None where nothing stops.
+    """
+
+    returns: Any
+    to_go: np.ndarray
+    running: np.ndarray | None
+
+
 @partial(jit, static_argnums=0)
 def _pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
     """Pack the noise keys of run and pilot, two words each, and θ after them into one array.
@@ -92,9 +104,10 @@ class _KernelCall(NamedTuple):
         device = self.device
         if not kernel.self_starting:
             ensemble = kernels.begin_ensemble(self.call, split_key(key)[pilot], count, first)
+            states = self._add_survival(ensemble)
             if device:
                 arrays = device.load_ensemble(
-                    precomputed.encode_generator(substrate.recipe.wiener), ensemble
+                    precomputed.encode_generator(substrate.recipe.wiener), states
                 )
                 arrays |= {
                     "theta": device.load_parameters(self.call.theta),
@@ -102,7 +115,7 @@ class _KernelCall(NamedTuple):
                 }
             else:
                 arrays = precomputed.make_arrays(
-                    kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble
+                    kernel.program, kernel.layout, kernel.real, substrate, self._flat(), states
                 )
             return _StartedEnsemble(arrays, count, ensemble)
 
@@ -125,6 +138,16 @@ class _KernelCall(NamedTuple):
             arrays |= {"stream": stream, "x": start(substrate.x0)}
         return _StartedEnsemble(arrays | {"first": first or 0}, count, None)
 
+    def _add_survival(self, ensemble: simulate.Ensemble) -> simulate.Ensemble:
+        """Return the ensemble with the survival W₀ as a last component, if trajectories stop."""
+        if not self.kernel.program.stops:
+            return ensemble
+        x = ensemble.x
+        t = self.call.substrate.t[0]
+        rewards = self.call.model.objective
+        survival = terms.start_survival(rewards, self.call.theta, x, t, ensemble.context)
+        return ensemble._replace(x=jnp.concatenate([x, survival[:, None]], axis=1))
+
     def _flat(self) -> np.ndarray:
         # leaf by leaf: JAX keeps host copies of leaves, and would not of a concatenation
         return np.concatenate(
@@ -137,15 +160,17 @@ class _KernelCall(NamedTuple):
             return self.library.empty(started.count), 0.0
         ensemble = started.ensemble
         objective = self.call.model.objective
-        if objective.initial is None:
+        if objective.initial is None and objective.stop is None:
             return self.library.copy(np.zeros(started.count)), 0.0
-        at_start = self.library.from_jax(
-            terms.initial_rewards(objective, self.call.theta, ensemble.x, ensemble.context)
+        t = self.call.substrate.t[0]
+        collected = terms.start_collection(
+            objective, self.call.theta, ensemble.x, t, ensemble.context
         )
+        at_start = self.library.from_jax(collected.reward)
         return at_start, self.library.total(at_start)
 
-    def sum_rewards(self, started: _StartedEnsemble) -> tuple[Any, np.ndarray]:
-        """Return R of every trajectory (E,), and the mean of λ̂ₙ at every time (T+1,)."""
+    def sum_rewards(self, started: _StartedEnsemble) -> _RewardSums:
+        """Return R of every trajectory, and the mean of λ̂ₙ at every time."""
         library = self.library
         count = started.count
         reward, first = self.compute_initial_rewards(started)
@@ -159,12 +184,16 @@ class _KernelCall(NamedTuple):
             started.arrays | places,
             count=count,
             steps=self.steps,
-            sums=(self.steps, 2),
+            sums=(self.steps, 2 + self.kernel.program.stops),
         )
         # C after the running reward of step n; that of the step itself follows
         so_far = first + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
         total = library.total(reward)
-        return reward, np.append(total, total - so_far) / count
+        to_go = np.append(total, total - so_far)
+        if not self.kernel.program.stops:
+            return _RewardSums(reward, to_go / count, None)
+        running = sums[:, 2]
+        return _RewardSums(reward, to_go * _invert(np.append(count, running)), running)
 
     def sum_weights(self, started: _StartedEnsemble) -> tuple[Any, np.ndarray]:
         """Return R of every trajectory (E,), and ΣU², ΣλU² of every step and score (T, S, 2)."""
@@ -177,7 +206,7 @@ class _KernelCall(NamedTuple):
             and self.steps * (scores + 1) * library.block <= cpu.KEPT_BYTES
         )
         if not scores or not keeps_scores:
-            guess, _ = self.sum_rewards(started)
+            guess = self.sum_rewards(started).returns
             places = {
                 "reward": self.compute_initial_rewards(started)[0],
                 "guess": guess,
@@ -207,11 +236,14 @@ class _KernelCall(NamedTuple):
 
         With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of
         `optimal`, and m the mean so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
+        With the survival W of trajectories that stop, m = Σλ/ΣW and λ − W(mΣW − λ)/(ΣW − W) = (λ −
+        Wm)/(1 − W/ΣW).
         """
         real = self.kernel.real
         name = self.call.plans[0].name
+        whole = {"inverse": np.zeros(self.steps, real)} if self.kernel.program.stops else {}
         if name == "none":
-            return {
+            return whole | {
                 "bar": np.zeros(self.steps, real),
                 "same": 0.0 if tables.step is None else float(tables.step[0]),
             }
@@ -223,9 +255,12 @@ class _KernelCall(NamedTuple):
                 return np.array(np.asarray(step)[1:], real)
 
             bar = self.library.keep("bar", tables.step, drop_first)
-            return {"bar": bar, "same": float(table[0])}
+            return whole | {"bar": bar, "same": float(table[0])}
         if name == "mean":
-            guess, to_go = self.sum_rewards(started)
+            guess, to_go, running = self.sum_rewards(started)
+            if running is not None:
+                inverse = _invert(running).astype(real)
+                return {"guess": guess, "bar": to_go[1:].astype(real), "inverse": inverse}
             return {
                 "guess": guess,
                 "bar": to_go[1:].astype(real),
@@ -262,7 +297,7 @@ def collect_samples(call: Call, place: str) -> SweepResult:
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
         tables = tables.fill_missing(
-            work.sum_rewards(work.start_ensemble(pilot, pilot=True))[1].astype(real)
+            work.sum_rewards(work.start_ensemble(pilot, pilot=True)).to_go.astype(real)
         )
     started = work.start_ensemble(count, pilot=False)
     baseline = work.make_baseline(started, tables)
@@ -296,7 +331,15 @@ def collect_samples(call: Call, place: str) -> SweepResult:
         raise precomputed.make_range_error(real)
     flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
     is_finite = not flags & precomputed.NOT_FINITE
-    return SweepResult(*library.collect_outputs(places, flat), finite=is_finite)
+    result = SweepResult(*library.collect_outputs(places, flat), finite=is_finite)
+    if not kernel.program.stops:
+        return result
+    return result._replace(last=result.last[:, :-1], survival=result.last[:, -1])
+
+
+def _invert(values: np.ndarray) -> np.ndarray:
+    """Return reciprocals, and zero of zero."""
+    return np.where(values > 0, 1 / np.where(values > 0, values, 1), 0)
 
 
 @partial(jit, static_argnums=1)

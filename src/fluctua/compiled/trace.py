@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.compiled import events as jump_events
 from fluctua.compiled.graph import Graph
 from fluctua.compiled.scalar import Unsupported, scalarise
-from fluctua.core import draws, simulate
+from fluctua.core import draws, simulate, stopping
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.model import EstimatorModel, Moment
@@ -44,6 +44,7 @@ class Program(NamedTuple):
     width: W, the number of noises.
     names: of the parameters (P,).
     event: one event inside the step of a jump process.
+    stops: whether trajectories may stop; the last component of the state is then their survival.
     """
 
     graph: Graph
@@ -58,6 +59,7 @@ class Program(NamedTuple):
     width: int
     names: list[str]
     event: jump_events.EventProgram | None = None
+    stops: bool = False
 
     @property
     def state(self) -> int:
@@ -104,6 +106,9 @@ def trace_step(
     """
     process = recipe.process
     jumps = jump_events.find_jumps(recipe)
+    stops = model.objective.stop is not None
+    if stops and jumps is not None:
+        raise Unsupported("stop", "jump processes that stop")
     if jumps is not None:
         smooth = jumps.diffusion
     elif isinstance(process, Process) and isinstance(model.process, Process):
@@ -146,15 +151,29 @@ def trace_step(
         )
 
     def rewards(
-        flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
-    ) -> tuple[Array, Array]:
+        flat: Array,
+        x: Array,
+        x_next: Array,
+        t: Array,
+        dt: Array,
+        context: PyTree,
+        survival: Array | None,
+    ) -> tuple[Array, ...]:
         theta = unravel(flat)
         moment = Moment(0, t, dt, *add_axis((x, x_next, context)))
         rate = terms.running_rewards(model.objective, theta, moment.x, t, moment.context)
         running = rate * dt.astype(x.dtype)
-        zero = jnp.zeros(1, x.dtype)
-        arrival = terms.add_step_reward(model.objective, theta, zero, moment)
-        return running[0], arrival[0]
+        arrival = terms.arrivals(model.objective, theta, moment)
+        reward = jnp.zeros(1, x.dtype) if arrival is None else arrival.reward
+        if survival is None:
+            return running[0], reward[0]
+        assert arrival is not None
+        before = survival[None]
+        rows = (running, reward, arrival.going_on)
+        return tuple(stopping.keep_running(before, v)[0] for v in rows)
+
+    def hold(x_next: Array, x: Array, survival: Array) -> Array:
+        return stopping.hold_stopped(survival[None], *add_axis((x_next, x)))[0]
 
     def scores(
         flat: Array,
@@ -165,19 +184,29 @@ def trace_step(
         context: PyTree,
         origin: Array,
         events: PyTree,
-    ) -> tuple[Array, Array]:
+        survival: Array | None,
+    ) -> tuple[Array, ...]:
         left = None if events is None else jump_events.collect_events(unravel, x, *events)
         moment = Moment(0, t, dt, *add_axis((x, x_next, context, left)))
         rows = terms.scores(model, unravel(flat), moment, origin[:2])
-        return rows.score[0], rows.explicit[0]
+        if survival is None:
+            return rows.score[0], rows.explicit[0]
+        slope = rows.survival_slope
+        return (
+            jnp.where(survival > 0, rows.score[0], 0),
+            stopping.keep_running(survival[None], rows.explicit)[0],
+            jnp.zeros(()) if slope is None else slope[0],
+        )
 
     def terminal_terms(
-        flat: Array, x: Array, context: PyTree, origin: Array
+        flat: Array, x: Array, context: PyTree, origin: Array, survival: Array | None
     ) -> tuple[Array, Array]:
         theta = unravel(flat)
         states, contexts = add_axis((x, context))
         explicit = terms.terminal_slopes(model, theta, states, origin, contexts)
-        return terms.terminal_rewards(model.objective, theta, states, contexts)[0], explicit[0]
+        reward = terms.terminal_rewards(model.objective, theta, states, contexts)
+        last = None if survival is None else survival[None]
+        return stopping.keep_running(last, reward)[0], stopping.keep_running(last, explicit)[0]
 
     graph = Graph()
     tracer = Tracer(graph)
@@ -192,6 +221,7 @@ def trace_step(
         "context": tracer.tree("context", context),
         "z": tracer.input("z", z),
         "origin": tracer.input("origin", origin),
+        "survival": tracer.input("x", shaped(of=x), x.size) if stops else None,
     }
     if recipe.wiener is draws.no_noise:
         inputs["z"] = np.full(wieners, graph.const(0.0))
@@ -204,6 +234,7 @@ def trace_step(
         "z": z,
         "origin": origin,
         "x_next": x,
+        "survival": shaped(of=x) if stops else None,
         "events": None if jumps is None else (x, flat),
         "p": shaped(jump_events.DRAWS, of=x),
     }
@@ -234,9 +265,16 @@ def trace_step(
             for operand in graph.args[total]:
                 graph.mark_sum(operand, part)
     inputs["x_next"] = x_next
-    running, step_reward = call(rewards, "theta", "x", "x_next", "t", "dt", "context")
-    score, explicit = call(scores, "theta", "x", "x_next", "t", "dt", "context", "origin", "events")
-    terminal, terminal_explicit = call(terminal_terms, "theta", "x", "context", "origin")
+    ends = "theta", "x", "x_next", "t", "dt", "context"
+    running, step_reward, *after = call(rewards, *ends, "survival")
+    score, explicit, *slope = call(scores, *ends, "origin", "events", "survival")
+    last = call(terminal_terms, "theta", "x", "context", "origin", "survival")
+    terminal, terminal_explicit = last
+    if stops:
+        if any(graph.value(node) != 0.0 for node in slope[0].ravel().tolist()):
+            raise Unsupported("stop", "a bridge whose noise or level depends on θ")
+        (held,) = call(hold, "x_next", "x", "survival")
+        x_next = np.append(held, after[0])
     return Program(
         graph,
         x_next.tolist(),
@@ -250,6 +288,7 @@ def trace_step(
         wieners,
         names(theta),
         event,
+        stops,
     )
 
 

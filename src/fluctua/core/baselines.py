@@ -47,9 +47,11 @@ class Inputs(NamedTuple):
     x: states before the kick (E, M); None for the draw of X₀.
     t: the time of the step.
     context: pytree with leaves (E, ...), or None.
-    returns: λ̂ₙ₊₁ (E,).
-    score: Uₙ (E, P).
+    returns: λ̂ₙ₊₁ (E,); of trajectories that stop, what is to come if they still run.
+    score: Uₙ (E, P), times the survival.
     values: the table of the baseline, if it has one.
+    survival: probability that each still runs (E,), 0 for those that stopped; None where nothing
+        stops.
     """
 
     index: Array
@@ -60,6 +62,7 @@ class Inputs(NamedTuple):
     returns: Array
     score: Array
     values: Array | None
+    survival: Array | None = None
 
 
 class Baseline(NamedTuple):
@@ -167,7 +170,7 @@ def mean() -> Baseline:
 
 
 def _mean(inputs: Inputs) -> Array:
-    return _average_others(inputs.returns)[:, None]
+    return _average_others(inputs.returns, inputs.survival)[:, None]
 
 
 def optimal() -> Baseline:
@@ -182,7 +185,7 @@ def optimal() -> Baseline:
 
 
 def _optimal(inputs: Inputs) -> Array:
-    return _weighted_average_others(inputs.returns, _weights(inputs.score))
+    return _weighted_average_others(inputs.returns, _weights(inputs.score), inputs.survival)
 
 
 def binned(
@@ -350,15 +353,16 @@ class Bins:
         """λ̄ₙ, sorted into bins afresh. (E, P)"""
         assert self.condition is not None  # filled in by `resolve_baseline`
         weight = _weights(inputs.score)
-        whole = _weighted_average_others(inputs.returns, weight)
+        whole = _weighted_average_others(inputs.returns, weight, inputs.survival)
         if inputs.x is None:  # the draw of X₀ has no state before it
             return whole
         quantity = jax.vmap(self.condition, in_axes=(None, 0, None, 0))(
             inputs.theta, inputs.x, inputs.t, inputs.context
         )
         columns, of_parameter = condition_columns(quantity, inputs.theta)
+        plain = jnp.ones_like(inputs.returns) if inputs.survival is None else inputs.survival
         return _binned_average_others(
-            columns, of_parameter, inputs.returns, weight, whole, self.bins
+            columns, of_parameter, inputs.returns, weight, whole, plain, self.bins
         )
 
 
@@ -445,20 +449,32 @@ def _sum_others(v: Array) -> Array:
     return before + after
 
 
-def _average_others(returns: Array) -> Array:
-    return _sum_others(returns) / (returns.shape[0] - 1)
+def _average_others(returns: Array, survival: Array | None = None) -> Array:
+    if survival is None:
+        return _sum_others(returns) / (returns.shape[0] - 1)
+    total = _sum_others(survival)
+    return jnp.where(total > 0, _sum_others(survival * returns) / jnp.where(total > 0, total, 1), 0)
 
 
-def _weighted_average_others(returns: Array, weight: Array) -> Array:
+def _weighted_average_others(returns: Array, weight: Array, survival: Array | None = None) -> Array:
     total = _sum_others(weight)
     weighted = _sum_others(returns[:, None] * weight)
-    plain = _average_others(returns)[:, None]
+    plain = _average_others(returns, survival)[:, None]
     return jnp.where(total > 0, weighted / jnp.where(total > 0, total, 1), plain)
 
 
 def _binned_average_others(
-    columns: Array, of_parameter: np.ndarray, returns: Array, weight: Array, whole: Array, bins: int
+    columns: Array,
+    of_parameter: np.ndarray,
+    returns: Array,
+    weight: Array,
+    whole: Array,
+    plain_weight: Array,
+    bins: int,
 ) -> Array:
+    """λ̄ within bins; `whole` for a trajectory alone in its bin. plain_weight: of the mean where
+    every weight is zero. (E,)
+    """
     order = jnp.argsort(columns, axis=0)  # (E, C)
     bin_of = jax.vmap(lambda v: quantile_bins(v, bins), in_axes=1, out_axes=1)(
         jnp.take_along_axis(columns, order, axis=0)
@@ -475,9 +491,10 @@ def _binned_average_others(
     last_p = last[:, of_parameter]
     returns_sorted = returns[order]
     sorted_weight = jnp.take_along_axis(weight, order_p, axis=0)
+    plain_sorted = plain_weight[order]
     summands = [
-        jnp.ones_like(returns_sorted),
-        returns_sorted,
+        plain_sorted,
+        plain_sorted * returns_sorted,
         sorted_weight,
         sorted_weight * returns_sorted[:, of_parameter],
     ]
@@ -491,7 +508,7 @@ def _binned_average_others(
     members, plain, total, weighted = jnp.split(
         sums, np.cumsum([quantities, quantities, parameters]), axis=1
     )
-    plain = plain / jnp.maximum(members, 1)
+    plain = jnp.where(members > 0, plain / jnp.where(members > 0, members, 1), 0)
     within = jnp.where(total > 0, weighted / jnp.where(total > 0, total, 1), plain[:, of_parameter])
 
     back = jnp.argsort(order_p, axis=0)

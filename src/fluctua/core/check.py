@@ -14,7 +14,7 @@ from jax.experimental import checkify
 
 from fluctua.core import arrays
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
+from fluctua.core.objective import FunctionOfMeans, Objective, Rewards, StopRule
 from fluctua.core.process import STEPS, AnyProcess, HistoryDependent, NoiseProduct, Process
 from fluctua.core.trajectories import Times
 from fluctua.core.words import close_match
@@ -146,12 +146,18 @@ def no_reward(theta: Params, x: Array, *rest: Any) -> Array:
 def objective_or_means(candidate: Any) -> Rewards | FunctionOfMeans:
     """Rewards as callables, or a function of means of such, for callers that serve both."""
     if isinstance(candidate, FunctionOfMeans):
-        return candidate._replace(parts=tuple(objective(part) for part in candidate.parts))
-    return objective(candidate)
+        parts = tuple(objective(part, stops=True) for part in candidate.parts)
+        return candidate._replace(parts=parts)
+    return objective(candidate, stops=True)
 
 
-def objective(candidate: Any) -> Rewards:
-    """Rewards as callables of all their arguments."""
+def objective(candidate: Any, *, stops: bool = False) -> Rewards:
+    """Rewards as callables of all their arguments. stops: whether the caller serves a `stop`."""
+    if getattr(candidate, "stop", None) is not None and not stops:
+        raise ValueError(
+            "this objective has a `stop`, which is served by gradient, gradient_samples, ppgt, "
+            "evaluate and function_of_means; not here. Leave `stop` off."
+        )
     if isinstance(candidate, Rewards):
         return candidate
     if isinstance(candidate, FunctionOfMeans):
@@ -165,16 +171,24 @@ def objective(candidate: Any) -> Rewards:
             "`objective` must be a fluctua.Objective(running, terminal); got "
             f"{type(candidate).__name__}."
         )
-    if all(reward is None for reward in candidate):
+    if all(reward is None for reward in candidate[:4]):
         raise ValueError(
             "`Objective` needs a reward: `running`, `terminal`, `per_step` or `initial`; it has "
             "none of them."
         )
+    if candidate.overshoot not in (None, "bridge"):
+        raise ValueError(f'`overshoot` must be None or "bridge"; got {candidate.overshoot!r}.')
+    if candidate.overshoot is not None and candidate.stop is None:
+        raise ValueError("`overshoot` corrects a `stop`, and this objective has none.")
+    stop = None
+    if candidate.stop is not None:
+        stop = StopRule(drop_extra_arguments(candidate.stop, 4), candidate.overshoot == "bridge")
     return Rewards(
         no_reward if candidate.running is None else drop_extra_arguments(candidate.running, 4),
         no_reward if candidate.terminal is None else drop_extra_arguments(candidate.terminal, 3),
         None if candidate.per_step is None else drop_extra_arguments(candidate.per_step, 6),
         None if candidate.initial is None else drop_extra_arguments(candidate.initial, 3),
+        stop,
     )
 
 

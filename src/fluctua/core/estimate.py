@@ -120,6 +120,8 @@ class Estimate(NamedTuple):
     natural: F⁻¹ times the gradient, of estimators made by `natural`; else None.
     groups: of trajectories of several devices; errors are then those of the mean over all devices
         of which these are a sample.
+    stopped: part of the trajectories that the `stop` of the objective ended before the horizon;
+        None without a stop.
     """
 
     gradient: Params
@@ -132,6 +134,7 @@ class Estimate(NamedTuple):
     value_interval: tuple[Array, Array] | None = None
     natural: Params | None = None
     groups: Groups | None = None
+    stopped: float | None = None
 
     def __repr__(self) -> str:
         return describe_estimate(self)
@@ -141,11 +144,13 @@ class Samples(NamedTuple):
     """One gradient and one return per trajectory.
 
     gradient: leaves (E, ...). returns: (E,). group: (E,), see `Trajectories`.
+    survival: probability of having reached the horizon (E,); None without a `stop`.
     """
 
     gradient: Params
     returns: Array
     group: Array | None = None
+    survival: Array | None = None
 
 
 class Moments(NamedTuple):
@@ -248,6 +253,9 @@ def label_groups(samples: Samples, trajectories: Any) -> Samples:
 
 def reduce_samples(samples: Samples) -> Estimate:
     """Mean, standard error, second moment and interval over trajectories, or over their groups."""
+    if samples.survival is not None:
+        stopped = 1 - float(np.asarray(samples.survival, np.float64).mean())
+        return reduce_samples(samples._replace(survival=None))._replace(stopped=stopped)
     if samples.group is not None:
         return _reduce_groups(samples, np.asarray(samples.group))
     leaves, tree = jax.tree.flatten(samples.gradient)
@@ -519,7 +527,7 @@ def function_of_means(function: Callable[..., Array], *objectives: Objective) ->
     if not objectives:
         raise ValueError("`function_of_means` needs the objectives whose means F is of; got none.")
     for objective in objectives:
-        check.objective(objective)
+        check.objective(objective, stops=True)
     numbers = [jax.ShapeDtypeStruct((), jnp.result_type(float))] * len(objectives)
     try:
         shape = getattr(jax.eval_shape(function, *numbers), "shape", None)

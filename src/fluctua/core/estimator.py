@@ -139,7 +139,7 @@ def chunked_samples(
 
     Returns: an iterator over (trajectories, `Samples`).
     """
-    check.objective(objective)
+    check.objective(objective, stops=True)
     plan = baselines.resolve_baseline(
         baseline, caller="an estimate chunk by chunk", serves=("none", "time")
     )
@@ -303,8 +303,8 @@ class PPGT(PlainEstimator):
         call = streamed.Call(
             self.method.model, plans, tables, self.substrate, key, theta, count, first
         )
-        flat, returns = streamed.streamed_samples(call)
-        return estimates.Samples(estimates.unflatten(theta, flat), returns)
+        flat, returns, survival = streamed.streamed_samples(call)
+        return estimates.Samples(estimates.unflatten(theta, flat), returns, survival=survival)
 
     def split(
         self, key: Array, theta: Params, count: int, table: Array | None = None, *, first: int = 0
@@ -395,6 +395,8 @@ def mean_return_to_go(
 ) -> Array:
     """E[λ̂ₙ] at every time: the `values` of a time-only baseline, from other trajectories.
 
+    With a `stop`, the mean at tₙ is over the trajectories that still ran one step before.
+
     Args:
         objective: what is maximised.
         theta: θ, a pytree of floats.
@@ -402,7 +404,7 @@ def mean_return_to_go(
 
     Returns: (T+1,).
     """
-    rewards = check.objective(objective)
+    rewards = check.objective(objective, stops=True)
     return recorded_samples.average_returns(rewards, theta, trajectories)
 
 

@@ -330,7 +330,7 @@ def integrate_by_trapezoids(rewards: Any) -> Any:
     if isinstance(rewards, FunctionOfMeans):
         parts = tuple(integrate_by_trapezoids(part) for part in rewards.parts)
         return rewards._replace(parts=parts)
-    checked = check.objective(rewards)
+    checked = check.objective(rewards, stops=True)
     if checked.running is check.no_reward or isinstance(checked.running, _Half):
         return rewards  # nothing to integrate, or done before
     return rewards._replace(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import theorem
+from fluctua.core import stopping, theorem
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Inputs
 from fluctua.core.draws import Density, Reparameterised
@@ -73,18 +73,31 @@ class Moment(NamedTuple):
 class ScoreTerms(NamedTuple):
     """What one step adds through the score and directly.
 
-    score: Uₙ (E, P). explicit: ∂θ{g Δt + r} (E, P).
+    score: Uₙ (E, P). explicit: ∂θ{g Δt + r} (E, P). survival_slope: ∂θ ln(Wₙ₊₁/Wₙ) (E, P); None
+    where it is zero.
     """
 
     score: Array
     explicit: Array
+    survival_slope: Array | None = None
 
 
 class Progress(NamedTuple):
-    """Sums of the theorem, and the state of a score that depends on the past (else None)."""
+    """Sums of the theorem, and the state of a score that depends on the past (else None).
+
+    survival: W (E,), of trajectories that may stop; else None.
+    """
 
     sums: Sums
     score_state: ScoreState | None = None
+    survival: Array | None = None
+
+
+class Collection(NamedTuple):
+    """The reward collected so far (E,), and the survival W (E,), None where nothing stops."""
+
+    reward: Array
+    survival: Array | None = None
 
 
 ENSEMBLE_AXES = ScoreState(None, 0)
@@ -145,23 +158,79 @@ def step_rewards(rewards: Rewards, theta: Params, moment: Moment) -> Array | Non
     return rows.astype(moment.x.dtype)
 
 
-def add_step_reward(rewards: Rewards, theta: Params, collected: Array, moment: Moment) -> Array:
-    """Add the reward of the step x → x_next to the reward collected so far. Shape (E,)."""
-    reward = step_rewards(rewards, theta, moment)
-    return collected if reward is None else collected + reward
+def arrivals(rewards: Rewards, theta: Params, moment: Moment) -> stopping.Arrival | None:
+    """What trajectories that run collect on arrival at X_{n+1}, and how likely each goes on.
+
+    (E,) each; None without rewards on arrival and without a stop.
+    """
+    if rewards.stop is None:
+        reward = step_rewards(rewards, theta, moment)
+        return None if reward is None else stopping.Arrival(reward, jnp.ones_like(reward))
+
+    def one(x: Array, x_next: Array, context: PyTree) -> stopping.Arrival:
+        return stopping.arrive(rewards, theta, Step(x, x_next, moment.t, moment.dt, context))
+
+    return jax.vmap(one)(moment.x, moment.x_next, moment.context)
 
 
-def add_rewards(rewards: Rewards, theta: Params, collected: Array, moment: Moment) -> Array:
-    """Add g Δt and r of one step to the reward collected so far. Shape (E,)."""
+def start_collection(
+    rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree
+) -> Collection:
+    """g_0(X₀), with g_T(X₀) of trajectories that stop before their first step."""
+    reward = initial_rewards(rewards, theta, x, context)
+    survival = start_survival(rewards, theta, x, t, context)
+    if survival is None:
+        return Collection(reward)
+    at_end = terminal_rewards(rewards, theta, x, context)
+    return Collection(reward + jnp.where(survival > 0, 0, at_end), survival)
+
+
+def start_survival(
+    rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree
+) -> Array | None:
+    """W₀ (E,); None where nothing stops."""
+    rule = rewards.stop
+    if rule is None:
+        return None
+    return jax.vmap(lambda x, c: stopping.is_running(rule, theta, x, t, c))(x, context)
+
+
+def collect_step(
+    rewards: Rewards, theta: Params, collected: Collection, moment: Moment
+) -> Collection:
+    """Add g Δt and what is collected on arrival, of one step."""
+    survival = collected.survival
     rate = running_rewards(rewards, theta, moment.x, moment.t, moment.context)
-    collected = collected + rate * moment.dt.astype(moment.x.dtype)
-    return add_step_reward(rewards, theta, collected, moment)
+    running = rate * moment.dt.astype(moment.x.dtype)
+    reward = collected.reward + stopping.keep_running(survival, running)
+    arrival = arrivals(rewards, theta, moment)
+    if arrival is None:
+        return Collection(reward, survival)
+    reward = reward + stopping.keep_running(survival, arrival.reward)
+    return Collection(reward, advance_survival(survival, arrival))
+
+
+def advance_survival(survival: Array | None, arrival: stopping.Arrival | None) -> Array | None:
+    """Wₙ₊₁ = Wₙ q (E,); None where nothing stops."""
+    if survival is None or arrival is None:
+        return None
+    return stopping.keep_running(survival, arrival.going_on)
+
+
+def finish_collection(
+    rewards: Rewards, theta: Params, collected: Collection, x: Array, context: PyTree
+) -> Array:
+    """R of trajectories that arrive at the horizon in x. Shape (E,)."""
+    terminal = terminal_rewards(rewards, theta, x, context)
+    return collected.reward + stopping.keep_running(collected.survival, terminal)
 
 
 def returns_to_go(
     rewards: Rewards, theta: Params, times: Times, x: Array, context: PyTree
 ) -> Array:
     """λ̂ₙ at every time (E, T+1) of trajectories x (E, T+1, M) held in memory."""
+    if rewards.stop is not None:
+        return _stopped_returns_to_go(rewards, theta, times, x, context)[0]
 
     def evaluate(x: Array, context: PyTree) -> tuple[Array, Array, Array | None]:
         rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(x[:-1], times.t[:-1])
@@ -180,6 +249,52 @@ def returns_to_go(
     return theorem.returns_to_go(rates, terminal, times.dt, arrival)
 
 
+def _stopped_returns_to_go(
+    rewards: Rewards, theta: Params, times: Times, x: Array, context: PyTree
+) -> tuple[Array, Array]:
+    """`returns_to_go` of trajectories that may stop, and Wₙ₋₁, with W₋₁ = 1. (E, T+1) each."""
+    start = start_collection(rewards, theta, x[:, 0], times.t[0], context)
+    steps = (jnp.arange(len(times.dt)), times.t[:-1], times.dt, *_ends_by_time(x))
+
+    def one(survival: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
+        moment = Moment(*step, context)
+        rate = running_rewards(rewards, theta, moment.x, moment.t, context)
+        arrival = arrivals(rewards, theta, moment)
+        assert arrival is not None
+        running = stopping.keep_running(survival, rate)
+        reward = stopping.keep_running(survival, arrival.reward)
+        after = stopping.keep_running(survival, arrival.going_on)
+        return after, (running, reward, survival)
+
+    last, rows = jax.lax.scan(one, start.survival, steps)
+    running, reward, before = (jnp.swapaxes(v, 0, 1) for v in rows)
+    terminal = stopping.keep_running(last, terminal_rewards(rewards, theta, x[:, -1], context))
+    arrival = jnp.concatenate([start.reward[:, None], reward], axis=1)
+    survival = jnp.concatenate([jnp.ones_like(before[:, :1]), before], axis=1)
+    return theorem.returns_to_go(running, terminal, times.dt, arrival), survival
+
+
+def _ends_by_time(x: Array) -> tuple[Array, Array]:
+    """States before and after each step, the time first. x: (E, T+1, M)."""
+    path = jnp.swapaxes(x, 0, 1)
+    return path[:-1], path[1:]
+
+
+def mean_return_to_go(
+    rewards: Rewards, theta: Params, times: Times, x: Array, context: PyTree
+) -> Array:
+    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M); of those that still run, if some stop."""
+    if rewards.stop is None:
+        return returns_to_go(rewards, theta, times, x, context).mean(axis=0)
+    to_go, survival = _stopped_returns_to_go(rewards, theta, times, x, context)
+    return average_running(to_go.mean(axis=0), survival.mean(axis=0))
+
+
+def average_running(mean: Array, survival: Array) -> Array:
+    """Means over all trajectories as means over those that run; zero where none does."""
+    return jnp.where(survival > 0, mean / jnp.where(survival > 0, survival, 1), 0)
+
+
 # ------------------------------------------------------------------------------ the draw of X₀
 
 
@@ -195,17 +310,22 @@ def start(
 ) -> Progress:
     """Sums after the draw of X₀, whose score is ∂θ ln p₀ (step −1), with ∂θ g_0."""
     flat, _ = ravel_pytree(theta)
-    reward = initial_rewards(model.objective, theta, x, context).astype(returns.dtype)
+    begun = start_collection(model.objective, theta, x, t, context)
+    reward = begun.reward.astype(returns.dtype)
     explicit = initial_slopes(model, theta, x, context)
     if explicit is None:
         explicit = jnp.zeros((x.shape[0], flat.size), flat.dtype)
+    if begun.survival is not None:
+        at_end = terminal_slopes(model, theta, x, jnp.stack([t, t]), context)
+        explicit = explicit + jnp.where(begun.survival[:, None] > 0, 0, at_end)
     score, score_state = _score_start(model, theta, x, t, context)
 
     def baseline(to_go: Array, score: Array) -> Array:
         inputs = Inputs(jnp.array(-1), theta, None, t, context, to_go, score, tables.initial)
         return model.initial_baseline(inputs)
 
-    return Progress(theorem.start_sums(returns, reward, score, explicit, baseline), score_state)
+    sums = theorem.start_sums(returns, reward, score, explicit, baseline)
+    return Progress(sums, score_state, begun.survival)
 
 
 def _score_start(
@@ -285,18 +405,23 @@ def add_moment(
         score_state = None
     else:
         terms, score_state = _history_scores(model, theta, progress.score_state, moment)
+    survival = progress.survival
+    arrival = arrivals(model.objective, theta, moment)
     step = StepTerms(
         running=rate * moment.dt.astype(x.dtype),
-        on_arrival=step_rewards(model.objective, theta, moment),
+        on_arrival=None if arrival is None else arrival.reward,
         score=terms.score,
         explicit=terms.explicit,
+        survival=survival,
+        survival_slope=terms.survival_slope,
     )
 
     def baseline(to_go: Array, score: Array) -> Array:
         inputs = Inputs(moment.n, theta, x, moment.t, moment.context, to_go, score, tables.step)
-        return model.baseline(inputs)
+        return model.baseline(inputs._replace(survival=survival))
 
-    return Progress(theorem.add_step(progress.sums, returns, step, baseline), score_state)
+    sums = theorem.add_step(progress.sums, returns, step, baseline)
+    return Progress(sums, score_state, advance_survival(survival, arrival))
 
 
 def scores(model: EstimatorModel, theta: Params, moment: Moment, origin: Array) -> ScoreTerms:
@@ -314,8 +439,8 @@ def scores(model: EstimatorModel, theta: Params, moment: Moment, origin: Array) 
 def _fixed_scores(model: EstimatorModel, theta: Params, step: Step, origin: Array) -> ScoreTerms:
     """Uₙ and ∂θ{g Δt + r} of one trajectory, its states held fixed."""
     score = model.score(model.process, theta, step)
-    explicit = jax.grad(lambda th: _step_total(model.objective, th, step))(theta)
-    return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0])
+    explicit, survival_slope = _explicit_terms(model.objective, theta, step)
+    return ScoreTerms(ravel_pytree(score)[0], explicit, survival_slope)
 
 
 def _moving_scores(model: EstimatorModel, theta: Params, step: Step, origin: Array) -> ScoreTerms:
@@ -338,9 +463,24 @@ def _moving_scores(model: EstimatorModel, theta: Params, step: Step, origin: Arr
     return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0])
 
 
+def _explicit_terms(rewards: Rewards, theta: Params, step: Step) -> tuple[Array, Array | None]:
+    """∂θ of what a step collects (P,), and of ln q of a bridge (P,), None without one."""
+    rule = rewards.stop
+    explicit = ravel_pytree(jax.grad(lambda th: _step_total(rewards, th, step))(theta))[0]
+    if rule is None:
+        return explicit, None
+    if rule.bridge:
+        return explicit, ravel_pytree(stopping.survival_slope(rule, theta, step))[0]
+    crossing = stopping.find_crossing(rule, theta, step)
+    at_end = jax.grad(lambda th: rewards.terminal(th, crossing.x, step.context))(theta)
+    return explicit + jnp.where(crossing.going_on > 0, 0, ravel_pytree(at_end)[0]), None
+
+
 def _step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
-    """g Δt + r of one step of one trajectory."""
+    """g Δt + r of one step of one trajectory, with what a bridge makes of it."""
     running = rewards.running(theta, step.x, step.t, step.context) * step.dt
+    if rewards.stop is not None and rewards.stop.bridge:
+        return running + stopping.arrive(rewards, theta, step).reward
     if rewards.per_step is None:
         return running
     return running + rewards.per_step(theta, step.x, step.x_next, step.t, step.dt, step.context)
@@ -357,8 +497,8 @@ def _history_scores(
         assert isinstance(model.process, HistoryDependent)
         step = Step(x, x_next, moment.t, moment.dt, context)
         score, score_state = model.process.update(theta, step, score_state)
-        explicit = jax.grad(lambda th: _step_total(model.objective, th, step))(theta)
-        return ScoreTerms(ravel_pytree(score)[0], ravel_pytree(explicit)[0]), score_state
+        explicit, survival_slope = _explicit_terms(model.objective, theta, step)
+        return ScoreTerms(ravel_pytree(score)[0], explicit, survival_slope), score_state
 
     batched = jax.vmap(one, in_axes=(0, 0, 0, ENSEMBLE_AXES), out_axes=(0, ENSEMBLE_AXES))
     return batched(moment.x, moment.x_next, moment.context, score_state)
@@ -387,7 +527,7 @@ def terminal_slopes(
 def finish(
     model: EstimatorModel,
     theta: Params,
-    sums: Sums,
+    progress: Progress,
     x: Array,
     t: Array,
     context: PyTree,
@@ -397,4 +537,6 @@ def finish(
 
     missing: R − R' (E,), if the returns were a guess R'.
     """
-    return theorem.finish_sums(sums, terminal_slopes(model, theta, x, t, context), missing)
+    slopes = terminal_slopes(model, theta, x, t, context)
+    explicit = stopping.keep_running(progress.survival, slopes)
+    return theorem.finish_sums(progress.sums, explicit, missing)

@@ -19,6 +19,12 @@ class Objective(NamedTuple):
         rate: work, heat, a current, anything that depends on both ends of a step. The score of a
         step meets the reward of that step.
     initial: (theta, x0, context) -> g_0, a scalar.
+    stop: (theta, x, t, context) -> a level, a scalar, or True and False. A trajectory ends at the
+        first time of the grid at which the level is ≥ 0: it collects no further reward and has no
+        further score, and `terminal` is of the state there. The running reward 1 then has the
+        return min(τ, T).
+    overshoot: None, or "bridge" for a level that the process may reach between two times of the
+        grid: each step then counts with the probability of a Brownian bridge not to have crossed.
 
     Each may be None (no such reward). Arguments at the end that are not used may be left off.
     """
@@ -27,6 +33,8 @@ class Objective(NamedTuple):
     terminal: Callable[..., Array] | None = None
     per_step: Callable[..., Array] | None = None
     initial: Callable[..., Array] | None = None
+    stop: Callable[..., Array] | None = None
+    overshoot: str | None = None
 
 
 class FunctionOfMeans(NamedTuple):
@@ -39,14 +47,28 @@ class FunctionOfMeans(NamedTuple):
     parts: tuple[Any, ...]
 
 
+class StopRule(NamedTuple):
+    """When a trajectory ends; `fluctua.core.stopping` evaluates it.
+
+    level: (theta, x, t, context) -> a scalar, ≥ 0 where it ends; or True and False.
+    bridge: whether crossings between two times of the grid count.
+    process: whose noise the bridge has, once it is known (`stopping.bind_process`).
+    """
+
+    level: Callable[..., Array]
+    bridge: bool = False
+    process: Any = None
+
+
 class Rewards(NamedTuple):
     """An `Objective` as the library calls it: its rewards take all their arguments.
 
     A missing running or terminal reward is zero. A missing step or initial one stays None: nothing
-    is computed for it.
+    is computed for it, and neither for a missing stop.
     """
 
     running: Callable[..., Array]
     terminal: Callable[..., Array]
     per_step: Callable[..., Array] | None = None
     initial: Callable[..., Array] | None = None
+    stop: StopRule | None = None

@@ -208,10 +208,14 @@ def iterate_pieces(
 
 
 class FlatSamples(NamedTuple):
-    """Gradients (E, P), parameters flattened, and returns (E,)."""
+    """Gradients (E, P), parameters flattened, and returns (E,).
+
+    survival: probability of reaching the horizon (E,); None where nothing stops.
+    """
 
     gradients: Array
     returns: Array
+    survival: Array | None = None
 
 
 def recorded_samples(
@@ -230,22 +234,22 @@ def recorded_samples(
     check_rounding(model.process, theta, recording)
 
     rewards = model.objective
-    collected = terms.initial_rewards(rewards, theta, recording.first_states, context)
+    t = np.asarray(recording.t)
+    collected = terms.start_collection(rewards, theta, recording.first_states, t[0], context)
     for _, times, x in recording.iterate_blocks(block_bytes):
         collected = _collect_block(rewards, theta, collected, times, x, context)
         last = arrays.part(x, np.s_[:, -1])
-    returns = collected + terms.terminal_rewards(rewards, theta, last, context)
+    returns = terms.finish_collection(rewards, theta, collected, last, context)
 
-    t = np.asarray(recording.t)
     progress = terms.start(model, theta, recording.first_states, t[0], context, returns, tables)
     for n, times, x in recording.iterate_blocks(block_bytes):
         block = StepBlock(n, times, x, context, recording.read_events(n, n + len(times.dt)))
         progress = _add_block(model, theta, progress, block, returns, tables, t[:2])
-    flat = terms.finish(model, theta, progress.sums, last, recording.t, context)
+    flat = terms.finish(model, theta, progress, last, recording.t, context)
     check_scores(
         flat, model.process, theta, recording.read_trajectory, recording.t, recording.offset
     )
-    return FlatSamples(flat, returns)
+    return FlatSamples(flat, returns, progress.survival)
 
 
 class StepBlock(NamedTuple):
@@ -282,15 +286,15 @@ def scan_block(one: Callable[[Any, terms.Moment], Any], carry: Any, block: StepB
 def _collect_block(
     rewards: Rewards,
     theta: Params,
-    collected: Array,
+    collected: terms.Collection,
     times: records.Times,
     x: Array,
     context: PyTree,
-) -> Array:
-    """The reward collected up to the end of a block of steps. x: (E, b+1, M). Shape (E,)."""
+) -> terms.Collection:
+    """What is collected up to the end of a block of steps. x: (E, b+1, M)."""
 
-    def add(collected: Array, moment: terms.Moment) -> Array:
-        return terms.add_rewards(rewards, theta, collected, moment)
+    def add(collected: terms.Collection, moment: terms.Moment) -> terms.Collection:
+        return terms.collect_step(rewards, theta, collected, moment)
 
     return scan_block(add, collected, StepBlock(0, times, x, context))
 
@@ -317,8 +321,8 @@ def _add_block(
 def mean_return_to_go(
     objective: Rewards, theta: Params, times: records.Times, x: Array, context: PyTree
 ) -> Array:
-    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
-    return terms.returns_to_go(objective, theta, times, x, context).mean(axis=0)
+    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory; of those that still run."""
+    return terms.mean_return_to_go(objective, theta, times, x, context)
 
 
 def evaluate_returns(rewards: Rewards, theta: Params, trajectories: records.Trajectories) -> Array:
@@ -326,6 +330,9 @@ def evaluate_returns(rewards: Rewards, theta: Params, trajectories: records.Traj
     t = jnp.asarray(trajectories.t)
     x = jnp.asarray(trajectories.x)
     dt = jnp.diff(t)
+    if rewards.stop is not None:
+        times = records.Times(t, dt)
+        return terms.returns_to_go(rewards, theta, times, x, trajectories.context)[:, 0]
 
     def evaluate(path: Array, context: PyTree) -> Array:
         rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])

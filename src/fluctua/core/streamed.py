@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import arrays, baselines, check, diffusion, recorded, simulate
+from fluctua.core import arrays, baselines, check, diffusion, recorded, simulate, stopping
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import philox_key_words
@@ -83,7 +83,7 @@ def streamed_samples(call: Call) -> recorded.FlatSamples:
     swept = _samples_by_jax(call) if swept is None else swept
     if not swept.finite:
         _explain_not_finite(call, swept)
-    return recorded.FlatSamples(swept.gradients, swept.returns)
+    return recorded.FlatSamples(swept.gradients, swept.returns, swept.survival)
 
 
 def prepare_model(
@@ -143,12 +143,14 @@ class SweepResult(NamedTuple):
     """The result of a `Call`.
 
     returns: (E,). gradients: (E, P). last: final states (E, M). finite: whether all are finite.
+    survival: probability of reaching the horizon (E,); None where nothing stops.
     """
 
     returns: Array
     gradients: Array
     last: Array
     finite: bool
+    survival: Array | None = None
 
 
 def _samples_by_jax(call: Call) -> SweepResult:
@@ -161,11 +163,12 @@ def _samples_by_jax(call: Call) -> SweepResult:
             pilot_table(model, call.plans, substrate, call.key, call.theta)
         )
     if any(plan.needs_returns for plan in call.plans):
-        guess = _collect_returns(model.objective, substrate.recipe, call.count, run)
+        guess = collect_returns(model.objective, substrate.recipe, call.count, run)
     else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
         guess = jnp.zeros(()) if tables.step is None else arrays.part(tables.step, 0)
-    returns, flat, last = _run_and_add(model, substrate.recipe, call.count, run, guess, tables)
-    return SweepResult(returns, flat, last, bool(arrays.on_host(_finite(last, flat))))
+    swept = _run_and_add(model, substrate.recipe, call.count, run, guess, tables)
+    finite = bool(arrays.on_host(_finite(swept.last, swept.gradients)))
+    return swept._replace(finite=finite)
 
 
 def pilot_table(
@@ -210,10 +213,10 @@ class Run(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """States (E, M), and the rewards collected on the way to them (E,)."""
+    """States (E, M), and what was collected on the way to them."""
 
     x: Array
-    reward: Array
+    rewards: terms.Collection
 
 
 class Added(NamedTuple):
@@ -238,46 +241,76 @@ def _observe(
 
 
 @partial(arrays.jit, static_argnums=(0, 1, 2))
-def _collect_returns(rewards: Rewards, recipe: simulate.Recipe, count: int, run: Run) -> Array:
-    """R of every trajectory: the first pass. (E,)"""
+def collect_returns(rewards: Rewards, recipe: simulate.Recipe, count: int, run: Run) -> Array:
+    """R of every trajectory, none of which is stored. (E,)"""
     ensemble = _begin(recipe, count, run)
     context = ensemble.context
 
     def body(carry: Collected, step: Any) -> tuple[Collected, None]:
         x_next = simulate.advance(recipe, run.theta, ensemble._replace(x=carry.x), *step)
+        x_next = stopping.hold_stopped(carry.rewards.survival, x_next, carry.x)
         moment = _observe(recipe, step, carry.x, x_next, context)
-        reward = terms.add_rewards(rewards, run.theta, carry.reward, moment)
-        return Collected(x_next, reward), None
+        return Collected(
+            x_next, terms.collect_step(rewards, run.theta, carry.rewards, moment)
+        ), None
 
-    first = terms.initial_rewards(rewards, run.theta, simulate.observe(recipe, ensemble.x), context)
-    start = Collected(ensemble.x, first)
+    first = simulate.observe(recipe, ensemble.x)
+    begun = terms.start_collection(rewards, run.theta, first, run.times.t[0], context)
+    start = Collected(ensemble.x, begun)
     end, _ = jax.lax.scan(body, start, simulate.enumerate_steps(run.times))
     last = simulate.observe(recipe, end.x)
-    return end.reward + terms.terminal_rewards(rewards, run.theta, last, context)
+    return terms.finish_collection(rewards, run.theta, end.rewards, last, context)
+
+
+class _MeanStep(NamedTuple):
+    """Means over a pilot of one step: g Δt, what is collected on arrival, and the survival."""
+
+    running: Array
+    arrival: Array
+    survival: Array
 
 
 @partial(arrays.jit, static_argnums=(0, 1, 2))
 def _mean_return_to_go(rewards: Rewards, recipe: simulate.Recipe, count: int, run: Run) -> Array:
-    """E[λ̂ₙ] (T+1,) of a pilot, from the mean reward of each step; nothing of size E·T."""
+    """E[λ̂ₙ] (T+1,) of a pilot, from the mean reward of each step; nothing of size E·T.
+
+    Of the trajectories that still run, where some stop.
+    """
     theta = run.theta
     ensemble = _begin(recipe, count, run)
     context = ensemble.context
+    first = simulate.observe(recipe, ensemble.x)
+    begun = terms.start_collection(rewards, theta, first, run.times.t[0], context)
     nothing = jnp.zeros(count, ensemble.x.dtype)
 
-    def body(x: Array, step: Any) -> tuple[Array, tuple[Array, Array]]:
+    def body(carry: Collected, step: Any) -> tuple[Collected, _MeanStep]:
+        x, (_, survival) = carry
         x_next = simulate.advance(recipe, theta, ensemble._replace(x=x), *step)
+        x_next = stopping.hold_stopped(survival, x_next, x)
         moment = _observe(recipe, step, x, x_next, context)
         rate = terms.running_rewards(rewards, theta, moment.x, moment.t, context)
-        arrival = terms.add_step_reward(rewards, theta, nothing, moment)
-        return x_next, (rate.mean() * moment.dt, arrival.mean())
+        arrival = terms.arrivals(rewards, theta, moment)
+        collected = nothing if arrival is None else arrival.reward
+        means = _MeanStep(
+            stopping.keep_running(survival, rate).mean() * moment.dt,
+            stopping.keep_running(survival, collected).mean(),
+            jnp.ones(()) if survival is None else survival.mean(),
+        )
+        after = terms.Collection(nothing, terms.advance_survival(survival, arrival))
+        return Collected(x_next, after), means
 
-    x, (means, arrivals) = jax.lax.scan(body, ensemble.x, simulate.enumerate_steps(run.times))
-    last = terms.terminal_rewards(rewards, theta, simulate.observe(recipe, x), context)
-    means = jnp.append(means, last.mean())
-    if rewards.per_step is not None or rewards.initial is not None:
-        first = terms.initial_rewards(rewards, theta, simulate.observe(recipe, ensemble.x), context)
-        means = means + jnp.concatenate([first.mean()[None], arrivals])
-    return jnp.flip(jnp.cumsum(jnp.flip(means)))
+    start = Collected(ensemble.x, begun._replace(reward=nothing))
+    end, means = jax.lax.scan(body, start, simulate.enumerate_steps(run.times))
+    last = terms.finish_collection(
+        rewards, theta, end.rewards, simulate.observe(recipe, end.x), context
+    )
+    steps = jnp.append(means.running, last.mean())
+    if any(v is not None for v in (rewards.per_step, rewards.initial, rewards.stop)):
+        steps = steps + jnp.concatenate([begun.reward.mean()[None], means.arrival])
+    to_go = jnp.flip(jnp.cumsum(jnp.flip(steps)))
+    if rewards.stop is None:
+        return to_go
+    return terms.average_running(to_go, jnp.append(jnp.ones(1), means.survival))
 
 
 @partial(arrays.jit, static_argnums=(0, 1, 2))
@@ -288,8 +321,8 @@ def _run_and_add(
     run: Run,
     guess: Array,
     tables: terms.Tables,
-) -> tuple[Array, Array, Array]:
-    """Returns (E,), gradients (E, P), final states (E, M).
+) -> SweepResult:
+    """Returns, gradients and final states, not yet looked at for finite numbers.
 
     `guess`: R where it is known, near it otherwise.
     """
@@ -303,6 +336,7 @@ def _run_and_add(
 
     def body(carry: Added, step: Any) -> tuple[Added, None]:
         x_next, events = simulate.transition(recipe, theta, ensemble._replace(x=carry.x), *step)
+        x_next = stopping.hold_stopped(carry.progress.survival, x_next, carry.x)
         moment = _observe(recipe, step, carry.x, x_next, context)._replace(events=events)
         progress = terms.add_moment(
             model, theta, carry.progress, guess, tables, moment, times.t[:2]
@@ -311,10 +345,12 @@ def _run_and_add(
 
     end, _ = jax.lax.scan(body, Added(ensemble.x, progress), simulate.enumerate_steps(times))
     last = simulate.observe(recipe, end.x)
-    sums = end.progress.sums
-    returns = sums.reward + terms.terminal_rewards(model.objective, theta, last, context)
-    gradients = terms.finish(model, theta, sums, last, times.t, context, returns - guess)
-    return returns, gradients, end.x
+    survival = end.progress.survival
+    collected = terms.Collection(end.progress.sums.reward, survival)
+    returns = terms.finish_collection(model.objective, theta, collected, last, context)
+    missing = returns - guess
+    gradients = terms.finish(model, theta, end.progress, last, times.t, context, missing)
+    return SweepResult(returns, gradients, end.x, True, survival)
 
 
 def check_path(

@@ -55,6 +55,8 @@ def describe_estimate(estimate: Any, max_rows: int = 12) -> str:
         least, greatest = estimate.value_interval
         span = _between(float(least), float(greatest), float(estimate.value_stderr))
     lines = [f"J = {value}{span}   ({estimate.count:,} trajectories)"]
+    if estimate.stopped is not None:
+        lines.append(describe_stops(estimate.stopped))
     if estimate.groups is not None:
         lines.append(describe_groups(estimate.groups))
     shown = np.sort(np.argsort(-z, kind="stable")[: min(max_rows, int(known.sum()))])
@@ -93,6 +95,21 @@ def describe_estimate(estimate: Any, max_rows: int = 12) -> str:
             "hold as little as 60 %"
         )
     return "\n".join(lines)
+
+
+MANY_UNSTOPPED = 0.05
+"""Part of the trajectories that reach the horizon from which an estimate names what that means."""
+
+
+def describe_stops(stopped: float) -> str:
+    """How many trajectories stopped, and what the others are of."""
+    text = f"  {stopped:.1%} of the trajectories stopped before the horizon"
+    if 1 - stopped < MANY_UNSTOPPED:
+        return text
+    return (
+        text + f"; {1 - stopped:.1%} reached it: J is of min(τ, T), and a later horizon tells "
+        "how much is cut off"
+    )
 
 
 def describe_groups(groups: Any) -> str:

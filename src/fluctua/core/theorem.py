@@ -35,19 +35,24 @@ class StepTerms(NamedTuple):
     running: g(X_n, t_n) Δt (E,), collected before the kick.
     on_arrival: r(X_n, X_{n+1}) (E,), collected after it; None without such a reward.
     score: Uₙ (E, P). explicit: ∂θ{g Δt + r} at fixed states (E, P).
+    survival: Wₙ (E,), the probability that a trajectory has not stopped before the step, with which
+        all of these count (`fluctua.core.stopping`); None where nothing stops.
+    survival_slope: ∂θ ln(Wₙ₊₁/Wₙ) at fixed states (E, P); None where it is zero.
     """
 
     running: Array
     on_arrival: Array | None
     score: Array
     explicit: Array
+    survival: Array | None = None
+    survival_slope: Array | None = None
 
 
 class Sums(NamedTuple):
     """Sums over the steps so far.
 
-    reward: C, the reward collected (E,). gradient: the terms of G (E, P). score: ΣU (E, P), which
-    corrects the gradient if the return was only a guess (`finish`).
+    reward: C, the reward collected (E,). gradient: the terms of G (E, P). score: ΣU (E, P), with
+    slopes of the survival, which corrects the gradient if the return was only a guess (`finish`).
     """
 
     reward: Array
@@ -81,6 +86,8 @@ def start_sums(
 
 def add_step(sums: Sums, returns: Array, step: StepTerms, baseline: Baseline) -> Sums:
     """Add (λ̂ₙ₊₁ − λ̄ₙ) Uₙ + ∂θ{g Δt + r} to the sums. returns: R (E,), or a guess of it."""
+    if step.survival is not None:
+        return _add_surviving(sums, returns, step, step.survival, baseline)
     collected = sums.reward + step.running
     to_go = returns - collected  # λ̂ₙ₊₁: the running reward at n precedes the kick
     term = weigh_score(to_go, step.score, baseline) + step.explicit
@@ -88,6 +95,40 @@ def add_step(sums: Sums, returns: Array, step: StepTerms, baseline: Baseline) ->
         reward=collected if step.on_arrival is None else collected + step.on_arrival,
         gradient=sums.gradient + term.astype(step.score.dtype),
         score=sums.score + step.score,
+    )
+
+
+def _add_surviving(
+    sums: Sums, returns: Array, step: StepTerms, survival: Array, baseline: Baseline
+) -> Sums:
+    """`add_step` of trajectories that may stop: (λ̂ₙ₊₁ − Wₙλ̄ₙ) Uₙ + Wₙ ∂θ{g Δt + r}.
+
+    λ̂ₙ₊₁ is Wₙ times what is to come for a trajectory that runs. The baseline sees the latter, and
+    the score times Wₙ. A slope of the survival meets what is to come after the step.
+    """
+    runs = survival > 0
+    rows = runs[:, None]
+    weight = survival[:, None]
+
+    def weigh(values: Array) -> Array:
+        return jnp.where(runs, survival * values, 0)
+
+    collected = sums.reward + weigh(step.running)
+    to_go = returns - collected
+    score = jnp.where(rows, step.score, 0)
+    running_value = jnp.where(runs, to_go / jnp.where(runs, survival, 1), 0)
+    bar = baseline(running_value, weight * score)
+    term = (to_go[:, None] - weight * bar) * score + jnp.where(rows, weight * step.explicit, 0)
+    if step.on_arrival is not None:
+        collected = collected + weigh(step.on_arrival)
+    if step.survival_slope is not None:
+        slope = jnp.where(rows, step.survival_slope, 0)
+        term = term + (returns - collected)[:, None] * slope
+        score = score + slope
+    return Sums(
+        reward=collected,
+        gradient=sums.gradient + term.astype(step.score.dtype),
+        score=sums.score + score,
     )
 
 
@@ -103,17 +144,6 @@ def finish_sums(sums: Sums, explicit: Array, missing: Array | None = None) -> Ar
     """
     gradient = sums.gradient + explicit
     return gradient if missing is None else gradient + missing[:, None] * sums.score
-
-
-def stop_trajectories(step: StepTerms, alive: Array) -> StepTerms:
-    """The terms of a step without those of trajectories that have stopped. alive: (E,), 0 or 1."""
-    rows = alive[:, None]
-    return StepTerms(
-        running=alive * step.running,
-        on_arrival=None if step.on_arrival is None else alive * step.on_arrival,
-        score=rows * step.score,
-        explicit=rows * step.explicit,
-    )
 
 
 def returns_to_go(

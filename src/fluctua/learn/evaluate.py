@@ -6,17 +6,15 @@ unchanged, shows it.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check, simulate
-from fluctua.core import model as terms
+from fluctua.core import check, simulate, stopping, streamed
 from fluctua.core import objective as objectives
-from fluctua.core.arrays import Array, Params, jit
+from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import MINIMUM_OF_MEANS, value_samples
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import match_quadrature
@@ -24,7 +22,7 @@ from fluctua.core.process import StepLaw
 from fluctua.core.protocols import Estimator
 from fluctua.core.recorded import evaluate_returns
 from fluctua.core.text import with_error
-from fluctua.core.trajectories import Substrate, Times
+from fluctua.core.trajectories import Substrate
 
 FRESH = 0x4A
 """Sets the noise of an evaluation apart from that of a training with the same seed."""
@@ -88,6 +86,7 @@ def evaluate(
     rewards = check.objective_or_means(objective if objective is not None else own)
     if isinstance(substrate, simulate.Simulator):
         rewards = match_quadrature(rewards, substrate.recipe.process)
+        rewards = stopping.bind_process(rewards, substrate.recipe.process)
     theta = check.parameters(theta)
     finer = refine_grid(substrate, refine)
     key = jax.random.fold_in(jax.random.key(seed), FRESH)
@@ -95,7 +94,8 @@ def evaluate(
         t = finer.t
 
         def compute_returns(part):
-            return _simulate_returns(finer.recipe, part, count, key, theta, finer.times, finer.x0)
+            run = streamed.Run(key, theta, finer.times, finer.x0)
+            return streamed.collect_returns(part, finer.recipe, count, run)
     else:
         trajectories = finer(key, theta, count)
         t = trajectories.t
@@ -163,35 +163,6 @@ def refine_grid(substrate: Any, factor: int) -> Any:
         f"a {name} has the steps that it has: `refine` is for a `simulator` in continuous time, "
         "or for a substrate with a method `refined(factor)`."
     )
-
-
-@partial(jit, static_argnums=(0, 1, 2))
-def _simulate_returns(
-    recipe: simulate.Recipe,
-    rewards: objectives.Rewards,
-    count: int,
-    key: Array,
-    theta: Params,
-    times: Times,
-    x0: Array | None,
-) -> Array:
-    """Returns of fresh trajectories, none of which is stored. Shape (E,)."""
-    ensemble = simulate.start_ensemble(recipe, count, key, theta, x0)
-
-    def rate(x, t):
-        return jax.vmap(lambda x, c: rewards.running(theta, x, t, c))(x, ensemble.context)
-
-    def body(carry: Any, step: Any) -> tuple[Any, None]:
-        x, total = carry
-        n, t, dt = step
-        total = total + rate(x, t) * dt
-        x_next = simulate.advance(recipe, theta, ensemble._replace(x=x), *step)
-        moment = terms.Moment(n, t, dt, x, x_next, ensemble.context)
-        return (x_next, terms.add_step_reward(rewards, theta, total, moment)), None
-
-    collected = terms.initial_rewards(rewards, theta, ensemble.x, ensemble.context)
-    (x, total), _ = jax.lax.scan(body, (ensemble.x, collected), simulate.enumerate_steps(times))
-    return total + jax.vmap(lambda x, c: rewards.terminal(theta, x, c))(x, ensemble.context)
 
 
 def _mean_step(t: Array) -> float:

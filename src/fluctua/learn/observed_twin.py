@@ -125,7 +125,7 @@ class _RewardOfSample:
 
 def _observe_rewards(rewards: Rewards, observe: Any) -> Rewards:
     """Rewards of y as rewards of x, with y = Cx."""
-    running, terminal, per_step, initial = rewards
+    running, terminal, per_step, initial, _ = rewards  # a stop is refused by `check.objective`
     return Rewards(
         _RewardOfSample(running, observe, 1),
         _RewardOfSample(terminal, observe, 1),

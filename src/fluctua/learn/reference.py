@@ -166,6 +166,8 @@ def _check_rewards(
 ) -> objectives.Rewards | objectives.FunctionOfMeans:
     """The rewards, integrated as the simulator integrates the process."""
     rewards = check.objective_or_means(objective)
+    for part in rewards.parts if isinstance(rewards, objectives.FunctionOfMeans) else (rewards,):
+        check.objective(part)  # refuses a `stop`, of which the derivative of a path knows nothing
     return match_quadrature(rewards, _require_simulator(substrate, "a reference").recipe.process)
 
 

@@ -22,14 +22,15 @@ struct Run {
   F *reward, *last;         // (E,) in and out, (STATE, E) out
   F* gradient;              // (PARAMETERS, E) in and out
   const F* score;           // (PARAMETERS, E): ΣU before the first step
-  const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²
-  double* sums;             // (warps, T, 2) or (warps, T, 2·SCORES)
+  const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²; with a stop, 1/ΣW or 0
+  double* sums;             // (warps, T, 2 + STOPS) or (warps, T, 2·SCORES)
   int* flags;               // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
   F scale;                  // of what is left out: E/(E − 1) where trajectories leave themselves out
   F same;                   // the guess for all
 };
 #define DOMINATED  1
 #define NOT_FINITE 2
+#define ALONE      (sizeof(F) == 8 ? 1e-12 : 1e-5)  // share of the other trajectories below which there are none
 
 // ------------------------------------------------------------------------------------------ noise
 

@@ -16,8 +16,9 @@ INLINE void rewarded(const Run& run) {
       step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, own.stream, n);
       own.reward += g;
       own.reward += r;
+      const V survival = own.x[STATE - 1];
       EACH(k, STATE) own.x[k] = y[k];
-      summed<2>(run.sums, run.steps, n, [&](int k) { return here ? (k ? r : g) : F(0); });
+      summed<2 + STOPS>(run.sums, run.steps, n, [&](int k) { return here ? (k > 1 ? survival : k ? r : g) : F(0); });
     }
     V h;
     end_rewards(c_shared, 0, own.c, own.x, 0, h);
@@ -74,7 +75,11 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
           score AT(SCORE_OF[k]) += s[k];
         }
       } else {
-        const V left = (to_go - run.bar[n]) * run.scale;
+        V left = (to_go - run.bar[n]) * run.scale;
+        if (STOPS) {  // (λ − WΣλ'/ΣW)/(1 − W/ΣW), and λ if no other trajectory runs
+          const V survival = own.x[STATE - 1], rest = 1 - survival * run.inverse[n];
+          left = rest > F(ALONE) ? (to_go - survival * run.bar[n]) / rest : to_go;
+        }
         EACH(k, SCORES) {
           gradient AT(SCORE_OF[k]) += left * s[k];
           score AT(SCORE_OF[k]) += s[k];

@@ -16,14 +16,15 @@ struct Run {
   const F* gradient;            // (PARAMETERS, E): of what is before the first step
   F* rows;                      // (E, PARAMETERS) out: the gradients
   const F* score;               // (PARAMETERS, E): ΣU before the first step
-  const F *bar, *inverse;       // (T,) or (T, SCORES): the baseline, and 1/ΣU²
-  double* sums;                 // (T, 2) or (T, SCORES, 2)
+  const F *bar, *inverse;       // (T,) or (T, SCORES): the baseline, and 1/ΣU²; with a stop, 1/ΣW or 0
+  double* sums;                 // (T, 2 + STOPS) or (T, SCORES, 2)
   int32_t* flags;               // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
   double scale;                 // of what is left out: E/(E − 1) where trajectories leave themselves out
   double same;                  // the guess for all
 };
 #define DOMINATED  1
 #define NOT_FINITE 2
+#define ALONE      (sizeof(F) == 8 ? 1e-12 : 1e-5)  // share of the other trajectories below which there are none
 
 #define GROUP         16
 #define INLINE_MEMBER inline __attribute__((always_inline))
@@ -177,7 +178,7 @@ INLINE void drawn(const U* stream, uint32_t n, V* z, U* spare, bool begins) {
 
 // ------------------------------------------------------------------------------------------ rewards alone
 
-// The sums of g Δt and of r over the ensemble at every step
+// The sums of g Δt and of r over the ensemble at every step, and with a stop that of the survival W before it
 extern "C" void rewards_summed(const Run* given, int64_t first, int64_t stop) {
   const Run run = *given;
   for (int64_t group = first; group < stop; group += GROUP * LANES) {
@@ -185,7 +186,7 @@ extern "C" void rewards_summed(const Run* given, int64_t first, int64_t stop) {
     int blocks = 0;
     for (int64_t j = group; j < stop && blocks < GROUP; j += LANES) begun(lanes[blocks++], run, j);
     for (int64_t n = 0; n < run.steps; n++) {
-      Sum of_g, of_r;
+      Sum of_g, of_r, of_w;
       for (int b = 0; b < blocks; b++) {
         const int64_t j = group + b * LANES;
         V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
@@ -193,12 +194,15 @@ extern "C" void rewards_summed(const Run* given, int64_t first, int64_t stop) {
         step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, lanes[b].stream, n);
         lanes[b].reward += g;
         lanes[b].reward += r;
+        if (STOPS) of_w.add(counted(lanes[b].x[STATE - 1], j, run.count));
         EACH(k, STATE) lanes[b].x[k] = y[k];
         of_g.add(counted(g, j, run.count));
         of_r.add(counted(r, j, run.count));
       }
-      run.sums[2 * n] += of_g.total();
-      run.sums[2 * n + 1] += of_r.total();
+      double* const sums = run.sums + (2 + STOPS) * n;
+      sums[0] += of_g.total();
+      sums[1] += of_r.total();
+      if (STOPS) sums[1 + STOPS] += of_w.total();
     }
     for (int b = 0; b < blocks; b++) {
       V h;
@@ -243,7 +247,11 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_
           score[SCORE_OF[k]] += s[k];
         }
       } else {
-        const V left = (to_go - run.bar[n]) * scale;
+        V left = (to_go - run.bar[n]) * scale;
+        if (STOPS) {  // (λ − WΣλ'/ΣW)/(1 − W/ΣW), and λ if no other trajectory runs
+          const V survival = lanes.x[STATE - 1], rest = 1 - survival * run.inverse[n];
+          left = sel(rest > F(ALONE), (to_go - survival * run.bar[n]) / rest, to_go);
+        }
         EACH(k, SCORES) {
           gradient[SCORE_OF[k]] += left * s[k];
           score[SCORE_OF[k]] += s[k];

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 
-from fluctua.core import baselines, check, draws, scores
+from fluctua.core import baselines, check, draws, scores, stopping
 from fluctua.core import estimate as estimates
 from fluctua.core import model as terms
 from fluctua.core import process as processes
@@ -91,6 +91,7 @@ def resolve_method(
     moving = None if start is None else draws.check_start(start)[0]
     process = check.process(process)
     checked = match_quadrature(check.objective_or_means(objective), process)
+    checked = stopping.bind_process(checked, process)
     means = checked if isinstance(checked, FunctionOfMeans) else None
     rewards = checked.parts[0] if isinstance(checked, FunctionOfMeans) else checked
     score = scores.select_score(process, score)
@@ -116,6 +117,7 @@ def resolve_method(
             )
     assert isinstance(step, Baseline)
     assert isinstance(initial, Baseline)
+    _check_stop(means.parts if means else (rewards,), moving, twin)
     return Method(
         terms.EstimatorModel(process, rewards, score, moving, step.function, initial.function),
         step,
@@ -123,6 +125,22 @@ def resolve_method(
         twin,
         means,
     )
+
+
+def _check_stop(parts: Sequence[Rewards], start: StartLaw, twin: Twin | None) -> None:
+    """Refuse a stop beside what does not know of it."""
+    if all(part.stop is None for part in parts):
+        return
+    if twin is not None:
+        raise ValueError(
+            "a twin guesses the return of a path that goes on, and this objective has a `stop`. "
+            'Use another baseline: "time", "mean", "optimal" or "binned".'
+        )
+    if isinstance(start, draws.Reparameterised):
+        raise ValueError(
+            "a `Reparameterised` start displaces the path, and the time of its `stop` with it, "
+            "which no derivative shows. Give the start a `Density`, or keep it fixed."
+        )
 
 
 def combine_parts(

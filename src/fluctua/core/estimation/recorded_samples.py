@@ -72,10 +72,14 @@ def sample_recorded(
             baseline=_use_halves(method.baseline),
             initial_baseline=_use_halves(method.initial_baseline),
         )
-    flat, returns = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
-    return estimates.label_groups(
-        estimates.Samples(estimates.unflatten(theta, flat), returns), trajectories
-    )
+    samples = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
+    return estimates.label_groups(_shape_samples(theta, samples), trajectories)
+
+
+def _shape_samples(theta: Params, samples: recorded.FlatSamples) -> estimates.Samples:
+    """The samples with the structure of θ."""
+    flat, returns, survival = samples
+    return estimates.Samples(estimates.unflatten(theta, flat), returns, survival=survival)
 
 
 def _use_halves(baseline: baselines.Baseline) -> Callable[[baselines.Inputs], Array]:
@@ -101,10 +105,8 @@ def sample_pieces(
         other = None if means is None else means[0 if first >= cut else 1]
         tables = method.fill_tables(other)
         recording = recorded.Recording(piece, theta, first)
-        flat, returns = recorded.recorded_samples(
-            method.model, tables, recording, theta, block_bytes
-        )
-        yield piece, estimates.Samples(estimates.unflatten(theta, flat), returns)
+        samples = recorded.recorded_samples(method.model, tables, recording, theta, block_bytes)
+        yield piece, _shape_samples(theta, samples)
         if progress:
             progress(len(piece.x))
 

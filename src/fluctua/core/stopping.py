@@ -1,0 +1,250 @@
+"""Stopping: a trajectory that ends when a level h(x, t) first reaches zero (first passage).
+
+A trajectory that stopped is in one absorbing state more: it has no rewards and no scores. Stopping
+is therefore a Markov chain like any other, and the theorem holds for it as it stands. What is
+carried along is the survival W_n, the probability that the trajectory still runs at t_n: 1 or 0
+where the level is looked at on the grid only. With q = W_{n+1}/W_n, step n adds W_n times
+
+    g Δt + r(X_n, X_{n+1}) + (1 − q) g_T(X_{n+1}),
+
+so that the terminal reward is collected on arrival at the stop, and W_T g_T(X_T) at the horizon.
+
+**Overshoot.** A path of Euler's steps misses crossings between two times of the grid, and ends
+beyond the level by 0.58 σ_n√Δt on average: mean times and probabilities of exit are off by O(√Δt).
+Between the ends of a step the path is a Brownian bridge, whatever the drift. With a = |h(X_n)|,
+b = |h(X_{n+1})|, D = a + b and s = σ_n²Δt, the variance of the noise along ∇h, it has not crossed
+with the probability
+
+    q = 1 − exp(−2ab/s)   where h(X_{n+1}) < 0, else 0,
+
+and if it has, the first crossing is on average at the fraction f = a √(π/2s) erfcx(D/√(2s)) of the
+step. Step n then adds W_n times
+
+    q {g Δt + r(X_n, X_{n+1})} + (1 − q) {g f Δt + r(X_n, X*) + g_T(X*)},
+
+with X* on the boundary. Nothing is drawn for it: W is the conditional probability, which has less
+variance than a crossing drawn by chance, and serves recorded trajectories as well. For a constant
+drift and noise and a flat boundary it is exact at any Δt.
+
+All of it is continuous in θ. Parameters of the noise and of the level itself are therefore served:
+∂θ of what is collected is explicit, and (λ̂ₙ₊₁ − what step n collects on arrival) ∂θ ln q is the
+share of the survival. Without the bridge a level that depends on θ has a gradient that no
+derivative of an indicator shows, and is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import dependence
+from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.objective import FunctionOfMeans, Rewards, StopRule
+from fluctua.core.process import AnyProcess, Process, Step
+from fluctua.core.simulate import kick, noise_width
+
+ERFCX = (
+    -1.26551223,
+    1.00002368,
+    0.37409196,
+    0.09678418,
+    -0.18628806,
+    0.27886807,
+    -1.13520398,
+    1.48851587,
+    -0.82215223,
+    0.17087277,
+)
+"""ln(erfcx(z)/u) in powers of u = 1/(1 + z/2), z ≥ 0: erfcx to 1.2e-7 of itself (Numerical Recipes,
+erfcc)."""
+
+
+class Crossing(NamedTuple):
+    """How one step of one trajectory ends it, given both ends of the step.
+
+    going_on: q, the probability that it does not end it.
+    fraction: f, the part of the step before the stop.
+    x: the state at the stop (M,).
+    """
+
+    going_on: Array
+    fraction: Array
+    x: Array
+
+
+class Arrival(NamedTuple):
+    """What one step collects on arrival, and the probability q of going on after it."""
+
+    reward: Array
+    going_on: Array
+
+
+# ------------------------------------------------------------------------------- at the boundary
+
+
+def bind_process(
+    rewards: Rewards | FunctionOfMeans, process: AnyProcess
+) -> Rewards | FunctionOfMeans:
+    """The rewards with the process whose noise their bridge has; as they are without a bridge."""
+    if isinstance(rewards, FunctionOfMeans):
+        parts = tuple(bind_process(part, process) for part in rewards.parts)
+        return rewards._replace(parts=parts)
+    if rewards.stop is None or not rewards.stop.bridge:
+        return rewards
+    if not isinstance(process, Process):
+        raise ValueError(
+            'overshoot="bridge" is for a `Process`, whose path between two times is that of its '
+            f"noise; got a {type(process).__name__}. Leave `overshoot` off: the level is then "
+            "looked at on the time grid."
+        )
+    return rewards._replace(stop=rewards.stop._replace(process=process))
+
+
+def check_rule(rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+    """Refuse a stop that is not one number, or that moves with θ and has no bridge."""
+    rule = rewards.stop
+    if rule is None:
+        return
+    got = jax.eval_shape(rule.level, theta, x, t, context)
+    if getattr(got, "shape", None) != ():
+        raise ValueError(
+            "`stop` must be one number per state, shape (), or True and False; got shape "
+            f"{getattr(got, 'shape', type(got).__name__)}. For several boundaries take the "
+            "largest level, jnp.maximum(a, b)."
+        )
+    if not rule.bridge:
+        if dependence.depends(rule.level, theta, x, t, context, on=0):
+            raise ValueError(
+                "`stop` depends on `theta`: whether a trajectory has stopped jumps there, and the "
+                "gradient would miss what the jump adds. Give a level and "
+                'overshoot="bridge", with which it is smooth, or scale the state so that the '
+                "boundary stays where it is."
+            )
+        return
+    if not jnp.issubdtype(got.dtype, jnp.floating):
+        raise ValueError(
+            f'overshoot="bridge" needs the distance to the boundary; `stop` is {got.dtype}. '
+            "Return a level that is negative inside and zero at the boundary, x[0] - 1 for x[0] "
+            "> 1."
+        )
+
+
+# --------------------------------------------------------------------------- one step of one path
+
+
+def is_running(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """1 where a trajectory goes on, 0 where it ends; in the precision of x."""
+    level = rule.level(theta, x, t, context)
+    ends = level if level.dtype == bool else level >= 0
+    return jnp.where(ends, 0, 1).astype(x.dtype)
+
+
+def find_crossing(rule: StopRule, theta: Params, step: Step) -> Crossing:
+    """Whether a step ends its trajectory, and where."""
+    x, x_next, t, dt, context = step[:5]
+    if not rule.bridge:
+        going_on = is_running(rule, theta, x_next, t + dt, context)
+        return Crossing(going_on, jnp.ones((), x.dtype), x_next)
+    here = rule.level(theta, x, t, context)
+    there = rule.level(theta, x_next, t + dt, context)
+    a = jnp.abs(here)
+    b = jnp.abs(there)
+    slope = jax.grad(rule.level, argnums=1)(theta, x, t, context)
+    spread = _spread(rule.process, theta, step, slope)
+    s = slope @ spread * dt
+    noisy = s > 0
+    s = jnp.where(noisy, s, 1)
+    missed = jnp.where(noisy, -jnp.expm1(-2 * a * b / s), 1)
+    reach = jnp.where(a + b > 0, a + b, 1)
+    share = a / reach
+    fraction = share * jnp.where(noisy, _flatten(reach / jnp.sqrt(2 * s)), 1)
+    middle = x + share * (x_next - x)
+    height = rule.level(theta, middle, t + share * dt, context)
+    # to the boundary along the noise: a path that went there took the other components along
+    edge = middle - jnp.where(noisy, height * dt / s, 0) * spread
+    return Crossing(jnp.where(there >= 0, 0, missed).astype(x.dtype), fraction, edge)
+
+
+def _spread(process: Any, theta: Params, step: Step, slope: Array) -> Array:
+    """σσᵀ∇h. Shape (M,)."""
+    if process is None:
+        raise ValueError(
+            'overshoot="bridge" needs the noise of the process, which is not known here. Use '
+            "`ppgt` or `gradient`, or leave `overshoot` off."
+        )
+    x, _, t, _, context = step[:5]
+    if process.noise is None:
+        return 2 * process.diffusion(theta, x, t, context, slope)
+
+    def push(dw: Array) -> Array:
+        return kick(process, theta, x, t, context, dw)
+
+    width = noise_width(process, theta, x, t, context)
+    (back,) = jax.linear_transpose(push, jax.ShapeDtypeStruct((width,), slope.dtype))(slope)
+    return push(back)
+
+
+def _flatten(z: Array) -> Array:
+    """√π z erfcx(z), z ≥ 0: from 0 to 1."""
+    u = 1 / (1 + z / 2)
+    exponent = jnp.zeros_like(z)
+    for term in reversed(ERFCX):
+        exponent = exponent * u + term
+    return np.sqrt(np.pi) * z * u * jnp.exp(exponent)
+
+
+def arrive(rewards: Rewards, theta: Params, step: Step) -> Arrival:
+    """What a step that begins running collects on arrival, beside g Δt, which it had before."""
+    rule = rewards.stop
+    assert rule is not None
+    x, x_next, t, dt, context = step[:5]
+    crossing = find_crossing(rule, theta, step)
+    going_on = crossing.going_on
+
+    def step_reward(end: Array, length: Array) -> Array:
+        if rewards.per_step is None:
+            return jnp.zeros((), x.dtype)
+        return rewards.per_step(theta, x, end, t, length, context)
+
+    at_end = rewards.terminal(theta, crossing.x, context)
+    if not rule.bridge:
+        reward = step_reward(x_next, dt) + jnp.where(going_on > 0, 0, at_end)
+        return Arrival(reward.astype(x.dtype), going_on)
+    before = crossing.fraction * dt
+    unused = rewards.running(theta, x, t, context) * (dt - before)
+    stopped = at_end + step_reward(crossing.x, before) - unused
+    reward = going_on * step_reward(x_next, dt) + jnp.where(
+        going_on < 1, (1 - going_on) * stopped, 0
+    )
+    return Arrival(reward.astype(x.dtype), going_on)
+
+
+def survival_slope(rule: StopRule, theta: Params, step: Step) -> Params:
+    """∂θ ln q of one step; zero where it ends its trajectory. The structure of θ."""
+
+    def value(th: Params) -> Array:
+        going_on = find_crossing(rule, th, step).going_on
+        return jnp.log(jnp.where(going_on > 0, going_on, 1))
+
+    return jax.grad(value)(theta)
+
+
+# ---------------------------------------------------------------------------- many trajectories
+
+
+def hold_stopped(survival: Array | None, x_next: Array, x: Array) -> Array:
+    """The next states (E, ...); where a trajectory has stopped, those before."""
+    if survival is None:
+        return x_next
+    return jnp.where(survival[:, None] > 0, x_next, x)
+
+
+def keep_running(survival: Array | None, rows: Array) -> Array:
+    """Rows (E, ...) times the survival, and zero where a trajectory has stopped, whatever it is."""
+    if survival is None:
+        return rows
+    weight = survival.reshape(-1, *(1,) * (rows.ndim - 1)).astype(rows.dtype)
+    return jnp.where(weight > 0, weight * rows, 0)
