@@ -30,10 +30,13 @@ from fluctua.core.dependence import depends
 from fluctua.core.likelihood.step_law import examine_steps
 from fluctua.core.process import Step
 from fluctua.core.scores import Ratio
-from fluctua.core.simulate import Simulator
+from fluctua.core.simulate import Simulator, first_state
 
-MAX_TRIED = 8192
+MAX_TRIED = 20_000
 """Simulated steps in which sampler and log-probability are compared."""
+
+MAX_TRIED_NUMBERS = 4_000_000
+"""The same times the components of the state."""
 
 TRIAL = 0x5C
 """Seed of the trajectories for it."""
@@ -161,9 +164,11 @@ class Chain:
         code = (self, substrate.recipe, check.tree_signature(theta), steps)
         if code in _CHECKED:
             return
-        count = max(2, min(MAX_TRIED // steps, MAX_TRIED // 8))
+        state = first_state(substrate, jax.random.key(TRIAL), theta)[0]
+        tried = min(MAX_TRIED, MAX_TRIED_NUMBERS // state.size)
+        count = max(2, tried // max(steps, 8))
         trajectories = substrate(jax.random.key(TRIAL), theta, count)
-        cause = examine_steps(self, theta, trajectories, MAX_TRIED, compare=False).cause
+        cause = examine_steps(self, theta, trajectories, tried, compare=False).cause
         if cause:
             raise ValueError(
                 f"`sample` and `log_prob` of the `Chain` do not agree. {cause} ({count} "

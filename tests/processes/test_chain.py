@@ -1,0 +1,506 @@
+"""Markov chains in discrete time against exact answers: powers of transition matrices, and all 512
+states of an Ising magnet of 3 × 3 spins.
+"""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluctua as fl
+from fluctua.compiled import backend
+from fluctua.core.draws import philox
+from fluctua.core.estimator import gradient_samples
+from fluctua.core.likelihood.guard import examine
+from fluctua.core.streamed import split_key
+
+T = jnp.arange(7.0)
+
+
+def z_scores(estimate, exact):
+    z = jax.tree.map(lambda g, e, s: (g - e) / s, estimate.gradient, exact, estimate.stderr)
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(z)])
+
+
+# ------------------------------------------------------------------------- a chain of three states
+
+
+PULL = jnp.array([[0.0, 1.0, -1.0], [0.5, 0.0, 0.2], [-0.3, 0.4, 0.0]])
+
+
+def logits(theta, x, t, context):
+    driven = theta["drive"] * jnp.cos(0.7 * t) * jnp.arange(3.0)
+    return theta["pull"] * PULL[x[0].astype(int)] + driven + context * jnp.array([0.0, 0.0, 1.0])
+
+
+def sample(key, theta, x, t, context):
+    return jax.random.categorical(key, logits(theta, x, t, context))[None]
+
+
+def log_prob(theta, x, x_next, t, context):
+    return jax.nn.log_softmax(logits(theta, x, t, context))[x_next[0].astype(int)]
+
+
+THREE = fl.Chain(sample, log_prob)
+THETA = {"pull": jnp.array(0.8), "drive": jnp.array(0.3)}
+REWARDS = {
+    "running": fl.Objective(running=lambda th, x, t: jnp.sin(1 + t) * x[0] ** 2),
+    "terminal": fl.Objective(terminal=lambda th, x: th["pull"] * (x[0] == 2)),
+    "per_step": fl.Objective(
+        per_step=lambda th, x, x_next, t, dt: th["drive"] * (1 + t) * dt * x_next[0] * (x[0] == 1)
+    ),
+}
+
+
+def coin(key):
+    """The context: 0 or 1."""
+    return jax.random.bernoulli(key).astype(float)
+
+
+def three_states(objective, theta):
+    """J by products of transition matrices, averaged over both contexts."""
+    states = jnp.arange(3.0)[:, None]
+    nothing = jnp.zeros(())
+
+    def value(context):
+        p = jnp.array([0.0, 1.0, 0.0])
+        total = 0.0
+        for t in T[:-1]:
+            rows = [jax.nn.softmax(logits(theta, x, t, context)) for x in states]
+            matrix = jnp.stack(rows)
+            if objective.running:
+                total += p @ jnp.stack([objective.running(theta, x, t) for x in states])
+            if objective.per_step:
+                for i, x in enumerate(states):
+                    gains = [objective.per_step(theta, x, y, t, 1.0) for y in states]
+                    total += p[i] * matrix[i] @ jnp.stack(gains)
+            p = p @ matrix
+        last = [objective.terminal(theta, x) if objective.terminal else nothing for x in states]
+        return total + p @ jnp.stack(last).astype(float)
+
+    return (value(0.0) + value(1.0)) / 2
+
+
+def three_simulator(**options):
+    return fl.simulator(THREE, jnp.array([1.0]), T, context=coin, **options)
+
+
+BASELINES = {
+    "time": "time",
+    "mean": "mean",
+    "optimal": "optimal",
+    "binned": fl.baselines.binned(lambda theta, x: x[0], bins=3),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("running", marks=pytest.mark.long),
+        pytest.param("terminal", marks=pytest.mark.long),
+        "per_step",
+    ],
+)
+def test_three_states_by_powers_of_the_transition_matrix(key, kind):
+    objective = REWARDS[kind]
+    value, exact = jax.value_and_grad(lambda th: three_states(objective, th))(THETA)
+    estimate = fl.ppgt(three_simulator(), objective)(key, THETA, 20_000)
+    assert np.abs(z_scores(estimate, exact)).max() < 4
+    assert abs(estimate.value - value) < 4 * estimate.value_stderr
+    # large enough for the test to fail if a sign or an index were lost
+    assert max(abs(exact[name]) / estimate.stderr[name] for name in exact) > 15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mean", "optimal", "binned"])
+def test_other_baselines(key, name):
+    exact = jax.grad(lambda th: three_states(REWARDS["running"], th))(THETA)
+    estimator = fl.ppgt(three_simulator(), REWARDS["running"], baseline=BASELINES[name])
+    assert np.abs(z_scores(estimator(key, THETA, 8000), exact)).max() < 4
+
+
+@pytest.mark.long
+def test_intervals_cover(key):
+    """200 estimates of 100 trajectories each: 95 % of the intervals hold the exact derivative."""
+    exact = jax.grad(lambda th: three_states(REWARDS["running"], th))(THETA)
+    estimator = fl.ppgt(three_simulator(), REWARDS["running"])
+    gradients, returns = estimator.samples(key, THETA, 20_000)[:2]
+    rows = {name: np.split(np.asarray(leaf), 200) for name, leaf in gradients.items()}
+    covered = []
+    for j, part in enumerate(np.split(np.asarray(returns), 200)):
+        samples = fl.Samples({name: parts[j] for name, parts in rows.items()}, part)
+        low, high = fl.reduce_samples(samples).interval
+        covered += [bool(low[name] < exact[name] < high[name]) for name in exact]
+    assert abs(np.mean(covered) - 0.95) < 4 * np.sqrt(0.95 * 0.05 / len(covered))
+
+
+def test_a_score_is_the_derivative_of_the_log_probability(key):
+    step = fl.scores.Step(jnp.array([1.0]), jnp.array([2.0]), 3.0, 1.0, 1.0)
+    p = jax.nn.softmax(logits(THETA, step.x, step.t, step.context))
+    by_hand = {
+        "pull": PULL[1, 2] - p @ PULL[1],
+        "drive": jnp.cos(0.7 * 3.0) * (2 - p @ jnp.arange(3.0)),
+    }
+    for name, value in THREE.score(THETA, step).items():
+        np.testing.assert_allclose(value, by_hand[name], rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------ recorded steps
+
+
+def test_recorded_trajectories_have_the_scores_of_their_run(key):
+    streamed = fl.ppgt(three_simulator(), REWARDS["per_step"], baseline="mean").samples(
+        key, THETA, 200
+    )
+    record = three_simulator()(split_key(key)[0], THETA, 200)
+    assert record.events is None
+    recorded = gradient_samples(THREE, REWARDS["per_step"], THETA, record, baseline="mean")
+    for name in THETA:
+        np.testing.assert_allclose(
+            recorded.gradient[name], streamed.gradient[name], rtol=1e-9, atol=1e-9
+        )
+    measured = fl.Chain(None, log_prob)  # a chain that cannot be simulated
+    other = gradient_samples(measured, REWARDS["per_step"], THETA, record, baseline="mean")
+    np.testing.assert_array_equal(other.gradient["pull"], recorded.gradient["pull"])
+    with pytest.raises(ValueError, match="no `sample`, so it cannot be simulated"):
+        fl.simulator(measured, jnp.array([1.0]), T, context=coin)(key, THETA, 2)
+
+
+@pytest.mark.long
+def test_reuse_at_other_parameters(key):
+    there = {"pull": jnp.array(1.1), "drive": jnp.array(0.1)}
+    objective = REWARDS["running"]
+    value, exact = jax.value_and_grad(lambda th: three_states(objective, th))(there)
+    record = three_simulator()(key, THETA, 8000)
+    result = fl.reweighted(THREE, objective, there, [(THETA, record)])
+    assert np.abs(z_scores(result.estimate, exact)).max() < 4
+    assert abs(result.estimate.value - value) < 4 * result.estimate.value_stderr
+    assert 0.3 * 8000 < result.ess < 8000
+    plain = fl.gradient(THREE, objective, THETA, record)
+    assert abs(plain.value - value) > 6 * plain.value_stderr  # the weights matter
+
+
+def test_the_guard_passes_what_fits_and_names_what_does_not(key):
+    record = three_simulator()(key, THETA, 3000)
+    report = examine(THREE, THETA, record)
+    assert not report.cause
+    assert np.abs(report.v - 1).max() < 4 * report.stderr.max()
+    other = THETA | {"pull": jnp.array(1.1)}
+    assert "mean score of `pull` is not zero" in examine(THREE, other, record).cause
+    with pytest.warns(RuntimeWarning, match="not those of the process.*pull"):
+        fl.gradient(THREE, REWARDS["running"], other, record)
+
+
+@pytest.mark.long
+def test_the_guard_compares_with_the_sampler(key):
+    """Steps of a chain that differs in what θ does not reach: PULL alone, at θ = 0."""
+    record = three_simulator()(key, THETA, 3000)
+    moved = fl.Chain(
+        lambda key, theta, x, t, context: sample(key, theta, x, t, context + 0.5), log_prob
+    )
+    assert "from where `sample` takes it" in examine(moved, THETA, record).cause
+
+
+def test_an_impossible_step_is_named(key):
+    record = three_simulator()(key, THETA, 20)
+    x = np.array(record.x)
+    possible = fl.Chain(
+        sample,
+        lambda theta, x, x_next, t, context: jnp.where(
+            x_next[0] == 5, -jnp.inf, log_prob(theta, x, x_next, t, context)
+        ),
+    )
+    x[7, 4] = 5.0
+    broken = record._replace(x=x)
+    with pytest.raises(ValueError, match="to .5. on trajectory 7 at time index 3.*ln p = -inf"):
+        fl.gradient(possible, REWARDS["terminal"], THETA, broken)
+
+
+# ------------------------------------------------------------------------------ an Ising magnet
+
+
+SIDE = 3
+SITES = SIDE * SIDE
+BONDS = np.zeros((SITES, SITES))
+for site in range(SITES):
+    row, column = divmod(site, SIDE)
+    BONDS[site, (row + 1) % SIDE * SIDE + column] = 1
+    BONDS[site, row * SIDE + (column + 1) % SIDE] = 1
+BONDS = BONDS + BONDS.T
+SEEN_NEW = np.tril(BONDS, -1)  # site by site: those before have their new values
+SEEN_OLD = np.triu(BONDS, 1)
+SWEEPS = jnp.arange(5.0)
+PROTOCOL = {"T": jnp.array([1.5, 3.0, 2.5, 1.2]), "h": jnp.array([-0.8, -0.2, 0.3, 0.9])}
+
+
+def couplings(theta, t):
+    """1/T and h/T in the sweep at t."""
+    now = t.astype(int)
+    return 1 / theta["T"][now], theta["h"][now] / theta["T"][now]
+
+
+def sweep(key, theta, x, t):
+    K, b = couplings(theta, t)
+    uniform = jax.random.uniform(key, (SITES,))
+    for i in range(SITES):
+        up = jax.nn.sigmoid(2 * (K * BONDS[i] @ x + b))
+        x = x.at[i].set(jnp.where(uniform[i] < up, 1.0, -1.0))
+    return x
+
+
+def local_fields(theta, x, x_next, t):
+    K, b = couplings(theta, t)
+    return K * (SEEN_NEW @ x_next + SEEN_OLD @ x) + b
+
+
+def log_prob_of_sweep(theta, x, x_next, t):
+    return jnp.sum(jax.nn.log_sigmoid(2 * x_next * local_fields(theta, x, x_next, t)))
+
+
+def heat(theta, x, x_next, t):
+    """−ΔE/T of the flips of a sweep."""
+    return jnp.sum((x_next - x) * local_fields(theta, x, x_next, t))
+
+
+MAGNET = fl.Chain(sweep, log_prob_of_sweep)
+REVERSAL = fl.Objective(
+    running=lambda theta, x, t: 0.1 * jnp.sum(x),
+    terminal=lambda theta, x: 0.05 * jnp.sum(x) ** 2 + jnp.sum(x * (BONDS @ x)) / 10,
+    per_step=heat,
+)
+
+
+def enumerate_magnet(theta):
+    """J from the probabilities of all 512 states, (2,) * 9, one spin after the other."""
+    spins = np.array([-1.0, 1.0])
+    states = np.stack(np.meshgrid(*[spins] * SITES, indexing="ij"), axis=-1)  # (2, ..., 2, 9)
+    p = jnp.zeros((2,) * SITES).at[(0,) * SITES].set(1.0)
+    total = 0.0
+    for t in SWEEPS[:-1]:
+        K, b = couplings(theta, t)
+        total += 0.1 * jnp.sum(p * states.sum(axis=-1))
+        for i in range(SITES):
+            field = K * (states @ BONDS[i]) + b
+            up = jax.nn.sigmoid(2 * field)
+            whole = jnp.sum(p, axis=i, keepdims=True)
+            new = jnp.where(states[..., i] > 0, up, 1 - up) * whole
+            total += jnp.sum((new - p) * states[..., i] * field)
+            p = new
+    last = 0.05 * states.sum(axis=-1) ** 2 + np.einsum("...i,ij,...j", states, BONDS, states) / 10
+    return total + jnp.sum(p * last)
+
+
+@pytest.mark.long
+def test_a_magnet_by_all_of_its_states(key):
+    value, exact = jax.jit(jax.value_and_grad(enumerate_magnet))(PROTOCOL)
+    run = fl.simulator(MAGNET, -jnp.ones(SITES), SWEEPS)
+    estimate = fl.ppgt(run, REVERSAL)(key, PROTOCOL, 20_000)
+    assert np.abs(z_scores(estimate, exact)).max() < 4
+    assert abs(estimate.value - value) < 4 * estimate.value_stderr
+    assert np.abs(exact["h"] / estimate.stderr["h"]).max() > 20
+    assert np.abs(exact["T"] / estimate.stderr["T"]).max() > 8
+
+
+def test_log_probabilities_of_a_sweep_add_up_to_one():
+    spins = np.array([-1.0, 1.0])
+    states = np.stack(np.meshgrid(*[spins] * SITES, indexing="ij"), axis=-1).reshape(-1, SITES)
+    x = jnp.asarray(states[137])
+    total = jax.vmap(lambda y: jnp.exp(log_prob_of_sweep(PROTOCOL, x, y, jnp.array(1.0))))(states)
+    np.testing.assert_allclose(total.sum(), 1, rtol=1e-12)
+
+
+@pytest.mark.long
+def test_rare_flips_are_no_alarm(key):
+    """A cold magnet that hardly ever flips: the scores have one sign, and nothing is wrong."""
+    cold = {"T": jnp.full(4, 0.4), "h": jnp.full(4, -1.0)}
+    run = fl.simulator(MAGNET, -jnp.ones(SITES), SWEEPS)
+    assert np.isfinite(fl.ppgt(run, REVERSAL)(key, cold, 100).gradient["T"]).all()
+
+
+# ------------------------------------------------------ randomness that the states do not determine
+
+
+RING = 4
+
+
+def flip_one(key, theta, x):
+    """A random site, kept in the last component, gets a new spin."""
+    k_site, k_spin = jax.random.split(key)
+    site = jax.random.randint(k_site, (), 0, RING)
+    pull = theta * (x[(site - 1) % RING] + x[(site + 1) % RING])
+    spin = jnp.where(jax.random.bernoulli(k_spin, jax.nn.sigmoid(2 * pull)), 1.0, -1.0)
+    return x.at[site].set(spin).at[RING].set(site)
+
+
+def log_prob_of_one(theta, x, x_next):
+    site = x_next[RING].astype(int)
+    pull = theta * (x[(site - 1) % RING] + x[(site + 1) % RING])
+    same = jnp.all(x_next[:RING].at[site].set(x[site]) == x[:RING])
+    return jnp.where(same, jax.nn.log_sigmoid(2 * x_next[site] * pull) - jnp.log(RING), -jnp.inf)
+
+
+def test_a_site_that_is_chosen_at_random(key):
+    chain = fl.Chain(flip_one, log_prob_of_one)
+    start = jnp.array([1.0, 1.0, 1.0, -1.0, 0.0])
+    bonds = fl.Objective(terminal=lambda theta, x: jnp.sum(x[:RING] * jnp.roll(x[:RING], 1)))
+    estimate = fl.ppgt(fl.simulator(chain, start, jnp.arange(13.0)), bonds)(
+        key, jnp.array(0.4), 8000
+    )
+    spins = np.array([-1.0, 1.0])
+    states = np.stack(np.meshgrid(*[spins] * RING, indexing="ij"), axis=-1)
+
+    def value(theta):
+        p = jnp.zeros((2,) * RING).at[1, 1, 1, 0].set(1.0)
+        for _ in range(12):
+            new = 0.0
+            for i in range(RING):
+                pull = theta * (states[..., i - 1] + states[..., (i + 1) % RING])
+                chance = jax.nn.sigmoid(2 * states[..., i] * pull)
+                new += chance * jnp.sum(p, axis=i, keepdims=True) / RING
+            p = new
+        return jnp.sum(p * np.sum(states * np.roll(states, 1, -1), axis=-1))
+
+    exact = jax.grad(value)(0.4)
+    assert abs(estimate.gradient - exact) < 4 * estimate.stderr
+    assert exact > 20 * estimate.stderr
+    assert abs(estimate.value - value(0.4)) < 4 * estimate.value_stderr
+
+
+# ---------------------------------------------------------------------------------- trainings
+
+
+@pytest.mark.long
+def test_a_training_finds_the_best_bias(key, tmp_path):
+    """p-bits with P(up) = sigmoid(b), and J = −((3/4)P − 0.6)² by a function of means: b = ln 4."""
+    bit = fl.Chain(
+        lambda key, b, x: jax.random.bernoulli(key, jax.nn.sigmoid(b), x.shape),
+        lambda b, x, x_next: jnp.sum(jax.nn.log_sigmoid((2 * x_next - 1) * b)),
+    )
+    mean = fl.Objective(running=lambda b, x: jnp.mean(x) / 4)
+    run = fl.simulator(bit, jnp.zeros(3), jnp.arange(5.0))  # X₀ = 0 is one of four states
+    aim = fl.function_of_means(lambda m: -((m - 0.6) ** 2), mean)
+    estimator = fl.ppgt(run, aim)
+    training = fl.Training(estimator, jnp.array(0.0), optax.adam(0.2), trajectories=400)
+    result = fl.run(training, iterations=40, folder=tmp_path / "run")
+    assert abs(result.theta - np.log(4)) < 0.15
+    assert "finer" not in result.summary  # steps of a chain cannot be split
+    with pytest.raises(ValueError, match="a Chain has the steps that it has"):
+        fl.evaluate(estimator, result.theta, refine=2)
+
+
+@pytest.mark.long
+def test_a_density_of_the_start(key):
+    start = fl.Density(
+        log_density=lambda b, x: jnp.sum(jax.nn.log_sigmoid(x * b)),
+        sample=lambda key, b: jnp.where(
+            jax.random.bernoulli(key, jax.nn.sigmoid(b), (2,)), 1.0, -1.0
+        ),
+    )
+    still = fl.Chain(
+        lambda key, b, x: jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, -x),
+        lambda b, x, x_next: jnp.sum(jnp.where(x == x_next, jnp.log(0.9), jnp.log(0.1))) + 0 * b,
+    )
+    run = fl.simulator(still, start, jnp.arange(3.0))
+    up = fl.Objective(terminal=lambda b, x: jnp.sum(x))
+    estimate = fl.ppgt(run, up)(key, jnp.array(0.7), 4000)
+    exact = jax.grad(lambda b: 2 * 0.8**2 * (2 * jax.nn.sigmoid(b) - 1))(0.7)
+    assert abs(estimate.gradient - exact) < 4 * estimate.stderr
+
+
+# -------------------------------------------------------------------------------------- checks
+
+
+def chain_with(**changes):
+    parts = {"sample": sample, "log_prob": log_prob} | changes
+    return fl.Chain(**parts)
+
+
+def estimate_with(key, chain, theta=THETA, **options):
+    run = fl.simulator(chain, jnp.array([1.0]), T, context=coin, **options)
+    return fl.ppgt(run, REWARDS["running"])(key, theta, 50)
+
+
+def other_law(change):
+    def law(theta, x, x_next, t, context):
+        def log(theta=theta, t=t):
+            return log_prob(theta, x, x_next, t, context)
+
+        return change(log, theta, t)
+
+    return law
+
+
+WRONG = {
+    "a factor": (
+        lambda log, th, t: 0.5 * log(),
+        r"square of the score is 0\.(49|5).* times what the curvature",
+    ),
+    "a sign": (
+        lambda log, th, t: log(theta=th | {"pull": -th["pull"]}),
+        "mean score of `(pull|drive)` is not zero",
+    ),
+    "another time": (
+        lambda log, th, t: log(t=t + 1),
+        "mean score of `drive`, in parts of the time, is not zero",
+    ),
+    "no score": (
+        lambda log, th, t: log(theta=th | {"pull": 0.8}),
+        r"`sample` depends on `theta\['pull'\]` and `log_prob` does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_sampler_of_another_chain_is_refused(key, name):
+    change, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        estimate_with(key, chain_with(log_prob=other_law(change)))
+
+
+def test_wrong_chains_are_refused_by_name(key):
+    with pytest.raises(
+        ValueError, match=r"`sample` must return one state, shape \(1,\); got shape"
+    ):
+        estimate_with(key, chain_with(sample=lambda key, *rest: sample(key, *rest)[0]))
+    with pytest.raises(ValueError, match="`sample` gave a state that is not finite.*nan"):
+        estimate_with(key, chain_with(sample=lambda *a: sample(*a) * jnp.nan))
+    with pytest.raises(TypeError, match="`sample` must return real numbers; got complex"):
+        estimate_with(key, chain_with(sample=lambda *a: sample(*a) * 1j))
+    with pytest.raises(ValueError, match=r"`log_prob` must be one number.*got shape \(1,\)"):
+        estimate_with(key, chain_with(log_prob=lambda *a: log_prob(*a)[None]))
+    with pytest.raises(TypeError, match="`log_prob` must be a real floating-point number; got int"):
+        estimate_with(key, chain_with(log_prob=lambda *a: jnp.array(0)))
+    with pytest.raises(ValueError, match="`sample` drew a step.*ln p = -inf"):
+        estimate_with(key, chain_with(log_prob=lambda *a: log_prob(*a) - jnp.inf))
+    with pytest.raises(ValueError, match="derivative of `log_prob` by `theta.'drive'.` is not fin"):
+        estimate_with(
+            key,
+            chain_with(log_prob=lambda th, *a: log_prob(th, *a) + jnp.sqrt(0 * th["drive"])),
+        )
+    with pytest.raises(TypeError, match=r"sample\(theta, x, key\).* in another order"):
+        fl.Chain(lambda theta, x, key: x, log_prob)
+    with pytest.raises(TypeError, match=r"log_prob\(theta, x_next, x\).* in another order"):
+        fl.Chain(sample, lambda theta, x_next, x: 0.0)
+    with pytest.raises(TypeError, match="expected a function"):
+        fl.Chain(sample, 3.0)
+    with pytest.raises(ValueError, match="JAX's own generator"):
+        estimate_with(key, THREE, wiener=philox)
+    with pytest.raises(
+        ValueError, match="a `Twin` follows a noise-free path, and a Chain has none"
+    ):
+        fl.ppgt(three_simulator(), REWARDS["running"], baseline="twin")
+    with pytest.raises(ValueError, match="integrator.*Chain"):
+        estimate_with(key, THREE, integrator="heun")
+
+
+def test_chains_run_on_jax(key, caplog, monkeypatch):
+    with pytest.raises(ValueError, match="no kernel can be made of this process: `Chain`"):
+        estimate_with(key, THREE, backend="cpu")
+    monkeypatch.setattr(backend, "MIN_KERNEL_WORK", 1)
+    monkeypatch.setattr(backend, "_logged", set())
+    with caplog.at_level(logging.WARNING, "fluctua"):
+        estimate_with(key, THREE, backend="auto")
+    assert "trajectories run on JAX, not on a kernel: `Chain`" in caplog.text
