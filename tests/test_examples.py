@@ -357,6 +357,14 @@ def test_a_gene_learns_to_hold_its_protein(run):
     assert distance["after"] < 13
 
 
+@pytest.mark.long
+def test_a_magnet_learns_to_turn(run):
+    out = run("magnet", "--iterations", 50, "--count", 300)
+    before, after = (float(v) for v in re.findall(r"entropy produced (\S+) ±", out))
+    assert 14 < before < 16
+    assert after < 12  # 10.9 after 150 iterations
+
+
 def test_a_trap_in_shards_learns(run):
     out = run("cluster", "--count", 64, "--iterations", 3)
     assert [float(J) for J in re.findall(r"J = (\S+)", out)] == sorted(

@@ -27,7 +27,7 @@ from jax.scipy import linalg
 from fluctua.core import arrays, check, dependence, stopping
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import Rewards
-from fluctua.core.process import AnyProcess, NoiseProduct, Process, Step, StepLaw
+from fluctua.core.process import AnyProcess, NoiseProduct, Process
 from fluctua.core.text import names
 from fluctua.core.trajectories import Trajectories
 
@@ -515,9 +515,9 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
     if not isinstance(process, Process):
         for n in range(len(t) - 1):
             check_regular(process, theta, x[n], t[n], context, at(n))
-            if isinstance(process, StepLaw):
-                step = Step(x[n], x[n + 1], t[n], t[n + 1] - t[n], context)
-                process.check_step(theta, step, at(n))
+    check_steps = getattr(process, "check_steps", None)
+    if check_steps is not None:  # of a chain, where steps may lack a score, not states
+        check_steps(theta, trajectory, number)
     if not isinstance(smooth, Process):
         return
     irregular = np.asarray(_find_irregular(smooth, theta, x[:-1], jnp.asarray(t)[:-1], context))

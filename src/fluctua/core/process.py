@@ -190,8 +190,8 @@ class StepLaw(Transition, Protocol):
     def draw_next(self, key: Array, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
         """Draw the state after one step. Shape (M,)."""
 
-    def check_step(self, theta: Params, step: Step, where: str = "") -> None:
-        """Refuse a step that has no probability."""
+    def check_steps(self, theta: Params, trajectory: Any, number: int) -> None:
+        """Refuse a trajectory with a step that has no probability, and name the first one."""
 
     def check_sampler(self, substrate: Any, theta: Params) -> None:
         """Refuse a simulator whose steps are not those of the log-probability."""

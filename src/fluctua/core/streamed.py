@@ -21,7 +21,7 @@ from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import philox_key_words
 from fluctua.core.integrators import mean_rate
 from fluctua.core.objective import Rewards
-from fluctua.core.process import AnyProcess, Process, StepLaw
+from fluctua.core.process import AnyProcess, Process
 from fluctua.core.trajectories import Times, Trajectories
 
 EXPLODED = 1e6
@@ -94,8 +94,9 @@ def prepare_model(
     process = diffusion.check_model(
         model.process, model.objective, theta, state, substrate.t, context
     )
-    if isinstance(process, StepLaw):
-        process.check_sampler(substrate, theta)
+    check_sampler = getattr(process, "check_sampler", None)
+    if check_sampler is not None:  # of a chain: one function simulates it, another has its score
+        check_sampler(substrate, theta)
     return terms.replace_process(model, process)
 
 

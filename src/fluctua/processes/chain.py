@@ -31,6 +31,7 @@ from fluctua.core.likelihood.step_law import examine_steps
 from fluctua.core.process import Step
 from fluctua.core.scores import Ratio
 from fluctua.core.simulate import Simulator, first_state
+from fluctua.core.trajectories import Trajectories
 
 MAX_TRIED = 20_000
 """Simulated steps in which sampler and log-probability are compared."""
@@ -176,6 +177,18 @@ class Chain:
             )
         _remember(code)
 
+    def check_steps(self, theta: Params, trajectory: Trajectories, number: int) -> None:
+        """Refuse a trajectory with a step that has no probability, and name the first one.
+
+        trajectory: one alone, x (1, T+1, M). number: of the trajectory, for the message.
+        """
+        x = jnp.asarray(trajectory.x[0])
+        t = jnp.asarray(trajectory.t)
+        context = jax.tree.map(lambda leaf: leaf[0], trajectory.context)
+        for n in range(len(t) - 1):
+            step = Step(x[n], x[n + 1], t[n], t[n + 1] - t[n], context)
+            self.check_step(theta, step, f"on trajectory {number} at time index {n}")
+
     def check_step(
         self, theta: Params, step: Step, where: str = "", source: str = "there is"
     ) -> None:
@@ -218,8 +231,8 @@ def _check_order(name: str, f: Any, first: str) -> None:
     except (TypeError, ValueError):
         return
     others = {"key": check.PARAMETERS + check.STATE, "theta": (*check.STATE, "key")}[first]
-    swapped = name == "log_prob" and parameters[1:3] == ["x_next", "x"]
-    if parameters[:1] and (parameters[0] in others or swapped):
+    swapped = name == "log_prob" and " ".join(parameters).startswith("theta x_next x")
+    if parameters and (parameters[0] in others or swapped):
         raise TypeError(
             f"`{name}({', '.join(parameters)})` has its arguments in another order: it is called "
             f"as {expected}."
@@ -233,8 +246,8 @@ def _check_sample(chain: Chain, arguments: tuple, where: str) -> Array:
     got = chain.sample(jax.random.key(0), *arguments)
     shape = getattr(got, "shape", None)
     if shape != x.shape:
-        given = type(got).__name__ if shape is None else f"shape {shape}"
-        raise ValueError(f"`sample` must return one state, shape {x.shape}; got {given}.")
+        form = type(got).__name__ if shape is None else f"shape {shape}"
+        raise ValueError(f"`sample` must return one state, shape {x.shape}; got {form}.")
     if jnp.issubdtype(got.dtype, jnp.complexfloating):
         raise TypeError(
             f"`sample` must return real numbers; got {got.dtype}. Stack real and imaginary parts "
@@ -254,9 +267,9 @@ def _check_log_prob(chain: Chain, theta: Params, step: Step) -> None:
     got = jax.eval_shape(chain.log_prob, theta, step.x, step.x_next, step.t, step.context)
     shape = getattr(got, "shape", None)
     if shape != ():
-        given = type(got).__name__ if shape is None else f"shape {shape}"
+        form = type(got).__name__ if shape is None else f"shape {shape}"
         raise ValueError(
-            f"`log_prob` must be one number per step, shape (); got {given}. The sites of a sweep "
+            f"`log_prob` must be one number per step, shape (); got {form}. The sites of a sweep "
             "are independent given what they saw: return their sum, jnp.sum(...)."
         )
     if not jnp.issubdtype(got.dtype, jnp.floating):

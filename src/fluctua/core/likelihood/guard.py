@@ -31,14 +31,14 @@ import numpy as np
 
 from fluctua.core import check, scores
 from fluctua.core.arrays import Array, Params
-from fluctua.core.likelihood import alternatives, other_laws, step_law
+from fluctua.core.likelihood import alternatives, other_laws
 from fluctua.core.likelihood import sample as sampling
 from fluctua.core.likelihood.causes import describe_finding
 from fluctua.core.likelihood.kicks import Standardised, Transition
 from fluctua.core.likelihood.mistakes import explain_residuals
 from fluctua.core.likelihood.report import Residuals
 from fluctua.core.likelihood.start import compare_start
-from fluctua.core.process import AnyProcess, Counting, HistoryDependent, Process, Score, StepLaw
+from fluctua.core.process import AnyProcess, Process, Score
 from fluctua.core.trajectories import Trajectories
 
 TRANSITIONS = 20_000
@@ -145,17 +145,9 @@ def examine_batch(
     process = check.process(process)
     theta = check.parameters(theta)
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
-    if isinstance(process, HistoryDependent):
-        return Examination(
-            other_laws.examine_samples(process, theta, data, max_transitions), earlier
-        )
-    if isinstance(process, Counting):
-        return Examination(
-            other_laws.examine_counts(process, theta, data, max_transitions), earlier
-        )
-    if isinstance(process, StepLaw):
-        return Examination(step_law.examine_steps(process, theta, data, max_transitions), earlier)
-    assert isinstance(process, Process)
+    if not isinstance(process, Process):
+        other = other_laws.examine_other(process, theta, data, max_transitions)
+        return Examination(other, earlier)
     sample = sampling.take_sample(process, theta, data, transition, readout, max_transitions)
     # numbers beyond the precision are wrong, and named
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Guard of processes that are no diffusions: filtered samples, and counted events."""
+"""Guard of processes that are no diffusions: filtered samples, counted events, steps of chains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,21 @@ from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.likelihood.mistakes import UNITS
 from fluctua.core.likelihood.report import Residuals, is_wrong
 from fluctua.core.likelihood.sample import choose_rows, load_rows
-from fluctua.core.process import Counting, HistoryDependent, Step
+from fluctua.core.likelihood.step_law import examine_steps
+from fluctua.core.process import Counting, HistoryDependent, Step, StepLaw, Transition
 from fluctua.core.trajectories import Trajectories
+
+
+def examine_other(
+    process: Transition, theta: Params, data: Trajectories, max_transitions: int
+) -> Residuals:
+    """Compare trajectories with the law of a process that is no diffusion."""
+    if isinstance(process, HistoryDependent):
+        return examine_samples(process, theta, data, max_transitions)
+    if isinstance(process, Counting):
+        return examine_counts(process, theta, data, max_transitions)
+    assert isinstance(process, StepLaw)
+    return examine_steps(process, theta, data, max_transitions)
 
 
 def examine_samples(

@@ -71,7 +71,8 @@ def examine_steps(
     possible = np.isfinite(log) & np.isfinite(score).all(axis=1)
     if not possible.all():  # refused elsewhere, with its place
         steps = jax.tree.map(lambda leaf: np.asarray(leaf)[possible], steps)
-        log, score = log[possible], score[possible]
+        log = log[possible]
+        score = score[possible]
     if not len(log):
         return Residuals(np.ones(0), np.zeros(0), 0)
     blocks = _split_steps(steps)
