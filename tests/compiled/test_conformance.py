@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import events
+import first_passage
 import fluctua as fl
 import problems
 from fluctua.compiled import cpu
@@ -191,3 +192,49 @@ def test_a_kernel_refuses_a_parameter_that_enters_a_silent_component_later(basel
         fl.ppgt(run, objective, baseline=baseline)(
             jax.random.key(3), theta | {"f": jnp.array(0.1)}, COUNT
         )
+
+
+@pytest.mark.parametrize(
+    ("overshoot", "baseline"),
+    [
+        ("bridge", "mean"),
+        pytest.param("bridge", "none", marks=pytest.mark.long),
+        pytest.param("bridge", "time", marks=pytest.mark.long),
+        *(
+            pytest.param(None, baseline, marks=pytest.mark.long)
+            for baseline in ("none", "time", "mean")
+        ),
+    ],
+)
+def test_trajectories_that_stop_in_double_precision(overshoot, baseline):
+    *case, context = first_passage.moving_interval(overshoot)
+    # the last one left has a baseline of what rounding leaves of the others: 1e-12 of their weight
+    assert_equal(both(*case, context=context, baseline=baseline), 1e-9)
+
+
+@pytest.mark.long
+def test_trajectories_that_stop_in_single_precision():
+    with jax.enable_x64(False):
+        process = first_passage.PROCESS
+        theta = first_passage.parameters()
+        times = jnp.linspace(0, 1, 21)
+        case = (process, first_passage.OBJECTIVE, jnp.array([0.2]), times, theta)
+        results = both(*case, baseline="mean")
+    assert results[0][0].dtype == np.float32
+    assert_equal(results, 1e-5)  # as without a stop; no state is as near to a level as that
+
+
+def test_kernels_name_what_they_do_not_stop():
+    simulator = first_passage.simulator(0.1, 5, backend="cpu")
+    moving = first_passage.OBJECTIVE._replace(stop=first_passage.moving_level, overshoot="bridge")
+    theta = first_passage.parameters(b=1.0)
+    for objective, baseline, fact in (
+        (moving, "none", "a bridge whose noise or level depends on θ"),
+        (first_passage.OBJECTIVE, "optimal", "baseline 'optimal' with a `stop`"),
+    ):
+        with pytest.raises(ValueError, match=fact):
+            fl.ppgt(simulator, objective, baseline=baseline)(jax.random.key(0), theta, COUNT)
+    walk = fl.Jumps(lambda theta, x: theta["mu"][None], jnp.array([[1.0]]))
+    jumping = fl.simulator(walk, jnp.zeros(1), jnp.arange(3.0), backend="cpu")
+    with pytest.raises(ValueError, match="jump processes that stop"):
+        fl.ppgt(jumping, first_passage.OBJECTIVE, baseline="none")(jax.random.key(0), theta, COUNT)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import events
+import first_passage
 import fluctua as fl
 import problems
 from cuda_device import has_gpu
@@ -138,6 +139,23 @@ def test_a_parameter_that_enters_a_noiseless_component_later_is_refused_by_name(
         samples(
             "cuda", process, objective, jnp.zeros(2), jnp.linspace(0, 1, 21), jnp.array(0.3), "time"
         )
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+@pytest.mark.parametrize(("overshoot", "baseline"), [(None, "time"), ("bridge", "mean")])
+def test_trajectories_that_stop(overshoot, baseline):
+    *case, context = first_passage.moving_interval(overshoot)
+    assert_alike((*case, baseline), 1e-9, context=context)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("baseline", ["none", "time", "mean"])
+def test_trajectories_that_stop_in_single_precision(baseline):
+    with jax.enable_x64(False):
+        times = jnp.linspace(0, 1, 21)
+        theta = first_passage.parameters()
+        case = (first_passage.PROCESS, first_passage.OBJECTIVE, jnp.array([0.2]), times, theta)
+        assert_alike((*case, baseline), 2e-5)
 
 
 @on_a_gpu

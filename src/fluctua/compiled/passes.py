@@ -25,7 +25,7 @@ class NotFinite(Unsupported):
     """A number that is not finite. The call is left to JAX, whose error names the time."""
 
 
-class _StartedEnsemble(NamedTuple):
+class StartedEnsemble(NamedTuple):
     """Trajectories before their first step.
 
     arrays: by the names that passes give them.
@@ -63,7 +63,7 @@ def _pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
     return jnp.concatenate(pieces)
 
 
-class _KernelCall(NamedTuple):
+class KernelCall(NamedTuple):
     """A call and the kernel that runs it.
 
     kernel: loaded.
@@ -95,7 +95,7 @@ class _KernelCall(NamedTuple):
         """T."""
         return len(self.call.substrate.times.dt)
 
-    def start_ensemble(self, count: int, *, pilot: bool) -> _StartedEnsemble:
+    def start_ensemble(self, count: int, *, pilot: bool) -> StartedEnsemble:
         """Start `count` trajectories of the run or of its pilot."""
         kernel = self.kernel
         key = self.call.key
@@ -117,7 +117,7 @@ class _KernelCall(NamedTuple):
                 arrays = precomputed.make_arrays(
                     kernel.program, kernel.layout, kernel.real, substrate, self._flat(), states
                 )
-            return _StartedEnsemble(arrays, count, ensemble)
+            return StartedEnsemble(arrays, count, ensemble)
 
         def start(x0):
             return np.asarray(x0, kernel.real)
@@ -136,16 +136,16 @@ class _KernelCall(NamedTuple):
                 kernel.program, kernel.layout, kernel.real, substrate, self._flat(), no_context
             )
             arrays |= {"stream": stream, "x": start(substrate.x0)}
-        return _StartedEnsemble(arrays | {"first": first or 0}, count, None)
+        return StartedEnsemble(arrays | {"first": first or 0}, count, None)
 
     def _add_survival(self, ensemble: simulate.Ensemble) -> simulate.Ensemble:
         """Return the ensemble with the survival W₀ as a last component, if trajectories stop."""
-        if not self.kernel.program.stops:
-            return ensemble
         x = ensemble.x
         t = self.call.substrate.t[0]
         rewards = self.call.model.objective
         survival = terms.start_survival(rewards, self.call.theta, x, t, ensemble.context)
+        if survival is None:
+            return ensemble
         return ensemble._replace(x=jnp.concatenate([x, survival[:, None]], axis=1))
 
     def _flat(self) -> np.ndarray:
@@ -154,7 +154,7 @@ class _KernelCall(NamedTuple):
             [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(self.call.theta)]
         )
 
-    def compute_initial_rewards(self, started: _StartedEnsemble) -> tuple[Any, float]:
+    def compute_initial_rewards(self, started: StartedEnsemble) -> tuple[Any, float]:
         """Return the rewards before the first step, of every trajectory (E,) and their sum."""
         if started.ensemble is None:
             return self.library.empty(started.count), 0.0
@@ -169,7 +169,7 @@ class _KernelCall(NamedTuple):
         at_start = self.library.from_jax(collected.reward)
         return at_start, self.library.total(at_start)
 
-    def sum_rewards(self, started: _StartedEnsemble) -> _RewardSums:
+    def sum_rewards(self, started: StartedEnsemble) -> _RewardSums:
         """Return R of every trajectory, and the mean of λ̂ₙ at every time."""
         library = self.library
         count = started.count
@@ -195,7 +195,7 @@ class _KernelCall(NamedTuple):
         running = sums[:, 2]
         return _RewardSums(reward, to_go * _invert(np.append(count, running)), running)
 
-    def sum_weights(self, started: _StartedEnsemble) -> tuple[Any, np.ndarray]:
+    def sum_weights(self, started: StartedEnsemble) -> tuple[Any, np.ndarray]:
         """Return R of every trajectory (E,), and ΣU², ΣλU² of every step and score (T, S, 2)."""
         library = self.library
         count = started.count
@@ -231,7 +231,7 @@ class _KernelCall(NamedTuple):
         )
         return places["reward"], sums
 
-    def make_baseline(self, started: _StartedEnsemble, tables: Tables) -> dict[str, Any]:
+    def make_baseline(self, started: StartedEnsemble, tables: Tables) -> dict[str, Any]:
         """Return the table of the baseline, and the other numbers that a sweep needs of it.
 
         With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of
@@ -282,7 +282,7 @@ def collect_samples(call: Call, place: str) -> SweepResult:
     model, plans, tables, substrate, _, theta, count, _ = call
     kernel = kernels.find_kernel(call, place)
     precomputed.check_generator(call.key)
-    work = _KernelCall(kernel, call, None)
+    work = KernelCall(kernel, call, None)
     library = work.library
     real = kernel.real
     if kernel.self_starting:

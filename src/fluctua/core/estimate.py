@@ -438,6 +438,7 @@ class RunningSums:
         self.parts = np.zeros((parts, flat.size))
         self.shift: float | None = None
         self.r = self.r2 = 0.0
+        self.survival: float | None = None
 
     def add(self, samples: Samples) -> None:
         """Add the trajectories of a chunk."""
@@ -458,6 +459,9 @@ class RunningSums:
             self.shift = float(returns.mean())
         self.r += float((returns - self.shift).sum())
         self.r2 += float(((returns - self.shift) ** 2).sum())
+        if samples.survival is not None:
+            reached = float(np.asarray(samples.survival, np.float64).sum())
+            self.survival = (self.survival or 0.0) + reached
         self.count += len(returns)
 
     def mean_by_part(self) -> np.ndarray | None:
@@ -483,6 +487,7 @@ class RunningSums:
             n,
             (tree(low[:-1]), tree(high[:-1])),
             (jnp.asarray(low[-1]), jnp.asarray(high[-1])),
+            stopped=None if self.survival is None else 1 - self.survival / n,
         )
 
     def _moments(self) -> Moments:

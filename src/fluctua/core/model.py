@@ -257,14 +257,15 @@ def _stopped_returns_to_go(
     steps = (jnp.arange(len(times.dt)), times.t[:-1], times.dt, *_ends_by_time(x))
 
     def one(survival: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-        moment = Moment(*step, context)
+        n, t, dt, x, x_next = step
+        moment = Moment(n, t, dt, x, x_next, context)
         rate = running_rewards(rewards, theta, moment.x, moment.t, context)
         arrival = arrivals(rewards, theta, moment)
         assert arrival is not None
         running = stopping.keep_running(survival, rate)
         reward = stopping.keep_running(survival, arrival.reward)
-        after = stopping.keep_running(survival, arrival.going_on)
-        return after, (running, reward, survival)
+        going_on = stopping.keep_running(survival, arrival.going_on)
+        return going_on, (running, reward, survival)
 
     last, rows = jax.lax.scan(one, start.survival, steps)
     running, reward, before = (jnp.swapaxes(v, 0, 1) for v in rows)
@@ -472,7 +473,7 @@ def _explicit_terms(rewards: Rewards, theta: Params, step: Step) -> tuple[Array,
     if rule.bridge:
         return explicit, ravel_pytree(stopping.survival_slope(rule, theta, step))[0]
     crossing = stopping.find_crossing(rule, theta, step)
-    at_end = jax.grad(lambda th: rewards.terminal(th, crossing.x, step.context))(theta)
+    at_end = jax.grad(lambda th: rewards.terminal(th, step.x_next, step.context))(theta)
     return explicit + jnp.where(crossing.going_on > 0, 0, ravel_pytree(at_end)[0]), None
 
 

@@ -19,10 +19,10 @@ class Objective(NamedTuple):
         rate: work, heat, a current, anything that depends on both ends of a step. The score of a
         step meets the reward of that step.
     initial: (theta, x0, context) -> g_0, a scalar.
-    stop: (theta, x, t, context) -> a level, a scalar, or True and False. A trajectory ends at the
-        first time of the grid at which the level is ≥ 0: it collects no further reward and has no
-        further score, and `terminal` is of the state there. The running reward 1 then has the
-        return min(τ, T).
+    stop: (theta, x, t, context) -> a level, a scalar or (K,) for K boundaries, or True and False. A
+        trajectory ends at the first time of the grid at which a level is ≥ 0: it collects no
+        further reward and has no further score, and `terminal` is of the state there. The running
+        reward 1 then has the return min(τ, T).
     overshoot: None, or "bridge" for a level that the process may reach between two times of the
         grid: each step then counts with the probability of a Brownian bridge not to have crossed.
 
@@ -50,7 +50,7 @@ class FunctionOfMeans(NamedTuple):
 class StopRule(NamedTuple):
     """When a trajectory ends; `fluctua.core.stopping` evaluates it.
 
-    level: (theta, x, t, context) -> a scalar, ≥ 0 where it ends; or True and False.
+    level: (theta, x, t, context) -> a scalar or (K,), ≥ 0 where it ends; or True and False.
     bridge: whether crossings between two times of the grid count.
     process: whose noise the bridge has, once it is known (`stopping.bind_process`).
     """

@@ -24,7 +24,9 @@ step. Step n then adds W_n times
 
 with X* on the boundary. Nothing is drawn for it: W is the conditional probability, which has less
 variance than a crossing drawn by chance, and serves recorded trajectories as well. For a constant
-drift and noise and a flat boundary it is exact at any Δt.
+drift and noise and a flat boundary it is exact at any Δt. Of several levels h_k each is a boundary:
+q = Π q_k, and a crossing is of boundary k with the probability (1 − q_k)/Σ(1 − q_k). What is missed
+are paths that cross two of them in one step.
 
 All of it is continuous in θ. Parameters of the noise and of the level itself are therefore served:
 ∂θ of what is collected is explicit, and (λ̂ₙ₊₁ − what step n collects on arrival) ∂θ ln q is the
@@ -63,14 +65,16 @@ erfcc)."""
 
 
 class Crossing(NamedTuple):
-    """How one step of one trajectory ends it, given both ends of the step.
+    """How one step of one trajectory ends it, given both ends of the step and K boundaries.
 
     going_on: q, the probability that it does not end it.
-    fraction: f, the part of the step before the stop.
-    x: the state at the stop (M,).
+    share: probability of each boundary, if it ends (K,).
+    fraction: f, the part of the step before the stop (K,).
+    x: the states at the stop (K, M).
     """
 
     going_on: Array
+    share: Array
     fraction: Array
     x: Array
 
@@ -109,11 +113,10 @@ def check_rule(rewards: Rewards, theta: Params, x: Array, t: Array, context: PyT
     if rule is None:
         return
     got = jax.eval_shape(rule.level, theta, x, t, context)
-    if getattr(got, "shape", None) != ():
+    if len(getattr(got, "shape", (0, 0))) > 1:
         raise ValueError(
-            "`stop` must be one number per state, shape (), or True and False; got shape "
-            f"{getattr(got, 'shape', type(got).__name__)}. For several boundaries take the "
-            "largest level, jnp.maximum(a, b)."
+            "`stop` must be one number per state, or (K,) for K boundaries, or True and False; got "
+            f"shape {getattr(got, 'shape', type(got).__name__)}."
         )
     if not rule.bridge:
         if dependence.depends(rule.level, theta, x, t, context, on=0):
@@ -139,7 +142,7 @@ def is_running(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTre
     """1 where a trajectory goes on, 0 where it ends; in the precision of x."""
     level = rule.level(theta, x, t, context)
     ends = level if level.dtype == bool else level >= 0
-    return jnp.where(ends, 0, 1).astype(x.dtype)
+    return jnp.where(jnp.any(ends), 0, 1).astype(x.dtype)
 
 
 def find_crossing(rule: StopRule, theta: Params, step: Step) -> Crossing:
@@ -147,25 +150,36 @@ def find_crossing(rule: StopRule, theta: Params, step: Step) -> Crossing:
     x, x_next, t, dt, context = step[:5]
     if not rule.bridge:
         going_on = is_running(rule, theta, x_next, t + dt, context)
-        return Crossing(going_on, jnp.ones((), x.dtype), x_next)
-    here = rule.level(theta, x, t, context)
-    there = rule.level(theta, x_next, t + dt, context)
+        one = jnp.ones(1, x.dtype)
+        return Crossing(going_on, one, one, x_next[None])
+
+    def levels(x: Array, t: Array) -> Array:
+        return jnp.atleast_1d(rule.level(theta, x, t, context))
+
+    here = levels(x, t)
+    there = levels(x_next, t + dt)
     a = jnp.abs(here)
     b = jnp.abs(there)
-    slope = jax.grad(rule.level, argnums=1)(theta, x, t, context)
-    spread = _spread(rule.process, theta, step, slope)
-    s = slope @ spread * dt
+    slopes = jax.jacrev(levels)(x, t)
+    spread = jax.vmap(lambda slope: _spread(rule.process, theta, step, slope))(slopes)
+    s = jnp.sum(slopes * spread, axis=1) * dt
     noisy = s > 0
     s = jnp.where(noisy, s, 1)
     missed = jnp.where(noisy, -jnp.expm1(-2 * a * b / s), 1)
+    missed = jnp.where(there >= 0, 0, missed)
+    hit = 1 - missed
+    total = jnp.sum(hit)
     reach = jnp.where(a + b > 0, a + b, 1)
-    share = a / reach
-    fraction = share * jnp.where(noisy, _flatten(reach / jnp.sqrt(2 * s)), 1)
-    middle = x + share * (x_next - x)
-    height = rule.level(theta, middle, t + share * dt, context)
-    # to the boundary along the noise: a path that went there took the other components along
-    edge = middle - jnp.where(noisy, height * dt / s, 0) * spread
-    return Crossing(jnp.where(there >= 0, 0, missed).astype(x.dtype), fraction, edge)
+    part = a / reach
+    fraction = part * jnp.where(noisy, _flatten(reach / jnp.sqrt(2 * s)), 1)
+    # on the way to the level, and from there along the noise: a path that went to the boundary
+    # took the other components along
+    middle = x + part[:, None] * (x_next - x)
+    height = jnp.diagonal(jax.vmap(levels)(middle, t + part * dt))
+    edge = middle - jnp.where(noisy, height * dt / s, 0)[:, None] * spread
+    return Crossing(
+        jnp.prod(missed).astype(x.dtype), hit / jnp.where(total > 0, total, 1), fraction, edge
+    )
 
 
 def _spread(process: Any, theta: Params, step: Step, slope: Array) -> Array:
@@ -209,13 +223,18 @@ def arrive(rewards: Rewards, theta: Params, step: Step) -> Arrival:
             return jnp.zeros((), x.dtype)
         return rewards.per_step(theta, x, end, t, length, context)
 
-    at_end = rewards.terminal(theta, crossing.x, context)
     if not rule.bridge:
+        at_end = rewards.terminal(theta, x_next, context)
         reward = step_reward(x_next, dt) + jnp.where(going_on > 0, 0, at_end)
         return Arrival(reward.astype(x.dtype), going_on)
-    before = crossing.fraction * dt
-    unused = rewards.running(theta, x, t, context) * (dt - before)
-    stopped = at_end + step_reward(crossing.x, before) - unused
+    rate = rewards.running(theta, x, t, context)
+
+    def stop_at(edge: Array, fraction: Array) -> Array:
+        before = fraction * dt
+        end = rewards.terminal(theta, edge, context) + step_reward(edge, before)
+        return end - rate * (dt - before)
+
+    stopped = jnp.sum(crossing.share * jax.vmap(stop_at)(crossing.x, crossing.fraction))
     reward = going_on * step_reward(x_next, dt) + jnp.where(
         going_on < 1, (1 - going_on) * stopped, 0
     )

@@ -47,7 +47,7 @@ def sum_chunks(
     baseline = reading.baseline
     s = reading.noise
     progress = reading.progress
-    rewards = check.objective(objective)
+    rewards = check.objective(objective, stops=s is None)
     checked = check.process(process)
     if s is not None and isinstance(checked, processes.Process):
         checked = mark_noiseless(recording.trajectories(), checked, theta)

@@ -86,7 +86,7 @@ def correct_objective(objective: Objective, variance: np.ndarray) -> Objective:
     """Correct an objective of states for measured states with noise of variance S (M,) on them."""
     rewards = check.objective(objective)
     s = tuple(np.asarray(variance, float).tolist())
-    corrected = {}
+    corrected: dict[str, Any] = {}
     for name in Objective._fields:
         if getattr(objective, name) is not None:
             corrected[name] = CorrectedReward(

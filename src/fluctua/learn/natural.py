@@ -86,6 +86,11 @@ def natural(
             "`natural` needs the scores of the trajectories: an estimator made by `ppgt`, or one "
             f"with `scores`; got {type(estimator).__name__}."
         )
+    if isinstance(estimator, estimators.PPGT) and estimator.method.stops:
+        raise ValueError(
+            "the Fisher information is that of whole paths, and this objective has a `stop`. Use "
+            "the estimator itself, with another rule than `kl_ascent`."
+        )
     if not damping >= 0:
         raise ValueError(f"`damping` must not be negative; got {damping!r}.")
     if blocks is not None:

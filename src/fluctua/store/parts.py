@@ -112,6 +112,7 @@ ARGUMENTS: dict[str, Callable[[Shapes], tuple[Any, ...]]] = {
     "per_step": lambda s: (s.theta, s.x, s.x, s.t, s.t, s.context),
     "diffusion": lambda s: (*_at_state(s), s.x),
     "log_density": _at_end,
+    "level": _at_state,
     "theta": lambda s: (s.theta,),
 }
 """Arguments of the functions of a process, an objective, a start and a twin, by field."""
@@ -178,6 +179,10 @@ STORED_NAMES = {"integrator": "step", "noiseless": "silent", "per_step": "step"}
 """Fields that run folders store under an earlier name."""
 
 
+NOT_STORED = ("stop",)
+"""Fields that are left out where they are None: earlier run folders do not have them."""
+
+
 def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
     """Describe the fields of a process, an objective or another record, each as one part.
 
@@ -189,7 +194,7 @@ def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
     parts: Parts = {}
     for field, value in configuration(record).items():
         full = f"{name}.{STORED_NAMES.get(field, field)}"
-        if field in fingerprint.NOT_COMPUTED:
+        if field in fingerprint.NOT_COMPUTED or (value is None and field in NOT_STORED):
             continue
         if _is_record(value):
             parts |= describe_record(full, value, shapes)

@@ -73,6 +73,12 @@ class Method(NamedTuple):
         return terms.Tables(*(pilot if plan.pilot else plan.values for plan in both))
 
     @property
+    def stops(self) -> bool:
+        """Whether trajectories may stop before the horizon."""
+        parts = self.means.parts if self.means else (self.model.objective,)
+        return any(part.stop is not None for part in parts)
+
+    @property
     def needs_pilot(self) -> bool:
         """Whether a mean return-to-go of other trajectories is subtracted."""
         return any(plan.pilot for plan in self.used_baselines)

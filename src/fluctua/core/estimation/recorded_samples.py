@@ -17,7 +17,8 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.estimation import method as methods
 from fluctua.core.objective import Rewards
 from fluctua.core.scores import local_linear
-from fluctua.core.trajectories import Trajectories
+from fluctua.core.stopping import is_running
+from fluctua.core.trajectories import Trajectories, select_trajectories
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.twin.correction import TwinSamples
 
@@ -72,14 +73,14 @@ def sample_recorded(
             baseline=_use_halves(method.baseline),
             initial_baseline=_use_halves(method.initial_baseline),
         )
-    samples = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
-    return estimates.label_groups(_shape_samples(theta, samples), trajectories)
+    flat = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
+    return estimates.label_groups(_shape_samples(theta, flat), trajectories)
 
 
-def _shape_samples(theta: Params, samples: recorded.FlatSamples) -> estimates.Samples:
+def _shape_samples(theta: Params, flat: recorded.FlatSamples) -> estimates.Samples:
     """The samples with the structure of θ."""
-    flat, returns, survival = samples
-    return estimates.Samples(estimates.unflatten(theta, flat), returns, survival=survival)
+    gradients = estimates.unflatten(theta, flat.gradients)
+    return estimates.Samples(gradients, flat.returns, survival=flat.survival)
 
 
 def _use_halves(baseline: baselines.Baseline) -> Callable[[baselines.Inputs], Array]:
@@ -105,8 +106,8 @@ def sample_pieces(
         other = None if means is None else means[0 if first >= cut else 1]
         tables = method.fill_tables(other)
         recording = recorded.Recording(piece, theta, first)
-        samples = recorded.recorded_samples(method.model, tables, recording, theta, block_bytes)
-        yield piece, _shape_samples(theta, samples)
+        flat = recorded.recorded_samples(method.model, tables, recording, theta, block_bytes)
+        yield piece, _shape_samples(theta, flat)
         if progress:
             progress(len(piece.x))
 
@@ -186,6 +187,7 @@ def _warn(
     from fluctua.core.likelihood.linearisation import check_linearisation
 
     process = method.model.process
+    trajectories = _cut_before_stops(method.model.objective, theta, trajectories)
     check_model(
         process,
         method.model.objective,
@@ -206,3 +208,31 @@ def _warn(
         check_linearisation(process, theta, trajectories)
     if law is not None and isinstance(process, processes.Process) and not examined:
         guard.warn_about_residuals(process, theta, trajectories, transition=law, stacklevel=4)
+
+
+FOLLOWED = 64
+"""Trajectories of which residuals are examined where some stop."""
+
+
+def _cut_before_stops(
+    rewards: Rewards, theta: Params, trajectories: Trajectories | Iterable[Trajectories]
+) -> Trajectories | Iterable[Trajectories]:
+    """The trajectories, or if they may stop some of them until the first one of these does.
+
+    What a record holds after a stop need not be of the process. A cut at each trajectory's own stop
+    would keep the longest of them in the late steps, whose noise is not that of all.
+    """
+    rule = rewards.stop
+    if rule is None:
+        return trajectories
+    whole = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
+    few = select_trajectories(whole, 0, FOLLOWED)
+    t = jnp.asarray(few.t)
+
+    def follow(x: Array, context: Any) -> Array:
+        return jax.vmap(lambda x, t: is_running(rule, theta, x, t, context))(x, t)
+
+    running = np.asarray(jax.vmap(follow)(jnp.asarray(few.x), few.context)).all(axis=0)
+    steps = len(t) - 1 if running.all() else max(1, int(np.argmin(running)))
+    events = jax.tree.map(lambda leaf: leaf[:, :steps], few.events)
+    return Trajectories(few.t[: steps + 1], few.x[:, : steps + 1], few.context, events)

@@ -1,0 +1,497 @@
+"""Trajectories that stop, against exact answers of the chain of steps itself and of the process."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.linalg import expm
+from scipy.stats import binom
+
+import first_passage as exits
+import fluctua as fl
+from fluctua.core import check
+from fluctua.core.objective import StopRule
+from fluctua.core.process import Step
+from fluctua.core.stopping import find_crossing, is_running
+from fluctua.core.streamed import split_key
+from problems import tolerance
+
+DT, STEPS = 0.05, 20  # a third of the trajectories reaches the horizon
+
+
+def exact_euler(dt=DT, steps=STEPS):
+    return jax.value_and_grad(lambda theta: exits.euler_value(theta, dt, steps))(exits.parameters())
+
+
+def assert_exact(estimate, exact):
+    z = exits.z_scores(estimate, *exact)
+    assert np.abs(z).max() < tolerance(len(z))
+
+
+# ---------------------------------------------------------------- the chain of steps, no limit
+
+
+BASELINES = {
+    "none": "none",
+    "time": "time",
+    "mean": "mean",
+    "optimal": "optimal",
+    "binned": fl.baselines.binned(lambda theta, x: x[0], bins=8),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "time",
+        "optimal",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("none", "mean", "binned")),
+    ],
+)
+def test_exit_of_the_euler_chain(name):
+    """Value and gradient by an integral equation, with parameters of drift, noise and rewards."""
+    estimator = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE, baseline=BASELINES[name])
+    assert_exact(estimator(jax.random.key(1), exits.parameters(), 20_000), exact_euler())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_small_ensembles_are_unbiased_and_their_intervals_cover(name):
+    """Of 60 trajectories some 20 are left at the end: who is left must not matter."""
+    seeds, count = 400, 60
+    value, gradient = exact_euler()
+    estimator = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE, baseline=BASELINES[name])
+    made = [estimator(jax.random.key(s), exits.parameters(), count) for s in range(seeds)]
+    names = list(gradient)
+    off = np.array([[float(e.gradient[n] - gradient[n]) for n in names] for e in made])
+    z = off.mean(axis=0) / (off.std(axis=0, ddof=1) / np.sqrt(seeds))
+    assert np.abs(z).max() < tolerance(len(names))
+    for k, n in enumerate(names):
+        inside = sum(
+            float(e.interval[0][n]) <= float(gradient[n]) <= float(e.interval[1][n]) for e in made
+        )
+        assert inside >= binom.ppf(1e-3 / len(names), seeds, 0.94), (n, k, inside)
+
+
+@pytest.mark.long
+def test_a_random_start_some_of_which_has_stopped():
+    """A start of the density N(m, ½) about the boundary: ∂m of J by a finer chain of one step."""
+    theta = exits.parameters(m=0.6)
+    start = fl.Density(
+        lambda theta, x: -jnp.sum((x - theta["m"]) ** 2),
+        lambda key, theta: theta["m"] + jnp.sqrt(0.5) * jax.random.normal(key, (1,)),
+    )
+    objective = exits.OBJECTIVE._replace(initial=lambda theta, x: theta["m"] * x[0])
+    simulator = fl.simulator(exits.PROCESS, start, DT * jnp.arange(3))
+    estimate = fl.ppgt(simulator, objective, baseline="mean")(jax.random.key(2), theta, 20_000)
+
+    def exact(theta):
+        x = jnp.linspace(-4.0, 5.0, 9001)
+        density = jnp.exp(-((x - theta["m"]) ** 2)) / jnp.sqrt(jnp.pi)
+        inside = jax.vmap(lambda x0: exits.euler_value(theta, DT, 2, start=x0))(x)
+        outside = theta["gain"] * (x > 0)
+        value = jnp.where((x > -1) & (x < 1), inside, outside) + theta["m"] * x
+        return jnp.sum(density * value) * (x[1] - x[0])
+
+    value, gradient = jax.value_and_grad(exact)(theta)
+    assert_exact(estimate, (value, gradient))
+
+
+def test_a_walk_of_jumps():
+    """±1 at rates up and down, looked at every half unit of time: powers of expm(QΔt)."""
+    theta = {"up": jnp.array(1.2), "down": jnp.array(0.8), "gain": jnp.array(2.0)}
+    sites, barrier, dt, steps = 41, 3, 0.5, 8
+    place = jnp.arange(sites) - sites // 2
+
+    def exact(theta):
+        q = theta["up"] * jnp.eye(sites, k=1) + theta["down"] * jnp.eye(sites, k=-1)
+        p = expm((q - jnp.diag(q.sum(axis=1))) * dt)
+        stopped = jnp.abs(place) >= barrier
+        worth = theta["gain"] * (place > 0)
+        value = worth
+        for _ in range(steps):
+            value = jnp.where(stopped, worth, dt + p @ value)
+        return value[sites // 2]
+
+    process = fl.Jumps(
+        lambda theta, x: jnp.stack([theta["up"], theta["down"]]), jnp.array([[1.0], [-1.0]])
+    )
+    objective = fl.Objective(
+        running=lambda theta, x: jnp.ones(()),
+        terminal=lambda theta, x: theta["gain"] * jnp.where(x[0] > 0, 1.0, 0.0),
+        stop=lambda theta, x: jnp.abs(x[0]) >= barrier,
+    )
+    simulator = fl.simulator(process, jnp.zeros(1), dt * jnp.arange(steps + 1))
+    estimate = fl.ppgt(simulator, objective)(jax.random.key(3), theta, 10_000)
+    assert_exact(estimate, jax.value_and_grad(exact)(theta))
+
+
+def test_a_chain_in_discrete_time():
+    """A biased walk of ±1 that never stands still: after its stop a frozen step is impossible."""
+    theta = {"bias": jnp.array(0.3)}
+    sites, barrier, steps = 9, 3, 12
+    place = jnp.arange(sites) - sites // 2
+
+    def exact(theta):
+        right = jax.nn.sigmoid(theta["bias"])
+        p = right * jnp.eye(sites, k=1) + (1 - right) * jnp.eye(sites, k=-1)
+        value = jnp.zeros(sites)
+        for _ in range(steps):
+            value = jnp.where(jnp.abs(place) >= barrier, 0.0, 1 + p @ value)
+        return value[sites // 2]
+
+    def log_prob(theta, x, x_next):
+        move = (x_next - x)[0]
+        likely = jax.nn.log_sigmoid(move * theta["bias"])
+        return jnp.where(jnp.abs(move) == 1, likely, -jnp.inf)
+
+    def sample(key, theta, x):
+        up = jax.random.bernoulli(key, jax.nn.sigmoid(theta["bias"]))
+        return x + jnp.where(up, 1.0, -1.0)
+
+    objective = fl.Objective(
+        running=lambda theta, x: jnp.ones(()), stop=lambda theta, x: jnp.abs(x[0]) - barrier
+    )
+    simulator = fl.simulator(fl.Chain(sample, log_prob), jnp.zeros(1), jnp.arange(steps + 1.0))
+    estimate = fl.ppgt(simulator, objective, baseline="mean")(jax.random.key(4), theta, 10_000)
+    assert_exact(estimate, jax.value_and_grad(exact)(theta))
+
+
+# ------------------------------------------------------------------- the overshoot and the bridge
+
+
+def test_the_overshoot_of_euler_steps_has_the_size_that_is_known():
+    """Without a correction boundaries act as if they were 0.5826 σ√Δt further out, to O(Δt)."""
+    theta = exits.parameters()
+    true = exits.continuous_value(theta | {"b": 1.0})
+    rest = []
+    for dt in (0.08, 0.02):
+        bias = exits.euler_value(theta, dt, round(8 / dt)) - true
+        further = exits.SHIFT * theta["sigma"] * jnp.sqrt(dt)
+        known = exits.continuous_value(theta | {"b": 1.0 + further}, low=-1.0 - further) - true
+        assert bias > 0.1
+        rest.append(float(bias - known))
+    # what is left is of order Δt: a quarter of it at a quarter of the step
+    assert rest[0] / rest[1] == pytest.approx(4, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "dt", [0.2, *(pytest.param(dt, marks=pytest.mark.long) for dt in (0.1, 0.04))]
+)
+def test_the_bridge_is_exact_for_constant_drift_and_noise(dt):
+    """Time, side, and slopes in drift, noise and the boundary itself, at steps of 0.45 σ.
+
+    P(τ > 6) = 3e-4 is cut off: a tenth of the errors. A path that crosses both boundaries in one
+    step is counted twice: exp(−2·2²/2·0.2) = 2e-9.
+    """
+    theta = exits.parameters(b=1.0)
+    objective = exits.OBJECTIVE._replace(stop=exits.moving_level, overshoot="bridge")
+    estimator = fl.ppgt(exits.simulator(dt, round(6 / dt)), objective)
+    estimate = estimator(jax.random.key(5), theta, 20_000)
+    assert estimate.stopped > 0.999
+    assert_exact(estimate, jax.value_and_grad(exits.continuous_value)(theta))
+
+
+def test_the_fraction_of_a_step_before_the_crossing():
+    """By a random walk of 4,000 steps between fixed ends, for both kinds of crossing."""
+    rng = np.random.default_rng(0)
+    paths, fine = 4000, 4000
+    walk = np.cumsum(rng.normal(size=(paths, fine)) / np.sqrt(fine), axis=1)
+    time = np.arange(1, fine + 1) / fine
+    process = check.process(fl.Process(lambda theta, x: jnp.zeros(1), lambda theta, x: jnp.ones(1)))
+    rule = StopRule(lambda theta, x, t, context: x[0], True, process)
+    for end in (-0.4, 0.5):
+        # to second order in the step of the walk its boundary is 0.5826/√4000 nearer
+        near = -exits.SHIFT / np.sqrt(fine)
+        bridge = -0.6 + walk - walk[:, -1:] * time + (end + 0.6) * time
+        crossed = bridge >= near
+        hit = crossed.any(axis=1)
+        first = time[crossed.argmax(axis=1)][hit]
+        step = Step(jnp.array([-0.6]), jnp.array([end]), jnp.array(0.0), jnp.array(1.0))
+        crossing = find_crossing(rule, None, step)
+        share = hit.mean()
+        error = max(np.sqrt(share * (1 - share) / paths), 1 / paths)
+        assert abs(1 - float(crossing.going_on) - share) < 4 * error
+        error = first.std() / np.sqrt(len(first)) + 1 / fine
+        assert abs(float(crossing.fraction[0]) - first.mean()) < 4 * error
+        assert float(crossing.x[0, 0]) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_crossing_takes_correlated_components_along():
+    """Noise along (1, ½): a path that went 0.3 further in x went 0.15 further in y."""
+    process = check.process(
+        fl.Process(lambda theta, x: jnp.zeros(2), lambda theta, x: jnp.array([[1.0], [0.5]]))
+    )
+    rule = StopRule(lambda theta, x, t, context: x[0] - 0.3, True, process)
+    step = Step(jnp.zeros(2), jnp.zeros(2), jnp.array(0.0), jnp.array(1.0))
+    assert np.allclose(find_crossing(rule, None, step).x, [[0.3, 0.15]])
+
+
+@pytest.mark.long
+def test_the_second_order_of_a_better_step():
+    """Heun's step integrates running rewards by trapezoids; the bridge cuts those too."""
+    theta = exits.parameters(b=1.0)
+    objective = exits.OBJECTIVE._replace(stop=exits.moving_level, overshoot="bridge")
+    simulator = exits.simulator(0.2, 30, integrator="heun")
+    estimate = fl.ppgt(simulator, objective, baseline="none")(jax.random.key(6), theta, 10_000)
+    assert_exact(estimate, jax.value_and_grad(exits.continuous_value)(theta))
+
+
+# ----------------------------------------------------------------------------- what a stop is
+
+
+def test_the_return_is_the_time_of_the_stop():
+    """Without noise to speak of x = t: the level 0.33 is first reached at 0.4 on the grid; from
+    0.5 it is reached before the first step.
+    """
+    process = fl.Process(lambda theta, x: theta[None], lambda theta, x: jnp.full(1, 1e-6))
+    objective = fl.Objective(
+        running=lambda theta, x: jnp.ones(()),
+        terminal=lambda theta, x: 100 * theta * jnp.round(x[0], 1),
+        per_step=lambda theta, x, x_next: jnp.full((), 1000.0),
+        stop=lambda theta, x, t: x[0] - 0.33,
+    )
+    t = jnp.linspace(0, 1, 11)
+    for start, expected in ((0.0, 0.4 + 40 + 4000), (0.5, 50.0)):
+        simulator = fl.simulator(process, jnp.array([start]), t)
+        samples = fl.ppgt(simulator, objective, baseline="none").samples(
+            jax.random.key(0), jnp.array(1.0), 3
+        )
+        np.testing.assert_allclose(samples.returns, expected, rtol=1e-6)
+        assert not samples.survival.any()
+    # no score after a stop before the first step: the explicit slope of the terminal reward alone
+    np.testing.assert_allclose(samples.gradient, 50.0)
+
+
+@pytest.mark.long
+def test_a_stop_of_true_and_false_is_that_of_its_level():
+    estimates = []
+    for stop in (exits.level, lambda theta, x: jnp.abs(x[0]) >= 1):
+        objective = exits.OBJECTIVE._replace(stop=stop)
+        estimator = fl.ppgt(exits.simulator(DT, STEPS), objective, baseline="mean")
+        estimates.append(estimator(jax.random.key(7), exits.parameters(), 50))
+    assert float(estimates[0].gradient["mu"]) == float(estimates[1].gradient["mu"])
+
+
+def test_the_estimate_tells_how_many_stopped():
+    estimator = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE, baseline="none")
+    estimate = estimator(jax.random.key(8), exits.parameters(), 200)
+    assert 0.5 < estimate.stopped < 0.8
+    assert f"{estimate.stopped:.1%} of the trajectories stopped" in repr(estimate)
+    assert "min(τ, T)" in repr(estimate)
+
+
+@pytest.mark.long
+def test_a_level_that_is_far_away_changes_nothing():
+    far = exits.OBJECTIVE._replace(stop=lambda theta, x: x[0] - 1e3)
+    for baseline in ("time", "mean", "optimal", BASELINES["binned"]):
+        results = [
+            fl.ppgt(exits.simulator(DT, STEPS), objective, baseline=baseline).samples(
+                jax.random.key(9), exits.parameters(), 40
+            )
+            for objective in (far, far._replace(stop=None))
+        ]
+        for with_stop, without in zip(
+            jax.tree.leaves(results[0].gradient), jax.tree.leaves(results[1].gradient), strict=True
+        ):
+            np.testing.assert_allclose(with_stop, without, rtol=0, atol=1e-10)
+
+
+def test_a_process_that_explodes_beyond_its_boundary():
+    """x² dt from 1 is infinite at t = 1; stopped at 10, states after it do not matter."""
+    process = fl.Process(
+        lambda theta, x: theta * x**2 + jnp.where(x > 10, jnp.inf, 0.0),
+        lambda theta, x: 0.1 * jnp.ones(1),
+    )
+    objective = fl.Objective(
+        running=lambda theta, x: jnp.ones(()), stop=lambda theta, x: x[0] - 10.0
+    )
+    simulator = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 3, 301))
+    estimate = fl.ppgt(simulator, objective)(jax.random.key(10), jnp.array(1.0), 100)
+    # τ = 0.9/θ without noise, with the last step whole
+    assert float(estimate.value) == pytest.approx(0.9, abs=0.05)
+    assert float(estimate.gradient) == pytest.approx(-0.9, abs=6 * float(estimate.stderr) + 0.05)
+
+
+# ------------------------------------------------------------------------------------ recordings
+
+
+@pytest.mark.parametrize("overshoot", [None, pytest.param("bridge", marks=pytest.mark.long)])
+def test_recorded_trajectories_are_masked_after_their_stop(overshoot):
+    """The numbers of the simulation, whatever the record holds after a stop, also in chunks."""
+    theta = exits.parameters()
+    objective = exits.OBJECTIVE._replace(overshoot=overshoot)
+    simulator = exits.simulator(DT, STEPS)
+    key = jax.random.key(11)
+    expected = fl.ppgt(simulator, objective, baseline="optimal").samples(key, theta, 100)
+    record = simulator(split_key(key).run, theta, 100)
+    x = np.array(record.x)
+    outside = np.maximum.accumulate(np.abs(x[..., 0]) >= 1, axis=1)
+    after = np.concatenate([np.zeros_like(outside[:, :1]), outside[:, :-1]], axis=1)
+    x[after] = 7.0
+    held = record._replace(x=x)
+    chunks = [fl.Trajectories(held.t, x[:30]), fl.Trajectories(held.t, x[30:])]
+    for source in (record, held, chunks):
+        with warnings.catch_warnings():  # the guard does not look beyond the stop
+            warnings.simplefilter("error")
+            samples = fl.gradient_samples(
+                exits.PROCESS, objective, theta, source, baseline="optimal", block_bytes=3000
+            )
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9),
+            samples._replace(gradient=dict(samples.gradient)),
+            expected._replace(gradient=dict(expected.gradient)),
+        )
+
+
+@pytest.mark.long
+def test_two_halves_of_a_recording_serve_each_other():
+    record = exits.simulator(DT, STEPS)(jax.random.key(12), exits.parameters(), 20_000)
+    estimate = fl.gradient(exits.PROCESS, exits.OBJECTIVE, exits.parameters(), record)
+    assert_exact(estimate, exact_euler())
+    assert estimate.stopped > 0.5
+
+
+@pytest.mark.long
+def test_the_guard_still_sees_a_wrong_model():
+    theta = exits.parameters(sigma=1.5)
+    record = exits.simulator(DT, STEPS)(jax.random.key(13), exits.parameters(), 400)
+    with pytest.warns(RuntimeWarning, match="not those of the process"):
+        fl.gradient(exits.PROCESS, exits.OBJECTIVE, theta, record)
+
+
+def test_an_observed_process_stops_by_what_is_observed():
+    hidden = fl.Process(
+        lambda theta, x: -theta["k"] * x + jnp.array([1.0, 0.0]), lambda theta, x: 0.5 * jnp.ones(2)
+    )
+    process = fl.Observed(hidden, observe=[[1.0, 0.5]], noise=0.1, start=jnp.zeros(2))
+    objective = fl.Objective(running=lambda theta, y: y[0], stop=lambda theta, y: y[0] - 1.2)
+    theta = {"k": jnp.array(0.7)}
+    simulator = fl.simulator(process, t=jnp.linspace(0, 1, 11))
+    key = jax.random.key(14)
+    streamed = fl.ppgt(simulator, objective, baseline="none").samples(key, theta, 20)
+    record = simulator(split_key(key).run, theta, 20)
+    recorded = fl.gradient_samples(process, objective, theta, record, baseline="none")
+    np.testing.assert_allclose(streamed.gradient["k"], recorded.gradient["k"], rtol=1e-9)
+    assert 0 < streamed.survival.mean() < 1
+
+
+# ------------------------------------------------------------------------- other entry points
+
+
+def test_evaluation_and_shards_know_of_the_stop():
+    value, _ = exact_euler()
+    simulator = exits.simulator(DT, STEPS)
+    estimator = fl.ppgt(simulator, exits.OBJECTIVE)
+    evaluation = fl.evaluate(estimator, exits.parameters(), count=4000)
+    assert abs(evaluation.J - float(value)) < 4 * evaluation.J_stderr
+    record = simulator(jax.random.key(0), exits.parameters(), 4000)
+    measured = fl.evaluate(
+        lambda key, theta, count: record,
+        exits.parameters(),
+        count=4000,
+        objective=exits.OBJECTIVE,
+    )
+    assert abs(measured.J - float(value)) < 4 * measured.J_stderr
+    key = jax.random.key(15)
+    whole = estimator(key, exits.parameters(), 100)
+    shared = fl.distributed(estimator, None, shards=3)(key, exits.parameters(), 100)
+    np.testing.assert_allclose(shared.gradient["mu"], whole.gradient["mu"], rtol=1e-10)
+
+
+@pytest.mark.long
+def test_a_function_of_means_of_stopped_parts():
+    """Mean speed to the right boundary, P(right)/E[τ], from two parts with one stop each."""
+    theta = exits.parameters()
+    time = fl.Objective(running=lambda theta, x: jnp.ones(()), stop=exits.level)
+    right = fl.Objective(terminal=lambda theta, x: jnp.where(x[0] > 0, 1.0, 0.0), stop=exits.level)
+    ratio = fl.function_of_means(lambda p, tau: p / tau, right, time)
+
+    def exact(theta):
+        right_alone = theta | {"cost": 0.0, "gain": 1.0}
+        time_alone = theta | {"cost": 1.0, "gain": 0.0}
+        return exits.euler_value(right_alone, DT, STEPS) / exits.euler_value(time_alone, DT, STEPS)
+
+    estimate = fl.ppgt(exits.simulator(DT, STEPS), ratio, baseline="mean")(
+        jax.random.key(16), theta, 10_000
+    )
+    assert_exact(estimate, jax.value_and_grad(exact)(theta))
+
+
+ESTIMATOR = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE)
+RECORD = fl.Trajectories(jnp.arange(3.0), jnp.zeros((4, 3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("call", "fact"),
+    [
+        (lambda o: fl.ppgt(exits.simulator(DT, 2), o, baseline="twin"), "twin.*`stop`"),
+        (lambda o: fl.natural(fl.ppgt(exits.simulator(DT, 2), o)), "Fisher.*`stop`"),
+        (lambda o: fl.reference.pathwise(o, exits.simulator(DT, 2)), "has a `stop`"),
+        (
+            lambda o: fl.reweighted(
+                exits.PROCESS, o, exits.parameters(), [(exits.parameters(), RECORD)]
+            ),
+            "has a `stop`",
+        ),
+        (
+            lambda o: fl.stationary(exits.PROCESS, o, exits.parameters(), RECORD),
+            "has a `stop`",
+        ),
+        (
+            lambda o: fl.filters.filtered(exits.PROCESS, o, jnp.zeros(1), 1.0),
+            "has a `stop`",
+        ),
+        (
+            lambda o: fl.ppgt(
+                fl.simulator(
+                    exits.PROCESS, fl.Reparameterised(lambda th: th["mu"][None]), jnp.arange(3.0)
+                ),
+                o,
+            ),
+            "`Reparameterised`.*`stop`",
+        ),
+    ],
+)
+def test_what_does_not_serve_a_stop_refuses_it(call, fact):
+    with pytest.raises(ValueError, match=fact):
+        call(exits.OBJECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"stop": exits.moving_level}, '`stop` depends on `theta`.*overshoot="bridge"'),
+        ({"stop": lambda theta, x: x[None]}, r"one number per state.*got shape \(1, 1\)"),
+        ({"stop": lambda theta, x: x[0] > 1, "overshoot": "bridge"}, "`stop` is bool"),
+        ({"overshoot": "shift"}, "None or \"bridge\"; got 'shift'"),
+        ({"stop": None, "overshoot": "bridge"}, "`overshoot` corrects a `stop`"),
+    ],
+)
+def test_a_rule_that_is_wrong(change, fact):
+    objective = exits.OBJECTIVE._replace(**change)
+
+    def estimate():
+        estimator = fl.ppgt(exits.simulator(DT, 2), objective, baseline="none")
+        return estimator(jax.random.key(0), exits.parameters(b=1.0), 4)
+
+    with pytest.raises(ValueError, match=fact):
+        estimate()
+
+
+def test_a_bridge_needs_noise_between_the_times():
+    walk = fl.Jumps(lambda theta, x: theta["mu"][None], jnp.array([[1.0]]))
+    simulator = fl.simulator(walk, jnp.zeros(1), jnp.arange(3.0))
+    with pytest.raises(ValueError, match="for a `Process`.*got a Jumps"):
+        fl.ppgt(simulator, exits.OBJECTIVE._replace(overshoot="bridge"))
+    bridge = exits.OBJECTIVE._replace(overshoot="bridge")
+    with pytest.raises(ValueError, match="noise of the process, which is not known here"):
+        fl.mean_return_to_go(bridge, exits.parameters(), RECORD)
+
+
+def test_is_running_at_the_boundary():
+    rule = StopRule(lambda theta, x, t, context: x[0])
+    running = [float(is_running(rule, None, jnp.array([v]), 0.0, None)) for v in (-1e-9, 0.0, 1.0)]
+    assert running == [1.0, 0.0, 0.0]
