@@ -211,8 +211,6 @@ def test_bad_input_is_named(key):
         Jumps(lambda th, x: jnp.ones(2), [1.0, -1.0])
     with pytest.raises(ValueError, match=r"Jumps.*score"):
         fl.ppgt(run, COUNT, process=BIRTH_DEATH, score=fl.scores.drift_score)
-    with pytest.raises(ValueError, match=r"Twin.*Jumps"):
-        fl.ppgt(run, COUNT, process=BIRTH_DEATH, baseline=fl.Twin())
     record = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)(key, RATES, 4)
     with pytest.raises(ValueError, match=r"events=bin_events"):
         fl.gradient(BIRTH_DEATH, COUNT, RATES, fl.Trajectories(record.t, record.x))

@@ -45,13 +45,15 @@ def compute_numbers(
     substrate: Simulator,
     flat: np.ndarray,
     context: np.ndarray,
+    tables: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Compute the numbers that a kernel needs before its first step, as arrays by name.
 
     "shared": the same for all trajectories and steps. "timed": per step (T, ·). "context": the
     context of each trajectory, and what JAX computes of it (·, E).
 
-    flat: θ, in the order of the leaves of the program. context: (·, E).
+    flat: θ, in the order of the leaves of the program. context: (·, E). tables: inputs of the kinds
+    "table" (T, ·) and "last" (·,), of a program that has them.
     """
     graph = program.graph
     flat = np.asarray(flat, np.float64)
@@ -64,6 +66,9 @@ def compute_numbers(
             return flat[index]
         if kind == "context":
             return context[index]
+        if kind in ("table", "last"):
+            assert tables is not None
+            return tables[kind][..., index]
         return {"t": times.t[:-1], "dt": times.dt, "origin": times.t[(0, 1, -1)[index]]}[kind]
 
     shared = np.array([float(v) for v in graph.evaluate(layout.shared, leaf)])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fluctua.compiled import cuda, kernels, toolchain, twin
+from fluctua.compiled import cuda, jump_twin, kernels, toolchain, twin
 from fluctua.compiled.passes import NotFinite, collect_samples
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import draws, simulate
@@ -116,8 +116,13 @@ class Compiled(NamedTuple):
         if self._is_too_small(call):
             return None
         try:
-            key = twin.TwinKey(call, kernels.OPTIMISE, self.choose_place(call.numbers.theta))
+            place = self.choose_place(call.numbers.theta)
+            if isinstance(call.substrate.recipe.process, Jumps):
+                return jump_twin.collect_jump_parts(call, place)
+            key = twin.TwinKey(call, kernels.OPTIMISE, place)
             return twin.collect_parts(call, twin.make_twin_kernel(key, True))
+        except NotFinite:
+            return None
         except Unsupported as problem:
             self._refuse(problem)
             return None
@@ -139,9 +144,11 @@ class Compiled(NamedTuple):
     def source(self, call: Call | twin_sweep.TwinCall) -> str:
         """Return the generated text of the kernel of a call."""
         if isinstance(call, twin_sweep.TwinCall):
-            return twin.make_twin_kernel(
-                twin.TwinKey(call, kernels.OPTIMISE, self.choose_place(call.numbers.theta)), False
-            ).source
+            place = self.choose_place(call.numbers.theta)
+            if isinstance(call.substrate.recipe.process, Jumps):
+                return jump_twin.find_kernel(call, place, build=False).source
+            key = twin.TwinKey(call, kernels.OPTIMISE, place)
+            return twin.make_twin_kernel(key, False).source
         return kernels.find_kernel(call, self.choose_place(call.theta), build=False).source
 
     def choose_place(self, theta: Params) -> str:

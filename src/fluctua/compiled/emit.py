@@ -269,14 +269,14 @@ def write_functions(program: Program, layout: Layout, *, scores: bool = True) ->
         if program.event is None:
             texts.append(write_function(program, layout, name, outputs, f"{declared}, {STEP}"))
             continue
+        scored = name != "step_rewards" or program.event.carries
         texts.append(
             write_function(program, layout, f"{name}_joined", outputs, f"const V *p, {declared}")
         )
         texts.append(
             f"INLINE void {name}({INPUTS}, {declared}, {STEP}) {{\n"
             "  V p[STATE + EVENT_SCORES];  // where the events lead, and their score\n"
-            f"  events<{'false' if name == 'step_rewards' else 'true'}>(u, w, c, x, stream, n, "
-            "p);\n"
+            f"  events<{'true' if scored else 'false'}>(u, w, c, x, stream, n, p);\n"
             f"  {name}_joined(u, w, c, x, z, p, {', '.join(results.lower())});\n}}\n"
         )
     end: list[tuple[str, int | None, int]] = [("h", None, program.terminal)]
@@ -296,10 +296,11 @@ def _write_events(program: Program, layout: Layout, event: EventProgram, scores:
     scored = [*next_one, *(("ds", k, event.score[p]) for k, p in enumerate(event.scores))]
     declared = "const V *p, V *y, V &after, B &over, V *ds"
     events = [write_function(program, layout, "event", next_one, declared)]
-    if scores:
+    if scores or event.carries:
         events.append(write_function(program, layout, "event_scores", scored, declared))
     numbers = [
         f"#define EVENT_SCORES {len(event.scores)}",
+        f"#define EVENT_CARRIES {int(event.carries)}",
         f"#define MAX_EVENTS {jumps.MAX_EVENTS}",
     ]
     return "\n".join([*numbers, *events, read_native("events.hpp")])

@@ -32,8 +32,10 @@ class EventProgram(NamedTuple):
     x: state after the event (M,).
     after: time of the event since the step began.
     over: whether no event is left before the step ends.
-    score: score of the event (P,).
-    scores: parameters whose score is not zero.
+    score: score of the event (P,), and further numbers that are added up over the events.
+    scores: those of them that are not zero.
+    carries: whether the event is a function of these sums so far and of the state at the beginning
+        of the step too, which follow the `DRAWS` numbers.
     """
 
     x: list[int]
@@ -41,6 +43,7 @@ class EventProgram(NamedTuple):
     over: int
     score: list[int]
     scores: list[int]
+    carries: bool = False
 
 
 def find_jumps(recipe: Recipe) -> Jumps | None:

@@ -34,10 +34,13 @@ LEAVES = {
     "x": STATE,
     "z": NOISE,
     "p": STATE,
+    "table": TIME,
+    "last": THETA,
 }
 """Kinds of inputs, and the bits they set.
 
 origin: the first two times and the last. p: numbers that a sweep carries, such as a twin's slope.
+table, last: numbers that are computed before the trajectories, of each step and of the end.
 """
 
 BOOLEAN = frozenset({"lt", "le", "eq", "ne", "and", "or", "xor", "not", "isfinite"})

@@ -24,10 +24,16 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.baselines import Twin
 from fluctua.core.diffusion import find_noiseless
 from fluctua.core.process import Process, Step
+from fluctua.core.recorded import Recording
 from fluctua.core.scores import Ratio, full_score, log_ratio
 from fluctua.core.simulate import advance_diffusion
+from fluctua.core.twin.correction import Numbers, TwinModel
+from fluctua.core.twin.sweep import Parts, TwinCall
+from fluctua.processes import jump_twin_sweep
+from fluctua.processes.jump_twin import Observer, Wait
 
 
 class RandomJump(NamedTuple):
@@ -143,6 +149,44 @@ class Jumps:
         return _simulate_events(
             self, theta, EventStep(x, t, dt, context), _event_key(stream, n), maximum
         ).events
+
+    def observe_events(
+        self, theta: Params, step: Step, stream: PyTree, n: Array, observer: Observer
+    ) -> tuple[Array, Params, PyTree]:
+        """Simulate the events of a step as `advance` does, and observe its waits.
+
+        Args:
+            theta: θ.
+            step: its x, t, dt and context.
+            stream: of the trajectory.
+            n: number of the step.
+            observer: what is added up.
+
+        Returns: the state after them, their score, and the sums of the observer.
+        """
+        at = EventStep(step.x, step.t, step.dt, step.context)
+        run = _simulate_events(self, theta, at, _event_key(stream, n), 0, observer)
+        return run.x, run.score, run.observed
+
+    def observe_recorded(
+        self, theta: Params, step: Step, observer: Observer
+    ) -> tuple[Params, PyTree]:
+        """The score of the recorded events of a step, and the sums of the observer."""
+        return _observe_recorded(self, theta, step, observer)
+
+    def check_twin(self, twin: Twin) -> Twin:
+        """The twin with its process filled in; refused for what it cannot follow."""
+        return jump_twin_sweep.check_twin(self, twin)
+
+    def twin_parts(self, call: TwinCall) -> Parts:
+        """The two parts of the gradients of simulated trajectories, with a twin."""
+        return jump_twin_sweep.simulated_parts(call)
+
+    def recorded_twin_parts(
+        self, twin: TwinModel, numbers: Numbers, batch: int, source: Recording, block_bytes: int
+    ) -> Parts:
+        """The two parts of the gradients of recorded trajectories, with a twin."""
+        return jump_twin_sweep.recorded_parts(twin, numbers, batch, source, block_bytes)
 
     def score(self, theta: Params, step: Step) -> Params:
         """U of one step, simulated or recorded."""
@@ -345,6 +389,7 @@ class _EventRun(NamedTuple):
     time: of the last event; the end of the step once there are no more.
     score: of the events, like θ.
     events: those that are kept.
+    observed: sums of an observer; None without one.
     """
 
     x: Array
@@ -352,6 +397,7 @@ class _EventRun(NamedTuple):
     time: Array
     score: Params
     events: Events
+    observed: PyTree = None
 
 
 class EventStep(NamedTuple):
@@ -456,8 +502,12 @@ def _simulate_events(
     step: EventStep,
     key: Array,
     maximum: int,
+    observer: Observer | None = None,
 ) -> _EventRun:
-    """Simulate the events of one step with their score. maximum: number of events that are kept."""
+    """Simulate the events of one step with their score.
+
+    maximum: number of events that are kept. observer: of the waits between them.
+    """
     x = step.x
     dt = jnp.asarray(step.dt, x.dtype)  # the end of the step is a time that `time` can have
     step = step._replace(dt=dt)
@@ -478,9 +528,11 @@ def _simulate_events(
                 lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, event
             )
         score = jax.tree.map(jnp.add, run.score, new.score)
-        return _EventRun(
-            new.x, jnp.where(new.over, run.count, run.count + 1), new.after, score, kept
-        )
+        observed = run.observed
+        if observer is not None:
+            observed = observer.add(observed, Wait(run.x, run.time, new.after, run.score))
+        count = jnp.where(new.over, run.count, run.count + 1)
+        return _EventRun(new.x, count, new.after, score, kept, observed)
 
     nothing = Events(
         jnp.zeros(maximum, x.dtype),
@@ -488,10 +540,56 @@ def _simulate_events(
         jnp.zeros((maximum, x.size), x.dtype),
     )
     begin = _EventRun(
-        x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), nothing
+        x,
+        jnp.zeros((), int),
+        jnp.zeros((), x.dtype),
+        jax.tree.map(jnp.zeros_like, theta),
+        nothing,
+        None if observer is None else observer.begin,
     )
     run = jax.lax.while_loop(lambda run: (run.time < dt) & (run.count < MAX_EVENTS), one, begin)
     return run._replace(x=jnp.where(run.time < dt, jnp.nan, run.x))
+
+
+class _Observed(NamedTuple):
+    """State of a sum over recorded events: since the last of them, as in `_EventRun`."""
+
+    x: Array
+    since: Array
+    score: Params
+    sums: PyTree
+
+
+def _observe_recorded(
+    process: Jumps, theta: Params, step: Step, observer: Observer
+) -> tuple[Params, PyTree]:
+    """The score of the recorded events of a step, and the sums of an observer."""
+    x, _, t, dt, context, events = step
+    dt = jnp.asarray(dt, x.dtype)
+
+    def log_density(th: Params, x: Array, channel: Array, length: Array, happens: Array) -> Array:
+        a = process.rates(th, x, t, context)
+        # before the logarithm: its derivative at 0 is not a number
+        rate = jnp.where(happens, a[channel], 1.0)
+        return jnp.log(rate) - jnp.sum(a) * length
+
+    def wait(carry: _Observed, end: Array, channel: Array, happens: Array) -> _Observed:
+        sums = observer.add(carry.sums, Wait(carry.x, carry.since, end, carry.score))
+        new = jax.grad(log_density)(theta, carry.x, channel, end - carry.since, happens)
+        score = jax.tree.map(jnp.add, carry.score, new)
+        return _Observed(carry.x, end, score, sums)
+
+    def one(carry: _Observed, event: Events) -> tuple[_Observed, None]:
+        exists = event.channel >= 0
+        new = wait(carry, event.after.astype(x.dtype), event.channel, exists)
+        new = new._replace(x=carry.x + event.change.astype(x.dtype))
+        return jax.tree.map(lambda a, b: jnp.where(exists, a, b), new, carry), None
+
+    zero = jnp.zeros((), x.dtype)
+    begin = _Observed(x, zero, jax.tree.map(jnp.zeros_like, theta), observer.begin)
+    carry, _ = jax.lax.scan(one, begin, events)
+    end = wait(carry, dt, jnp.zeros((), int), jnp.zeros((), bool))
+    return end.score, end.sums
 
 
 def _log_size(

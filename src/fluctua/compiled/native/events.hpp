@@ -39,7 +39,14 @@ INLINE void events(const F* u, const F* w, const V* c, const V* x, const U* stre
   for (unsigned k = 0; any(going) && k < MAX_EVENTS; k++) {
     U a = U{}, b = U{} + k;
     threefry(k0, k1, a, b);
-    V draws[3] = {since, exponential_of(uniform_from(a, b, 0)), uniform_from(a, b, 1)};
+    V draws[3 + EVENT_CARRIES * (EVENT_SCORES + STATE)];
+    draws[0] = since;
+    draws[1] = exponential_of(uniform_from(a, b, 0));
+    draws[2] = uniform_from(a, b, 1);
+#if EVENT_CARRIES  // the sums so far, and where the step began
+    EACH(k, EVENT_SCORES) draws[3 + k] = p[STATE + k];
+    EACH(k, STATE) draws[3 + EVENT_SCORES + k] = x[k];
+#endif
     V y[STATE], ds[AT_LEAST_ONE(EVENT_SCORES)];
     B over = mask(0);
     if (SCORED) {

@@ -29,7 +29,7 @@ all trajectories of a run or a recording back through time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -274,13 +274,55 @@ def direct_terms(
 # ------------------------------------------------------------------------------------------ checks
 
 
+@runtime_checkable
+class TwinOfItsOwn(Protocol):
+    """A process other than a diffusion that brings a twin (`fluctua.Jumps`)."""
+
+    def check_twin(self, twin: Twin) -> Twin:
+        """The twin with its process filled in; refused for what it cannot follow."""
+
+    def twin_parts(self, call: Any) -> Any:
+        """`Parts` of simulated trajectories. call: a `TwinCall`."""
+
+    def recorded_twin_parts(
+        self, twin: TwinModel, numbers: Numbers, batch: int, source: Any, block_bytes: int
+    ) -> Any:
+        """`Parts` of recorded trajectories. source: a `Recording`."""
+
+
 def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     """The twin with its process filled in; refused if the score is not one it can stand in for."""
+    if isinstance(process, TwinOfItsOwn):
+        return process.check_twin(_check_options(twin))
     if not isinstance(process, Process):
         raise ValueError(
             f"a `Twin` follows a noise-free path, and a {type(process).__name__} has none: use "
             "another baseline."
         )
+    twin = _check_options(twin)
+    if score not in (full_score, drift_score):
+        raise ValueError(
+            "a Twin takes over part of the score's work by differentiating the drift and the "
+            "noise, so it must be the work that the score did: use score=full_score (or "
+            "drift_score), and put what your own score knows into the process."
+        )
+    own = process if twin.process is None else twin.process
+    if not isinstance(own, Process) or own.drift is None:
+        raise TypeError(
+            "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no "
+            "`process` at all to use the one of the score; got "
+            f"{type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
+        )
+    # a twin with Euler's errors is a bad one
+    if own.integrator == "euler" != process.integrator and isinstance(process.integrator, str):
+        own = own._replace(
+            integrator=process.integrator, noiseless=own.noiseless or process.noiseless
+        )
+    return twin._replace(process=check.process(own))
+
+
+def _check_options(twin: Twin) -> Twin:
+    """The twin with its order a number and its baseline a record; refused if they are wrong."""
     if twin.order not in (1, 2):
         raise ValueError(
             f"`Twin.order` is 1 (a linear guess) or 2 (a quadratic one); got {twin.order!r}."
@@ -294,26 +336,8 @@ def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
             f"`Twin.theta` is a function θ -> θ̃; got {type(twin.theta).__name__}. For fixed "
             "parameters write Twin(theta=lambda theta: fixed)."
         )
-    if score not in (full_score, drift_score):
-        raise ValueError(
-            "a Twin takes over part of the score's work by differentiating the drift and the "
-            "noise, so it must be the work that the score did: use score=full_score (or "
-            "drift_score), and put what your own score knows into the process."
-        )
     baseline = check_twin_baseline(twin.baseline)
-    own = process if twin.process is None else twin.process
-    if not isinstance(own, Process) or own.drift is None:
-        raise TypeError(
-            "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no "
-            "`process` at all to use the one of the score; got "
-            f"{type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
-        )
-    # a twin with Euler's errors is a bad one
-    if own.integrator == "euler" != process.integrator and isinstance(process.integrator, str):
-        own = own._replace(
-            integrator=process.integrator, noiseless=own.noiseless or process.noiseless
-        )
-    return twin._replace(process=check.process(own), order=int(twin.order), baseline=baseline)
+    return twin._replace(order=int(twin.order), baseline=baseline)
 
 
 def check_twin_baseline(choice: Baseline | str | None) -> Baseline:

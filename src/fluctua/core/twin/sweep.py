@@ -59,10 +59,13 @@ def streamed_parts(
         twin.model.process, twin.model.objective, theta, first, substrate.t, context
     )
     twin = twin._replace(model=terms.replace_process(twin.model, process))
-    twin_terms.check_fit(twin, numbers, first, substrate.t, context, batch)
+    own: Any = process if isinstance(process, twin_terms.TwinOfItsOwn) else None
+    if own is None:
+        twin_terms.check_fit(twin, numbers, first, substrate.t, context, batch)
     call = TwinCall(twin, numbers, batch, substrate, key, count, offset)
     parts = None if substrate.backend is None else substrate.backend.parts(call)
-    parts = _parts_by_jax(call) if parts is None else parts
+    if parts is None:
+        parts = _parts_by_jax(call) if own is None else own.twin_parts(call)
     trajectory = replay_trajectory(substrate, key, theta, offset)
     recorded.check_scores(
         parts.direct + parts.correction, twin.model.process, theta, trajectory, substrate.t, offset
@@ -142,6 +145,12 @@ def recorded_parts(
         context,
     )
     twin = twin._replace(model=terms.replace_process(twin.model, process))
+    own: Any = process
+    if isinstance(own, twin_terms.TwinOfItsOwn):
+        parts = own.recorded_twin_parts(twin, numbers, batch, recording, block_bytes)
+        gradients = parts.direct + parts.correction
+        recorded.check_scores(gradients, process, theta, recording.read_trajectory, recording.t)
+        return parts
     recorded.check_rounding(twin.model.process, theta, recording)
     twin_terms.check_fit(twin, numbers, recording.first_states, recording.t, context, batch)
     steps = len(times.dt)

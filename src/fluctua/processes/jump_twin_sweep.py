@@ -1,0 +1,440 @@
+"""All trajectories of a jump process with a twin: sums over a simulation or a recording.
+
+One guess serves all trajectories that have one start and no context; else each has its own, and
+they go `Twin.batch` at a time. Where the baseline of Λ compares trajectories, the events are
+replayed once Λ is known.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import arrays, baselines, check, simulate, streamed, theorem
+from fluctua.core import model as terms
+from fluctua.core.arrays import Array, PyTree, jit
+from fluctua.core.draws import Density, Reparameterised
+from fluctua.core.process import Step
+from fluctua.core.recorded import Recording
+from fluctua.core.trajectories import Times
+from fluctua.core.twin import backward, correction, sweep
+from fluctua.core.twin.correction import Numbers, TwinModel
+from fluctua.core.twin.sweep import Parts
+from fluctua.processes import jump_guess, jump_twin
+from fluctua.processes.jump_guess import Guess
+from fluctua.processes.jump_twin import StepResult
+
+# ------------------------------------------------------------------------------------------ checks
+
+
+def check_twin(process: Any, twin: baselines.Twin) -> baselines.Twin:
+    """The twin of a jump process with its process filled in; refused for what it cannot follow."""
+    own: Any = process if twin.process is None else twin.process
+    if type(own) is not type(process):
+        raise TypeError(
+            f"the twin of `Jumps` is a `Jumps` too; got {type(own).__name__}. Leave "
+            "`Twin.process` off to use the rates of the process itself."
+        )
+    for name, jumps in (("the process", process), ("`Twin.process`", own)):
+        if hasattr(jumps.changes, "sample"):
+            raise ValueError(
+                f"a `Twin` of `Jumps` needs changes that are numbers; {name} has a `RandomJump`. "
+                "Use another baseline."
+            )
+        if jumps.diffusion is not None:
+            raise ValueError(
+                f"a `Twin` of `Jumps` follows events alone, and {name} has `diffusion` between "
+                "them. Use another baseline."
+            )
+    return twin._replace(process=own)
+
+
+def refuse_model(model: terms.EstimatorModel) -> None:
+    """Refuse a start that the twin of a jump process does not serve."""
+    if isinstance(model.start, Reparameterised):
+        raise ValueError(
+            "a `Twin` of `Jumps` needs a start that is a state or a `Density`; a "
+            "`Reparameterised` one displaces the path. Use another baseline."
+        )
+
+
+def refuse_call(call: sweep.TwinCall) -> None:
+    """Refuse what the twin of a simulated jump process does not do."""
+    simulated: Any = call.substrate.recipe.process
+    scored: Any = call.twin.model.process
+    if scored.rates is not simulated.rates or scored.changes != simulated.changes:
+        raise ValueError(
+            "the simulator runs other `Jumps` than those of the score, and a `Twin` of `Jumps` "
+            "needs one process. Give the guess other rates by Twin(process=Jumps(...))."
+        )
+    refuse_model(call.twin.model)
+
+
+def share_guess(recipe: simulate.Recipe) -> bool:
+    """Whether one guess serves all: nothing tells trajectories apart before their events."""
+    return recipe.context is None and not isinstance(recipe.start, Density)
+
+
+def needs_returns(twin: TwinModel) -> bool:
+    """Whether the baseline of Λ looks at the Λ of other trajectories."""
+    alone = (baselines.none().function, baselines.time_only(np.zeros(1)).function)
+    return twin.model.baseline not in alone
+
+
+def solve(
+    twin: TwinModel, numbers: Numbers, x: Array, times: Times, context: PyTree, shared: bool
+) -> Guess:
+    """The guess for all trajectories, or (shared: False) one for each, leaves (E, …).
+
+    x: starts (E, M).
+    """
+    jumps: Any = twin.process
+    states = x.shape[1]
+    parameters = sum(np.size(leaf) for leaf in jax.tree.leaves(numbers.theta))
+    numbers_each = jump_guess.count_numbers(twin.order, states, parameters, len(times.dt))
+    needed = (1 if shared else len(x)) * numbers_each * x.dtype.itemsize
+    if needed > correction.HESSIAN_BYTES:
+        advice = "order=1" if twin.order == 2 else "fewer steps"
+        advice += "" if shared else " or a smaller Twin.batch"
+        raise ValueError(
+            f"the guess of a `Twin` of `Jumps` takes {needed / 2**30:.1f} GiB for {states} states, "
+            f"{parameters} parameters and {len(times.dt)} steps. Use {advice}."
+        )
+    try:
+        jumps.check(numbers.twin, *check.take_first((x, times.t, context)))
+    except ValueError as error:
+        raise ValueError(f"the twin's process does not fit the states: {error}") from None
+    model = jump_guess.GuessModel(jumps.rates, jumps.changes, twin.model.objective, twin.order)
+    if shared:
+        start = arrays.part(x, 0)
+        guess = jump_guess.solve_shared(model, numbers.theta, numbers.twin, start, times, None)
+    else:
+        guess = jump_guess.solve_each(model, numbers.theta, numbers.twin, x, times, context)
+    _check_guess(guess, times)
+    return guess
+
+
+def _check_guess(guess: Guess, times: Times) -> None:
+    if not check.all_finite(guess.centre):
+        step = float(np.max(np.asarray(times.dt)))
+        raise FloatingPointError(
+            "the rate equations of the twin overflowed: they are unstable at its parameters with "
+            f"time steps of up to {step:g}. Bound Twin.theta, refine `t`, or do without a twin."
+        )
+    if not all(check.all_finite(leaf) for leaf in jax.tree.leaves((guess.value, guess.slope))):
+        raise FloatingPointError(
+            "the twin's guess at the return is not finite, and its rate equations are: a "
+            "derivative of the rates or of a reward on their path is not (a power or sqrt at "
+            "zero?), or the time steps are too long. Write them so that they have one, refine "
+            "`t`, or give the twin a smooth `process`."
+        )
+
+
+# ------------------------------------------------------------------------------ one step of all
+
+
+class Pass(NamedTuple):
+    """The numbers of a pass over trajectories.
+
+    guess: leaves (E, …) where every trajectory has its own. ensemble: before the first step.
+    times: the whole grid. total: Λ₀ (E,), or zero if no baseline needs it.
+    """
+
+    numbers: Numbers
+    guess: Guess
+    ensemble: simulate.Ensemble
+    times: Times
+    total: Array
+
+
+class Swept(NamedTuple):
+    """Sums over the steps so far.
+
+    x: the states (E, M). residual: what Λ₀ has lost (E,). reward: collected (E,). score: ΣU (E, P).
+    direct, correction: (E, P).
+    """
+
+    x: Array
+    residual: Array
+    reward: Array
+    score: Array
+    direct: Array
+    correction: Array
+
+
+class Steps(NamedTuple):
+    """One step of all trajectories, or with time before them several.
+
+    n: number. t, dt: beginning and length. x, x_next: both ends (E, M). events: of a recording,
+    leaves (E, …); in `_add_step` the `StepResult`.
+    """
+
+    n: Array
+    t: Array
+    dt: Array
+    x: Array
+    x_next: Array
+    events: Any
+
+
+def _start_sums(run: Pass) -> Swept:
+    x = run.ensemble.x
+    flat, _ = ravel_pytree(run.numbers.theta)
+    nothing = jnp.zeros(len(x), x.dtype)
+    zero = jnp.zeros((len(x), flat.size), flat.dtype)
+    return Swept(x, nothing, nothing, zero, zero, zero)
+
+
+def _add_step(twin: TwinModel, run: Pass, swept: Swept, step: Steps) -> Swept:
+    """Add one step of all trajectories."""
+    left: StepResult = step.events
+    collected = swept.residual + left.residual
+    to_go = run.total - collected  # Λ_{n+1}: the events of the step have met its own residual
+
+    def baseline(to_go: Array, score: Array) -> Array:
+        theta, _, table = run.numbers
+        inputs = baselines.Inputs(
+            step.n, theta, step.x, step.t, run.ensemble.context, to_go, score, table
+        )
+        return twin.model.baseline(inputs)
+
+    kicks = theorem.weigh_score(to_go, left.score, baseline) + left.weighted
+    return Swept(
+        step.x_next,
+        collected,
+        swept.reward + left.reward,
+        swept.score + left.score,
+        swept.direct + left.direct,
+        swept.correction + kicks.astype(swept.correction.dtype),
+    )
+
+
+def _select_rows(guess: Guess, n: Array, shared: bool) -> jump_twin.GuessRow:
+    """V in step n, of each trajectory unless shared."""
+    if shared:
+        return jump_twin.select_row(guess, n)
+    return jax.vmap(lambda own: jump_twin.select_row(own, n))(guess)
+
+
+def _end_paths(twin: TwinModel, run: Pass, shared: bool, x: Array) -> jump_twin.End:
+    def end(guess: Guess, x: Array, context: PyTree) -> jump_twin.End:
+        return jump_twin.finish_path(twin.model.objective, run.numbers.theta, guess, x, context)
+
+    return jax.vmap(end, in_axes=(None if shared else 0, 0, 0))(run.guess, x, run.ensemble.context)
+
+
+@partial(jit, static_argnums=(0, 1))
+def _finish(
+    twin: TwinModel, shared: bool, run: Pass, swept: Swept, means: Array
+) -> tuple[backward.Backward, Array]:
+    """The sums with those of the last state and of V₀, and the mean of Λ (T+1,).
+
+    means: of what each step takes off Λ (T,).
+    """
+    end = _end_paths(twin, run, shared, swept.x)
+    residual = swept.residual + end.residual  # Λ₀, whatever `run.total` was
+    missing = (residual - run.total)[:, None]
+    first = run.guess.value.first
+    slope = run.guess.slope.first[..., 0, :]  # at X₀ = x̄₀ only the level of V counts
+    count = len(swept.x)
+    carry = backward.Backward(
+        correction.Guess(jnp.atleast_2d(first[..., 1:]), None),
+        jnp.broadcast_to(first[..., 0], count),
+        residual,
+        swept.reward + end.reward,
+        swept.direct + end.direct + jnp.broadcast_to(slope, swept.direct.shape),
+        swept.correction + missing * swept.score,
+    )
+    behind = jnp.flip(jnp.cumsum(jnp.flip(means))) + end.residual.mean()
+    return carry, jnp.append(behind, end.residual.mean())
+
+
+# ------------------------------------------------------------------------------------ simulation
+
+
+def simulated_parts(call: sweep.TwinCall) -> Parts:
+    """The two parts of the gradients of simulated trajectories."""
+    twin, numbers, batch, substrate, key, count, offset = call
+    refuse_call(call)
+    recipe = substrate.recipe
+    times = substrate.times
+    shared = share_guess(recipe)
+    pieces = []
+    for low, high in [(0, count)] if shared else sweep.split_batches(count, batch):
+        ensemble = sweep.start_batch(
+            recipe, high - low, key, numbers.theta, substrate.x0, offset + low
+        )
+        guess = solve(twin, numbers, ensemble.x, times, ensemble.context, shared)
+        run = Pass(numbers, guess, ensemble, times, jnp.zeros(high - low, ensemble.x.dtype))
+        if needs_returns(twin):
+            run = run._replace(total=_sum_residuals(twin, recipe, shared, run))
+        swept, means = _simulate(twin, recipe, shared, run)
+        if not check.all_finite(swept.x):
+            streamed.check_path(
+                recipe.process, substrate, key, numbers.theta, swept.x, offset + low
+            )
+        carry, lambdas = _finish(twin, shared, run, swept, means)
+        pieces.append(
+            sweep.finish_parts(twin, numbers, carry, ensemble.x, times, ensemble.context, [lambdas])
+        )
+    return sweep.join_parts(pieces)
+
+
+@partial(jit, static_argnums=(0, 1, 2))
+def _sum_residuals(twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: Pass) -> Array:
+    """Λ₀ of every trajectory: the first pass. (E,)"""
+    theta = run.numbers.theta
+    rewards = twin.model.objective
+    process: Any = recipe.process
+    context, streams = run.ensemble.context, run.ensemble.streams
+
+    def body(carry: tuple[Array, Array], when: Any) -> tuple[tuple[Array, Array], None]:
+        n, t, dt = when
+
+        def one(x: Array, context: PyTree, stream: PyTree, row: Any) -> tuple[Array, Array]:
+            step = Step(x, x, t, dt, context)
+            full = jump_twin.expand_step_reward(rewards, theta, row, step)
+            add = partial(jump_twin.add_residual, process, theta, full, step)
+            observer = jump_twin.Observer(jnp.zeros((), x.dtype), add)
+            x_next, score, residual = process.observe_events(theta, step, stream, n, observer)
+            sums = jump_twin.start_sums(theta, x.dtype)._replace(residual=residual)
+            step = step._replace(x_next=x_next)
+            left = jump_twin.finish_step(rewards, theta, row, step, sums, score)
+            return x_next, left.residual
+
+        x, residual = carry
+        rows = _select_rows(run.guess, n, shared)
+        batched = jax.vmap(one, in_axes=(0, 0, 0, None if shared else 0))
+        x_next, left = batched(x, context, streams, rows)
+        return (x_next, residual + left), None
+
+    begin = (run.ensemble.x, jnp.zeros_like(run.total))
+    (x, residual), _ = jax.lax.scan(body, begin, simulate.enumerate_steps(run.times))
+    return residual + _end_paths(twin, run, shared, x).residual
+
+
+@partial(jit, static_argnums=(0, 1, 2))
+def _simulate(
+    twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: Pass
+) -> tuple[Swept, Array]:
+    """The sums over all steps, and the mean of what each step takes off Λ (T,)."""
+    theta = run.numbers.theta
+    rewards = twin.model.objective
+    process: Any = recipe.process
+    context, streams = run.ensemble.context, run.ensemble.streams
+
+    def body(swept: Swept, when: Any) -> tuple[Swept, Array]:
+        n, t, dt = when
+
+        def one(x: Array, context: PyTree, stream: PyTree, row: Any) -> tuple[Array, StepResult]:
+            step = Step(x, x, t, dt, context)
+            observer = _observe(process, rewards, theta, row, step)
+            x_next, score, sums = process.observe_events(theta, step, stream, n, observer)
+            step = step._replace(x_next=x_next)
+            return x_next, jump_twin.finish_step(rewards, theta, row, step, sums, score)
+
+        rows = _select_rows(run.guess, n, shared)
+        batched = jax.vmap(one, in_axes=(0, 0, 0, None if shared else 0))
+        x_next, left = batched(swept.x, context, streams, rows)
+        step = Steps(n, t, dt, swept.x, x_next, left)
+        return _add_step(twin, run, swept, step), left.residual.mean()
+
+    return jax.lax.scan(body, _start_sums(run), simulate.enumerate_steps(run.times))
+
+
+def _observe(
+    process: Any, rewards: Any, theta: PyTree, row: jump_twin.GuessRow, step: Step
+) -> jump_twin.Observer:
+    """The observer of the waits of one step."""
+    full = jump_twin.expand_step_reward(rewards, theta, row, step)
+    add = partial(jump_twin.add_wait, process, theta, full, step)
+    return jump_twin.Observer(jump_twin.start_sums(theta, step.x.dtype), add)
+
+
+# ------------------------------------------------------------------------------------- recordings
+
+
+def recorded_parts(
+    twin: TwinModel, numbers: Numbers, batch: int, recording: Recording, block_bytes: int
+) -> Parts:
+    """The two parts of the gradients of recorded trajectories, read block by block."""
+    refuse_model(twin.model)
+    if recording.read_events(0, 1) is None:
+        raise ValueError(
+            "a `Twin` of `Jumps` needs the events, not only the states: Trajectories(t, x, "
+            "events=bin_events(...))."
+        )
+    x = recording.first_states
+    context = recording.context
+    times = recording.times
+    shared = not jax.tree.leaves(context) and bool(jnp.all(x == x[:1]))
+    pieces = []
+    slices = [(0, recording.count)] if shared else sweep.split_batches(recording.count, batch)
+    for low, high in slices:
+        rows = slice(low, high)
+        own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], context)
+        ensemble = simulate.Ensemble(x[rows], own, None)
+        guess = solve(twin, numbers, ensemble.x, times, own, shared)
+        run = Pass(numbers, guess, ensemble, times, jnp.zeros(high - low, x.dtype))
+        if needs_returns(twin):
+            swept, _ = _read_through(twin, shared, run, recording, (rows, block_bytes))
+            run = run._replace(total=swept.residual + _last_residuals(twin, shared, run, swept.x))
+        swept, means = _read_through(twin, shared, run, recording, (rows, block_bytes))
+        carry, lambdas = _finish(twin, shared, run, swept, means)
+        pieces.append(sweep.finish_parts(twin, numbers, carry, ensemble.x, times, own, [lambdas]))
+    return sweep.join_parts(pieces)
+
+
+@partial(jit, static_argnums=(0, 1))
+def _last_residuals(twin: TwinModel, shared: bool, run: Pass, x: Array) -> Array:
+    return _end_paths(twin, run, shared, x).residual
+
+
+def _read_through(
+    twin: TwinModel, shared: bool, run: Pass, recording: Recording, part: tuple[slice, int]
+) -> tuple[Swept, Array]:
+    """The sums over all recorded steps. part: trajectories, and bytes that are held at a time."""
+    rows, block_bytes = part
+    swept = _start_sums(run)
+    means = []
+
+    def by_time(leaf: Array) -> Array:
+        return jnp.swapaxes(leaf[rows], 0, 1)
+
+    for n, times, x in recording.iterate_blocks(block_bytes):
+        index, t, dt = simulate.enumerate_steps(times)
+        events = jax.tree.map(by_time, recording.read_events(n, n + len(times.dt)))
+        path = by_time(x)
+        block = Steps(n + index, t, dt, path[:-1], path[1:], events)
+        swept, mean = _add_block(twin, shared, run, swept, block)
+        means.append(mean)
+    return swept, jnp.concatenate(means)
+
+
+@partial(jit, static_argnums=(0, 1))
+def _add_block(
+    twin: TwinModel, shared: bool, run: Pass, swept: Swept, block: Steps
+) -> tuple[Swept, Array]:
+    theta = run.numbers.theta
+    rewards = twin.model.objective
+    process: Any = twin.model.process
+    context = run.ensemble.context
+
+    def body(swept: Swept, at: Steps) -> tuple[Swept, Array]:
+        def one(x: Array, x_next: Array, context: PyTree, events: Any, row: Any) -> StepResult:
+            step = Step(x, x_next, at.t, at.dt, context, events)
+            observer = _observe(process, rewards, theta, row, step)
+            score, sums = process.observe_recorded(theta, step, observer)
+            return jump_twin.finish_step(rewards, theta, row, step, sums, score)
+
+        rows = _select_rows(run.guess, at.n, shared)
+        batched = jax.vmap(one, in_axes=(0, 0, 0, 0, None if shared else 0))
+        left = batched(at.x, at.x_next, context, at.events, rows)
+        return _add_step(twin, run, swept, at._replace(events=left)), left.residual.mean()
+
+    return jax.lax.scan(body, swept, block)
