@@ -392,6 +392,60 @@ def test_a_training_finds_the_best_bias(key, tmp_path):
 
 
 @pytest.mark.long
+def test_the_ruin_of_a_gambler(key):
+    """A walk from 2 that stops at 0 or 5: its time, and a reward on one side, by matrix powers."""
+    walk = fl.Chain(
+        lambda key, b, x: x + jnp.where(jax.random.bernoulli(key, jax.nn.sigmoid(b)), 1.0, -1.0),
+        lambda b, x, x_next: jax.nn.log_sigmoid(b * (x_next - x)[0]),
+    )
+    ruin = fl.Objective(
+        running=lambda b, x: jnp.ones(()),
+        terminal=lambda b, x: 3.0 * (x[0] >= 5),
+        stop=lambda b, x: (x[0] <= 0) | (x[0] >= 5),
+    )
+
+    def value(b):
+        p = jnp.zeros(6).at[2].set(1.0)
+        time = 0.0
+        for _ in range(60):
+            inside = p[1:5]
+            time += inside.sum()
+            kept = p.at[1:5].set(0.0)
+            up = jax.nn.sigmoid(b) * inside
+            p = kept.at[2:6].add(up).at[0:4].add(inside - up)
+        return time + 3 * p[5]
+
+    run = fl.simulator(walk, jnp.array([2.0]), jnp.arange(61.0))
+    estimate = fl.ppgt(run, ruin)(key, jnp.array(0.2), 10_000)
+    exact = jax.grad(value)(0.2)
+    assert abs(estimate.gradient - exact) < 4 * estimate.stderr
+    assert abs(estimate.value - value(0.2)) < 4 * estimate.value_stderr
+    assert exact > 20 * estimate.stderr
+
+
+@pytest.mark.long
+def test_the_long_run_of_one_spin(key):
+    """J = 2π − 1 with π = p₊/(1 − p₋ + p₊) of the two probabilities to be up, from one record."""
+    spin = fl.Chain(
+        lambda key, b, x: jnp.where(
+            jax.random.bernoulli(key, jax.nn.sigmoid(0.5 * x + b)), 1.0, -1.0
+        ),
+        lambda b, x, x_next: jnp.sum(jax.nn.log_sigmoid(x_next * (0.5 * x + b))),
+    )
+
+    def value(b):
+        stay = jax.nn.sigmoid(b + 0.5)
+        rise = jax.nn.sigmoid(b - 0.5)
+        return 2 * rise / (1 - stay + rise) - 1
+
+    record = fl.simulator(spin, jnp.ones(1), jnp.arange(20_001.0))(key, jnp.array(0.3), 1)
+    average = fl.stationary(spin, lambda b, x: x[0], jnp.array(0.3), record).estimate
+    assert abs(average.gradient - jax.grad(value)(0.3)) < 4 * average.stderr
+    assert abs(average.value - value(0.3)) < 4 * average.value_stderr
+    assert jax.grad(value)(0.3) > 5 * average.stderr
+
+
+@pytest.mark.long
 def test_a_density_of_the_start(key):
     start = fl.Density(
         log_density=lambda b, x: jnp.sum(jax.nn.log_sigmoid(x * b)),
@@ -492,6 +546,8 @@ def test_wrong_chains_are_refused_by_name(key):
         ValueError, match="a `Twin` follows a noise-free path, and a Chain has none"
     ):
         fl.ppgt(three_simulator(), REWARDS["running"], baseline="twin")
+    with pytest.raises(ValueError, match="`pathwise` differentiates.*those of a Chain may jump"):
+        fl.reference.pathwise(REWARDS["running"], three_simulator())
     with pytest.raises(ValueError, match="integrator.*Chain"):
         estimate_with(key, THREE, integrator="heun")
 

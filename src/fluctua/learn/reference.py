@@ -28,6 +28,7 @@ from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.diffusion import check_model
 from fluctua.core.integrators import match_quadrature
+from fluctua.core.process import StepLaw
 
 __all__ = ["compare", "finite_differences", "pathwise", "spsa"]
 
@@ -71,12 +72,14 @@ def pathwise(
 
     Returns: an estimator that runs one trajectory per sample.
     """
-    return Yardstick(
-        _pathwise,
-        _one,
-        _check_rewards(objective, substrate),
-        _require_simulator(substrate, "pathwise"),
-    )
+    simulated = _require_simulator(substrate, "pathwise")
+    if isinstance(simulated.recipe.process, StepLaw):
+        raise ValueError(
+            "`pathwise` differentiates the states of a trajectory, and those of a "
+            f"{type(simulated.recipe.process).__name__} may jump with θ, whose derivative is then "
+            "zero and not the gradient: use finite_differences with a larger `step`, or spsa."
+        )
+    return Yardstick(_pathwise, _one, _check_rewards(objective, substrate), simulated)
 
 
 def finite_differences(
