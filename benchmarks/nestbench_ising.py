@@ -190,10 +190,10 @@ class Stage(NamedTuple):
 
 
 KNOTS = 24
-STAGES = (Stage(8, 400, 4096, 0.03), Stage(SIDE, 200, 2048, 0.005))
+STAGES = (Stage(8, 600, 4096, 0.03), Stage(SIDE, 300, 2048, 0.01))
 QUICK = (Stage(4, 3, 8, 0.03), Stage(8, 2, 8, 0.005))
-BOUNDS = ({"K": 0.02, "b": -np.inf}, {"K": 2.0, "b": np.inf})
-"""T stays between 0.5 and 50."""
+BOUNDS = ({"K": 0.005, "b": -np.inf}, {"K": 2.0, "b": np.inf})
+"""T stays between 0.5 and 200."""
 
 
 def train(

@@ -312,6 +312,35 @@ def test_log_probabilities_of_a_sweep_add_up_to_one():
     np.testing.assert_allclose(total.sum(), 1, rtol=1e-12)
 
 
+def seen_before(theta, x, x_next, t):
+    K, b = couplings(theta, t)
+    return jnp.sum(jax.nn.log_sigmoid(2 * x_next * (K * BONDS @ x + b)))
+
+
+def seen_in_reverse(theta, x, x_next, t):
+    K, b = couplings(theta, t)
+    return jnp.sum(jax.nn.log_sigmoid(2 * x_next * (K * (SEEN_OLD @ x_next + SEEN_NEW @ x) + b)))
+
+
+def mean_over_sites(theta, x, x_next, t):
+    return log_prob_of_sweep(theta, x, x_next, t) / SITES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("law", "message"),
+    [
+        (seen_before, "mean score of `T.*` is not zero"),
+        (seen_in_reverse, "mean score of `T.*` is not zero"),
+        (mean_over_sites, r"square of the score is 0\.1\d+ times"),
+    ],
+)
+def test_a_sweep_in_another_order_is_noticed(key, law, message):
+    run = fl.simulator(fl.Chain(sweep, law), -jnp.ones(SITES), SWEEPS)
+    with pytest.raises(ValueError, match=message):
+        fl.ppgt(run, REVERSAL)(key, PROTOCOL, 100)
+
+
 @pytest.mark.long
 def test_rare_flips_are_no_alarm(key):
     """A cold magnet that hardly ever flips: the scores have one sign, and nothing is wrong."""
