@@ -49,7 +49,7 @@ def follow_engine(protocol, x):
 def test_sweeps_follow_the_engine(key):
     magnet = ising.Magnet(SIDE)
     theta = ising.start(7)
-    run = magnet.estimator().substrate
+    run = ising.make_estimator(SIDE).substrate
     x = np.asarray(run(key, theta, 2).x)
     assert (x[:, -1] != x[:, 0]).any()
     for path in x:
