@@ -365,6 +365,18 @@ def test_a_magnet_learns_to_turn(run):
     assert after < 12  # 10.9 after 150 iterations
 
 
+@pytest.mark.long
+def test_a_bound_of_evidence_is_learned(run):
+    out = run("first_passage", "--iterations", 40, "--count", 300)
+    value, error = re.search(r"J = (\S+) ± (\S+)", out).groups()
+    exact, slope = re.search(r"exact: J = (\S+), ∂J/∂bound = (\S+)", out).groups()
+    assert abs(float(value) - float(exact)) < 4 * float(error)
+    value, error = re.search(r"∂J/∂bound = (\S+) ± (\S+)", out).groups()
+    assert abs(float(value) - float(slope)) < 4 * float(error)
+    learned, best = (float(v) for v in re.findall(r"with J = (\S+)", out))
+    assert learned > best - 0.003  # 0.074 better than the bound that it began with
+
+
 def test_a_trap_in_shards_learns(run):
     out = run("cluster", "--count", 64, "--iterations", 3)
     assert [float(J) for J in re.findall(r"J = (\S+)", out)] == sorted(

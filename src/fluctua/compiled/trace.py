@@ -163,7 +163,7 @@ def trace_step(
         moment = Moment(0, t, dt, *add_axis((x, x_next, context)))
         rate = terms.running_rewards(model.objective, theta, moment.x, t, moment.context)
         running = rate * dt.astype(x.dtype)
-        arrival = terms.arrivals(model.objective, theta, moment)
+        arrival = terms.evaluate_arrivals(model.objective, theta, moment)
         reward = jnp.zeros(1, x.dtype) if arrival is None else arrival.reward
         if survival is None:
             return running[0], reward[0]

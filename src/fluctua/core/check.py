@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from fluctua.core import arrays
+from fluctua.core import arrays, stopping
+from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.objective import FunctionOfMeans, Objective, Rewards, StopRule
 from fluctua.core.process import STEPS, AnyProcess, HistoryDependent, NoiseProduct, Process
 from fluctua.core.trajectories import Times
 from fluctua.core.words import close_match
@@ -143,30 +143,30 @@ def no_reward(theta: Params, x: Array, *rest: Any) -> Array:
     return jnp.zeros((), x.dtype)
 
 
-def objective_or_means(candidate: Any) -> Rewards | FunctionOfMeans:
+def objective_or_means(candidate: Any) -> objectives.Rewards | objectives.FunctionOfMeans:
     """Rewards as callables, or a function of means of such, for callers that serve both."""
-    if isinstance(candidate, FunctionOfMeans):
+    if isinstance(candidate, objectives.FunctionOfMeans):
         parts = tuple(objective(part, stops=True) for part in candidate.parts)
         return candidate._replace(parts=parts)
     return objective(candidate, stops=True)
 
 
-def objective(candidate: Any, *, stops: bool = False) -> Rewards:
+def objective(candidate: Any, *, stops: bool = False) -> objectives.Rewards:
     """Rewards as callables of all their arguments. stops: whether the caller serves a `stop`."""
     if getattr(candidate, "stop", None) is not None and not stops:
         raise ValueError(
             "this objective has a `stop`, which is served by gradient, gradient_samples, ppgt, "
             "evaluate and function_of_means; not here. Leave `stop` off."
         )
-    if isinstance(candidate, Rewards):
+    if isinstance(candidate, objectives.Rewards):
         return candidate
-    if isinstance(candidate, FunctionOfMeans):
+    if isinstance(candidate, objectives.FunctionOfMeans):
         raise ValueError(
             "a function of means (`function_of_means`) is served by gradient, gradient_samples, "
             "ppgt, the references and evaluate, with all trajectories at hand; here "
             "give one `Objective`."
         )
-    if not isinstance(candidate, Objective):
+    if not isinstance(candidate, objectives.Objective):
         raise TypeError(
             "`objective` must be a fluctua.Objective(running, terminal); got "
             f"{type(candidate).__name__}."
@@ -182,8 +182,9 @@ def objective(candidate: Any, *, stops: bool = False) -> Rewards:
         raise ValueError("`overshoot` corrects a `stop`, and this objective has none.")
     stop = None
     if candidate.stop is not None:
-        stop = StopRule(drop_extra_arguments(candidate.stop, 4), candidate.overshoot == "bridge")
-    return Rewards(
+        level = drop_extra_arguments(candidate.stop, 4)
+        stop = objectives.StopRule(level, bridge=candidate.overshoot == "bridge")
+    return objectives.Rewards(
         no_reward if candidate.running is None else drop_extra_arguments(candidate.running, 4),
         no_reward if candidate.terminal is None else drop_extra_arguments(candidate.terminal, 3),
         None if candidate.per_step is None else drop_extra_arguments(candidate.per_step, 6),
@@ -192,7 +193,7 @@ def objective(candidate: Any, *, stops: bool = False) -> Rewards:
     )
 
 
-def require_state_rewards(rewards: Rewards, caller: str) -> None:
+def require_state_rewards(rewards: objectives.Rewards, caller: str) -> None:
     """Refuse rewards of steps and of the start, by name."""
     for name in ("per_step", "initial"):
         if getattr(rewards, name) is not None:
@@ -362,7 +363,12 @@ def abstract_tree(signature: Any) -> PyTree:
 
 
 def model(
-    process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree
+    process: AnyProcess,
+    rewards: objectives.Rewards,
+    theta: Params,
+    x: Array,
+    t: Array,
+    context: PyTree,
 ) -> None:
     """Shapes of drift, noise and rewards at one state x (M,) and time."""
     shapes(process, theta, x, t, context)
@@ -382,6 +388,10 @@ def model(
                 f"the {name} reward must be one number per state, shape (); got shape "
                 f"{getattr(got, 'shape', type(got).__name__)}. Sum or index what it returns."
             )
+    if rewards.stop is not None:
+        if isinstance(process, HistoryDependent):
+            _check_observed_reward("stop", rewards.stop.level, (theta, x, t, context))
+        stopping.check_rule(rewards.stop, theta, x, t, context)
 
 
 def _check_observed_reward(

@@ -24,7 +24,7 @@ from jax import tree_util
 from jax.flatten_util import ravel_pytree
 from jax.scipy import linalg
 
-from fluctua.core import arrays, check, dependence, stopping
+from fluctua.core import arrays, check, dependence
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, NoiseProduct, Process
@@ -762,7 +762,6 @@ def check_model(
     if code not in _SHAPES:
         one = check.take_first((x, t, context))
         check.model(process, rewards, theta, *one)
-        stopping.check_rule(rewards, theta, *one)
         _SHAPES[code] = isinstance(process, Process) and _diagonal_noise(process, theta, *one)
         if len(_SHAPES) > MAX_SHAPES:
             _SHAPES.pop(next(iter(_SHAPES)))

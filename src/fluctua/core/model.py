@@ -21,7 +21,6 @@ from fluctua.core.baselines import Inputs
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, HistoryDependent, Process, Score, ScoreState, Step
-from fluctua.core.theorem import StepTerms, Sums
 from fluctua.core.trajectories import Times
 
 
@@ -88,7 +87,7 @@ class Progress(NamedTuple):
     survival: W (E,), of trajectories that may stop; else None.
     """
 
-    sums: Sums
+    sums: theorem.Sums
     score_state: ScoreState | None = None
     survival: Array | None = None
 
@@ -158,7 +157,7 @@ def step_rewards(rewards: Rewards, theta: Params, moment: Moment) -> Array | Non
     return rows.astype(moment.x.dtype)
 
 
-def arrivals(rewards: Rewards, theta: Params, moment: Moment) -> stopping.Arrival | None:
+def evaluate_arrivals(rewards: Rewards, theta: Params, moment: Moment) -> stopping.Arrival | None:
     """What trajectories that run collect on arrival at X_{n+1}, and how likely each goes on.
 
     (E,) each; None without rewards on arrival and without a stop.
@@ -203,7 +202,7 @@ def collect_step(
     rate = running_rewards(rewards, theta, moment.x, moment.t, moment.context)
     running = rate * moment.dt.astype(moment.x.dtype)
     reward = collected.reward + stopping.keep_running(survival, running)
-    arrival = arrivals(rewards, theta, moment)
+    arrival = evaluate_arrivals(rewards, theta, moment)
     if arrival is None:
         return Collection(reward, survival)
     reward = reward + stopping.keep_running(survival, arrival.reward)
@@ -260,7 +259,7 @@ def _stopped_returns_to_go(
         n, t, dt, x, x_next = step
         moment = Moment(n, t, dt, x, x_next, context)
         rate = running_rewards(rewards, theta, moment.x, moment.t, context)
-        arrival = arrivals(rewards, theta, moment)
+        arrival = evaluate_arrivals(rewards, theta, moment)
         assert arrival is not None
         running = stopping.keep_running(survival, rate)
         reward = stopping.keep_running(survival, arrival.reward)
@@ -407,8 +406,8 @@ def add_moment(
     else:
         terms, score_state = _history_scores(model, theta, progress.score_state, moment)
     survival = progress.survival
-    arrival = arrivals(model.objective, theta, moment)
-    step = StepTerms(
+    arrival = evaluate_arrivals(model.objective, theta, moment)
+    step = theorem.StepTerms(
         running=rate * moment.dt.astype(x.dtype),
         on_arrival=None if arrival is None else arrival.reward,
         score=terms.score,
@@ -471,7 +470,7 @@ def _explicit_terms(rewards: Rewards, theta: Params, step: Step) -> tuple[Array,
     if rule is None:
         return explicit, None
     if rule.bridge:
-        return explicit, ravel_pytree(stopping.survival_slope(rule, theta, step))[0]
+        return explicit, ravel_pytree(stopping.differentiate_survival(rule, theta, step))[0]
     crossing = stopping.find_crossing(rule, theta, step)
     at_end = jax.grad(lambda th: rewards.terminal(th, step.x_next, step.context))(theta)
     return explicit + jnp.where(crossing.going_on > 0, 0, ravel_pytree(at_end)[0]), None

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import arrays, check, diffusion
+from fluctua.core import arrays, check, diffusion, stopping
 from fluctua.core import model as terms
 from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params, PyTree, jit
@@ -32,6 +32,9 @@ SCANNED_BYTES = 64 * 2**20
 
 MAX_SEARCHED = 100
 """Trajectories that are gone through for the state that has no score."""
+
+FOLLOWED = 64
+"""Trajectories of which residuals are examined where some stop."""
 
 
 class Recording:
@@ -345,6 +348,34 @@ def evaluate_returns(rewards: Rewards, theta: Params, trajectories: records.Traj
         return total
 
     return jax.vmap(evaluate)(x, trajectories.context)
+
+
+def cut_before_stops(
+    rewards: Rewards,
+    theta: Params,
+    trajectories: records.Trajectories | Iterable[records.Trajectories],
+) -> records.Trajectories | Iterable[records.Trajectories]:
+    """The trajectories, or if they may stop some of them until the first one of these does.
+
+    What a record holds after a stop need not be of the process. A cut at each trajectory's own stop
+    would keep the longest of them in the late steps, whose noise is not that of all.
+    """
+    rule = rewards.stop
+    if rule is None:
+        return trajectories
+    whole = (
+        trajectories if isinstance(trajectories, records.Trajectories) else next(iter(trajectories))
+    )
+    few = records.select_trajectories(whole, 0, FOLLOWED)
+    t = jnp.asarray(few.t)
+
+    def follow(x: Array, context: Any) -> Array:
+        return jax.vmap(lambda x, t: stopping.is_running(rule, theta, x, t, context))(x, t)
+
+    running = np.asarray(jax.vmap(follow)(jnp.asarray(few.x), few.context)).all(axis=0)
+    steps = len(t) - 1 if running.all() else max(1, int(np.argmin(running)))
+    events = jax.tree.map(lambda leaf: leaf[:, :steps], few.events)
+    return records.Trajectories(few.t[: steps + 1], few.x[:, : steps + 1], few.context, events)
 
 
 def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> None:

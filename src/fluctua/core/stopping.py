@@ -36,6 +36,7 @@ derivative of an indicator shows, and is refused.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -45,8 +46,7 @@ import numpy as np
 from fluctua.core import dependence
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.objective import FunctionOfMeans, Rewards, StopRule
-from fluctua.core.process import AnyProcess, Process, Step
-from fluctua.core.simulate import kick, noise_width
+from fluctua.core.process import AnyProcess, NoiseProduct, Process, Step
 
 ERFCX = (
     -1.26551223,
@@ -107,11 +107,8 @@ def bind_process(
     return rewards._replace(stop=rewards.stop._replace(process=process))
 
 
-def check_rule(rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+def check_rule(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """Refuse a stop that is not one number, or that moves with θ and has no bridge."""
-    rule = rewards.stop
-    if rule is None:
-        return
     got = jax.eval_shape(rule.level, theta, x, t, context)
     if len(getattr(got, "shape", (0, 0))) > 1:
         raise ValueError(
@@ -192,13 +189,12 @@ def _spread(process: Any, theta: Params, step: Step, slope: Array) -> Array:
     x, _, t, _, context = step[:5]
     if process.noise is None:
         return 2 * process.diffusion(theta, x, t, context, slope)
-
-    def push(dw: Array) -> Array:
-        return kick(process, theta, x, t, context, dw)
-
-    width = noise_width(process, theta, x, t, context)
-    (back,) = jax.linear_transpose(push, jax.ShapeDtypeStruct((width,), slope.dtype))(slope)
-    return push(back)
+    if isinstance(process.noise, NoiseProduct):
+        push = partial(process.noise.product, theta, x, t, context)
+        dw = jax.ShapeDtypeStruct((process.noise.width,), slope.dtype)
+        return push(*jax.linear_transpose(push, dw)(slope))
+    sigma = process.noise(theta, x, t, context)
+    return sigma**2 * slope if sigma.ndim == 1 else sigma @ (sigma.T @ slope)
 
 
 def _flatten(z: Array) -> Array:
@@ -241,7 +237,7 @@ def arrive(rewards: Rewards, theta: Params, step: Step) -> Arrival:
     return Arrival(reward.astype(x.dtype), going_on)
 
 
-def survival_slope(rule: StopRule, theta: Params, step: Step) -> Params:
+def differentiate_survival(rule: StopRule, theta: Params, step: Step) -> Params:
     """∂θ ln q of one step; zero where it ends its trajectory. The structure of θ."""
 
     def value(th: Params) -> Array:

@@ -17,11 +17,11 @@ import numpy as np
 
 from fluctua.core import arrays, baselines, check, diffusion, recorded, simulate, stopping
 from fluctua.core import model as terms
+from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import philox_key_words
 from fluctua.core.integrators import mean_rate
 from fluctua.core.objective import Rewards
-from fluctua.core.process import AnyProcess, Process
 from fluctua.core.trajectories import Times, Trajectories
 
 EXPLODED = 1e6
@@ -290,7 +290,7 @@ def _mean_return_to_go(rewards: Rewards, recipe: simulate.Recipe, count: int, ru
         x_next = stopping.hold_stopped(survival, x_next, x)
         moment = _observe(recipe, step, x, x_next, context)
         rate = terms.running_rewards(rewards, theta, moment.x, moment.t, context)
-        arrival = terms.arrivals(rewards, theta, moment)
+        arrival = terms.evaluate_arrivals(rewards, theta, moment)
         collected = nothing if arrival is None else arrival.reward
         means = _MeanStep(
             stopping.keep_running(survival, rate).mean() * moment.dt,
@@ -355,7 +355,7 @@ def _run_and_add(
 
 
 def check_path(
-    process: AnyProcess,
+    process: processes.AnyProcess,
     substrate: simulate.Simulator,
     key: Array,
     theta: Params,
@@ -372,7 +372,7 @@ def check_path(
         x, context = simulate.sample_states(substrate, key, theta, jnp.array([j]), 1)
         n = max(int(np.argmin(np.isfinite(np.asarray(x[0])).all(axis=1))) - 1, 0)
         one = jax.tree.map(lambda leaf: leaf[0], context)
-        if not isinstance(process, Process):
+        if not isinstance(process, processes.Process):
             where = f"on trajectory {j} at time index {n}"
             process.check(theta, x[0, n], substrate.t[n], one, where)
             raise FloatingPointError(

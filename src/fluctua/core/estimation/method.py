@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypedDict
 
 import jax
@@ -133,7 +133,7 @@ def resolve_method(
     )
 
 
-def _check_stop(parts: Sequence[Rewards], start: StartLaw, twin: Twin | None) -> None:
+def _check_stop(parts: tuple[Rewards, ...], start: StartLaw, twin: Twin | None) -> None:
     """Refuse a stop beside what does not know of it."""
     if all(part.stop is None for part in parts):
         return

@@ -17,8 +17,7 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.estimation import method as methods
 from fluctua.core.objective import Rewards
 from fluctua.core.scores import local_linear
-from fluctua.core.stopping import is_running
-from fluctua.core.trajectories import Trajectories, select_trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.twin.correction import TwinSamples
 
@@ -187,7 +186,7 @@ def _warn(
     from fluctua.core.likelihood.linearisation import check_linearisation
 
     process = method.model.process
-    trajectories = _cut_before_stops(method.model.objective, theta, trajectories)
+    trajectories = recorded.cut_before_stops(method.model.objective, theta, trajectories)
     check_model(
         process,
         method.model.objective,
@@ -208,31 +207,3 @@ def _warn(
         check_linearisation(process, theta, trajectories)
     if law is not None and isinstance(process, processes.Process) and not examined:
         guard.warn_about_residuals(process, theta, trajectories, transition=law, stacklevel=4)
-
-
-FOLLOWED = 64
-"""Trajectories of which residuals are examined where some stop."""
-
-
-def _cut_before_stops(
-    rewards: Rewards, theta: Params, trajectories: Trajectories | Iterable[Trajectories]
-) -> Trajectories | Iterable[Trajectories]:
-    """The trajectories, or if they may stop some of them until the first one of these does.
-
-    What a record holds after a stop need not be of the process. A cut at each trajectory's own stop
-    would keep the longest of them in the late steps, whose noise is not that of all.
-    """
-    rule = rewards.stop
-    if rule is None:
-        return trajectories
-    whole = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
-    few = select_trajectories(whole, 0, FOLLOWED)
-    t = jnp.asarray(few.t)
-
-    def follow(x: Array, context: Any) -> Array:
-        return jax.vmap(lambda x, t: is_running(rule, theta, x, t, context))(x, t)
-
-    running = np.asarray(jax.vmap(follow)(jnp.asarray(few.x), few.context)).all(axis=0)
-    steps = len(t) - 1 if running.all() else max(1, int(np.argmin(running)))
-    events = jax.tree.map(lambda leaf: leaf[:, :steps], few.events)
-    return Trajectories(few.t[: steps + 1], few.x[:, : steps + 1], few.context, events)

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Array, Params
-from fluctua.core.knob import read_knob
 from fluctua.core.likelihood.drift import fit_drift
 from fluctua.core.process import Process
 from fluctua.core.text import with_error
@@ -29,6 +28,7 @@ from fluctua.insitu.calibrate.actuators import OwnGains, fit_knob_gains
 from fluctua.insitu.calibrate.fit import SystemFit, fit_system
 from fluctua.insitu.calibrate.network import LinearDrift, LinearModel, make_linear_model
 from fluctua.insitu.calibrate.report import describe_knobs
+from fluctua.learn.knob import read_knob
 from fluctua.tcmt.tasks import Task
 
 KNOBS = ("omega", "kappa")
