@@ -54,8 +54,9 @@ STRIDES = (1, 2, 4, 8, 16)
 STRIDE = 4
 HARMONICS = 4
 OTHER_HARMONICS = (3, 6)
-FILTER = 0.12
-"""Share of the sample before in a tracked position of the copies: increments correlate by 0.13."""
+FILTER = 0.085
+"""Share of the sample before in a tracked position of the copies: their increments then correlate
+as those of the record."""
 
 GROUPS = 13
 
@@ -168,8 +169,8 @@ def draw(findings: Findings, path: Path) -> None:
             t = findings.t[inside]
             a.fill_between(t, curve - spread, curve + spread, color=colour, alpha=0.15, lw=0)
             a.plot(t, curve, color=colour, label=f"correlations, {name}")
-        a.set(xlabel="t (s)", ylabel="χ(t) of ⟨sin θ⟩", xlim=(0, WINDOW), ylim=(0, None))
-        a.legend(loc="lower right")
+        a.set(xlabel="t (s)", ylabel="χ(t) of ⟨sin θ⟩", xlim=(0, WINDOW), ylim=(0, 0.085))
+        a.legend(loc="upper right")
         style.letter(a, "a")
         angle = np.linspace(0, TURN, 200)
         waves = make_waves(angle, HARMONICS)
@@ -207,8 +208,13 @@ def draw(findings: Findings, path: Path) -> None:
                 color=colour,
                 label=name,
             )
-        d.set(xlabel="t (s)", ylabel="χ(t) of simulated copies", xlim=(0, WINDOW + 0.5))
-        d.legend()
+        d.set(
+            xlabel="t (s)",
+            ylabel="χ(t) of simulated copies",
+            xlim=(0, WINDOW + 0.5),
+            ylim=(0, 0.12),
+        )
+        d.legend(ncols=2, loc="upper right")
         style.letter(d, "d")
         figure.tight_layout()
         figure.savefig(path, dpi=150)

@@ -157,6 +157,14 @@ def test_the_mean_of_linear_rates_and_its_gradient_are_exact():
     assert float(mean) == pytest.approx(2 * np.exp(0.3 * 2.0) - 2, rel=1e-5)
 
 
+def test_the_error_of_a_variance_is_that_of_the_fourth_moment():
+    process = fl.Jumps(lambda th, x: jnp.array([1.5]), [[1.0]])
+    poisson = sbml.Model("poisson", process, {}, np.zeros(1), ("X",), None, ())
+    factors = dsmts.error_factors(poisson, np.array([0.0, 2.0]))  # μ₄/σ⁴ = 3 + 1/3
+    assert np.isnan(factors[0])
+    assert factors[1] == pytest.approx(np.sqrt((2 + 1 / 3) / 2))
+
+
 @pytest.mark.long
 def test_gradients_of_a_birth_process_are_exact():
     law = apply("<times/>", "make.k", apply("<plus/>", "X", number(2))).replace("make.k", "k")
