@@ -14,6 +14,7 @@ import fluctua as fl
 from fluctua.compiled import backend
 from fluctua.core.draws import philox
 from fluctua.core.estimator import gradient_samples
+from fluctua.core.likelihood import step_law
 from fluctua.core.likelihood.guard import examine
 from fluctua.core.streamed import split_key
 
@@ -339,6 +340,17 @@ def test_a_sweep_in_another_order_is_noticed(key, law, message):
     run = fl.simulator(fl.Chain(sweep, law), -jnp.ones(SITES), SWEEPS)
     with pytest.raises(ValueError, match=message):
         fl.ppgt(run, REVERSAL)(key, PROTOCOL, 100)
+
+
+def test_scores_of_rare_steps_are_not_squared():
+    """Thirty steps of 20,000 tell a square to 18 %, which would pass for a wrong factor."""
+    rng = np.random.default_rng(0)
+    rare = np.where(np.arange(20_000) < 30, 1.0, 0.0) - 30 / 20_000
+    score = np.stack([rng.normal(size=20_000), rare, 0.3 * rng.normal(size=20_000)], axis=1)
+    directions = step_law._choose_directions(score, np.array([1]))
+    assert directions[0, 1] > 0  # its mean is judged
+    assert (directions[1:, 1] == 0).all()
+    np.testing.assert_allclose(np.abs(directions[1:, [0, 2]] * [1.0, 0.3]), 1, atol=0.03)
 
 
 @pytest.mark.long

@@ -79,7 +79,7 @@ def examine_steps(
     each = [_sum_squares(score, block) for block in blocks.values()]
     apparent = np.max(each, axis=0)
     suspects = np.argsort(-apparent, kind="stable")[:SUSPECTS]
-    directions = _choose_directions(np.sqrt(np.mean(score**2, axis=0)), suspects)
+    directions = _choose_directions(score, suspects)
     along = score @ directions.T
     curvature = np.asarray(_curvatures(process, theta, directions, steps), np.float64).T
     closely = np.s_[:, : len(suspects)]
@@ -150,13 +150,27 @@ def _curvatures(process: StepLaw, theta: Params, directions: Array, steps: Step)
     return jax.lax.map(along, directions)
 
 
-def _choose_directions(scale: np.ndarray, suspects: np.ndarray) -> np.ndarray:
-    """Suspected parameters one by one, then random signs, in units of the score. Shape (K, P)."""
+def _choose_directions(score: np.ndarray, suspects: np.ndarray) -> np.ndarray:
+    """Suspected parameters one by one, then random signs, in units of the score. Shape (K, P).
+
+    Parameters whose score is that of a few rare steps are left out of the random ones: the square
+    of such a score is hardly known.
+    """
     rng = np.random.default_rng(0)
+    scale = np.sqrt(np.mean(score**2, axis=0))
     unit = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0)
     one_by_one = np.eye(len(scale))[suspects]
     signs = rng.choice([-1.0, 1.0], size=(DIRECTIONS, len(scale)))
-    return np.concatenate([one_by_one, signs]) * unit
+    return np.concatenate([one_by_one, signs * _is_known(score)]) * unit
+
+
+def _is_known(along: np.ndarray) -> np.ndarray:
+    """Whether enough steps contribute to the squares of each column (N, K), both signs. (K,)"""
+    squares = along**2
+    seen = squares.sum(axis=0)
+    contributions = seen**2 / np.maximum(np.sum(squares**2, axis=0), np.finfo(float).tiny)
+    z = np.abs(along.sum(axis=0)) / np.sqrt(np.maximum(seen, np.finfo(float).tiny))
+    return (contributions >= MIN_CONTRIBUTIONS) & (z <= CERTAIN)
 
 
 def _split_steps(steps: Step) -> dict[str, np.ndarray]:
@@ -221,13 +235,10 @@ def _judge_means(
 def _compare_squares(along: np.ndarray, curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """v along each direction and its standard error; 1 ± 0 where it cannot be judged."""
     squares = along**2
-    seen = squares.sum(axis=0)
     expected = -curvature.sum(axis=0)
-    contributions = seen**2 / np.maximum(np.sum(squares**2, axis=0), np.finfo(float).tiny)
-    z = np.abs(along.sum(axis=0)) / np.sqrt(np.maximum(seen, np.finfo(float).tiny))
-    known = (contributions >= MIN_CONTRIBUTIONS) & (z <= CERTAIN) & (expected != 0)
+    known = _is_known(along) & (expected != 0)
     divisor = np.where(known, expected, 1)
-    v = np.where(known, seen / divisor, 1)
+    v = np.where(known, squares.sum(axis=0) / divisor, 1)
     spread = np.sqrt(np.sum((squares + v * curvature) ** 2, axis=0)) / np.abs(divisor)
     return v, np.where(known, spread, 0)
 
