@@ -12,7 +12,7 @@ import first_passage
 import fluctua as fl
 import problems
 from cuda_device import has_gpu
-from fluctua.compiled import backend, cuda, kernels, twin
+from fluctua.compiled import backend, cuda, jump_twin, kernels, twin
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import philox
 from own_processes import PROCESSES
@@ -25,7 +25,13 @@ COUNT = 40  # a warp and a part of one
 @pytest.fixture
 def kernels_of_device(device):
     """Kernels are made afresh: those of an emulated device are no use to another one."""
-    caches = (kernels.make_kernel, twin.make_twin_kernel, cuda._compile_module, cuda.is_available)
+    caches = (
+        kernels.make_kernel,
+        twin.make_twin_kernel,
+        jump_twin.make_jump_twin_kernel,
+        cuda._compile_module,
+        cuda.is_available,
+    )
     clear = [kernels.KERNELS.clear, *(kept.cache_clear for kept in caches)]
     for forget in clear:
         forget()
@@ -126,6 +132,19 @@ def test_a_twin():
 def test_events_of_a_self_starting_kernel():
     with jax.enable_x64(False):
         assert_alike((*events.ring_of_genes()[:5], "optimal"), 2e-5)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+@pytest.mark.parametrize("baseline", ["mean", "optimal"])
+def test_a_twin_of_jumps(baseline):  # a protocol, all kinds of rewards, a wrong model
+    twin = fl.Twin(order=2, baseline=baseline, theta=lambda th: jax.tree.map(lambda v: 1.1 * v, th))
+    assert_alike((*events.driven()[:5], twin), 1e-9)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+def test_a_twin_of_jumps_in_single_precision():
+    with jax.enable_x64(False):
+        assert_alike((*events.ring_of_genes()[:5], fl.Twin(order=2)), 2e-5)
 
 
 @pytest.mark.usefixtures("kernels_of_device")

@@ -67,7 +67,7 @@ ALL_REWARDS = fl.Objective(
 WEIGHTED = {**THETA, "weight": jnp.array(0.7)}
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_every_trajectory_of_a_linear_network_gives_the_gradient(key, order):
     """Linear rates and rewards: the guess is the mean of the return, up to its time steps."""
     counts = fl.Objective(terminal=lambda th, x: x[0], running=lambda th, x: 0.3 * x[0])
@@ -198,6 +198,7 @@ def test_random_starts_and_contexts_have_guesses_of_their_own(key):
     assert estimate.stderr["birth"] < 0.05 * exact["birth"]
 
 
+@pytest.mark.long
 def test_recorded_events_give_the_parts_of_the_run_they_came_from(key):
     process, objective = associate(0.05)
     theta = {"on": jnp.array(1.0), "off": jnp.array(1.0)}

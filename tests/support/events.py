@@ -71,3 +71,22 @@ def ring_of_genes():
     return JumpCase(
         fl.Jumps(rates, changes), reward, jnp.array([8.0, 2.0, 1.0]), jnp.linspace(0, 1, 9), theta
     )
+
+
+def driven():
+    """Rates of time and state that vanish at a state, and every kind of reward."""
+
+    def rates(th, x, t):
+        swapped = th["swap"] * x[0] ** 2 / (1 + x[0])
+        return jnp.array([th["up"] * (1 + 0.5 * jnp.sin(3 * t)), th["down"] * x[1], swapped])
+
+    process = fl.Jumps(rates, [[1.0, 0.0], [0.0, -1.0], [-1.0, 1.0]])
+    objective = fl.Objective(
+        running=lambda th, x, t: th["weight"] * x[0] ** 2 * t,
+        terminal=lambda th, x: jnp.sqrt(1 + x[1]),
+        per_step=lambda th, x, x_next, t, dt: th["weight"] * (x_next[1] - x[1]) * x[0],
+        initial=lambda th, x: x[0] * th["weight"],
+    )
+    theta = numbers(up=6.0, down=1.5, swap=0.8, weight=0.7)
+    t = 2 * jnp.linspace(0, 1, 13) ** 1.3
+    return JumpCase(process, objective, jnp.array([2.0, 0.0]), t, theta)
