@@ -169,8 +169,12 @@ def trace_step(
             return running[0], reward[0]
         assert arrival is not None
         before = survival[None]
-        rows = (running, reward, arrival.going_on)
-        return tuple(stopping.keep_running(before, v)[0] for v in rows)
+        rows = (
+            stopping.keep_running(before, running),
+            stopping.keep_running(before, reward),
+            stopping.multiply_survival(before, arrival.going_on),
+        )
+        return tuple(row[0] for row in rows)
 
     def hold(x_next: Array, x: Array, survival: Array) -> Array:
         return stopping.hold_stopped(survival[None], *add_axis((x_next, x)))[0]

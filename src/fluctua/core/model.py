@@ -213,7 +213,7 @@ def advance_survival(survival: Array | None, arrival: stopping.Arrival | None) -
     """Wₙ₊₁ = Wₙ q (E,); None where nothing stops."""
     if survival is None or arrival is None:
         return None
-    return stopping.keep_running(survival, arrival.going_on)
+    return stopping.multiply_survival(survival, arrival.going_on)
 
 
 def finish_collection(
@@ -263,8 +263,8 @@ def _stopped_returns_to_go(
         assert arrival is not None
         running = stopping.keep_running(survival, rate)
         reward = stopping.keep_running(survival, arrival.reward)
-        going_on = stopping.keep_running(survival, arrival.going_on)
-        return going_on, (running, reward, survival)
+        after = stopping.multiply_survival(survival, arrival.going_on)
+        return after, (running, reward, survival)
 
     last, rows = jax.lax.scan(one, start.survival, steps)
     running, reward, before = (jnp.swapaxes(v, 0, 1) for v in rows)

@@ -257,6 +257,15 @@ def hold_stopped(survival: Array | None, x_next: Array, x: Array) -> Array:
     return jnp.where(survival[:, None] > 0, x_next, x)
 
 
+def multiply_survival(survival: Array, going_on: Array) -> Array:
+    """Wₙ₊₁ = Wₙ q (E,), and zero below the square root of the least number.
+
+    What is to come is divided by W for a baseline. So small a share of it is lost to rounding.
+    """
+    after = survival * going_on
+    return jnp.where(after > np.sqrt(np.finfo(after.dtype).tiny), after, 0)
+
+
 def keep_running(survival: Array | None, rows: Array) -> Array:
     """Rows (E, ...) times the survival, and zero where a trajectory has stopped, whatever it is."""
     if survival is None:

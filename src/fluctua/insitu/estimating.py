@@ -14,6 +14,7 @@ from fluctua.core import process as processes
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood import guard
 from fluctua.core.objective import Objective
+from fluctua.core.recorded import cut_before_stops
 from fluctua.insitu import hidden
 from fluctua.insitu import readout as corrections
 from fluctua.insitu.chunk_sums import Reading, sum_chunks
@@ -273,15 +274,17 @@ def _examine_residuals(
     law: guard.Transition | None,
 ) -> guard.Residuals | None:
     """Whether the residuals are the noise of the process; None where that cannot be seen."""
+    rewards = check.objective(model.objective, stops=True)
+    trajectories = cut_before_stops(rewards, model.theta, recording.trajectories())
     if isinstance(model.process, processes.Counting):
-        return guard.examine(model.process, model.theta, recording.trajectories())
+        return guard.examine(model.process, model.theta, trajectories)
     diffusion = isinstance(model.process, processes.Process)
     if not diffusion or law is None or subject.view is not None:
         return None
     return guard.examine(
         subject.process,
         model.theta,
-        recording.trajectories(),
+        trajectories,
         transition=law,
         readout=subject.noise,
     )

@@ -35,6 +35,7 @@ class Part(NamedTuple):
     third, fourth: Σ(v − mean)³ and Σ(v − mean)⁴; None where only means and errors are known, as
         from the fused kernels.
     table: mean return-to-go (T+1,), or with a twin that of Λ, for the next estimate.
+    stopped: part of the trajectories that stopped before the horizon; None without a stop.
     """
 
     count: int  # type: ignore[assignment]
@@ -45,6 +46,7 @@ class Part(NamedTuple):
     third: np.ndarray | None = None
     fourth: np.ndarray | None = None
     table: np.ndarray | None = None
+    stopped: float | None = None
 
 
 def sum_samples(samples: Samples) -> Part:
@@ -58,7 +60,10 @@ def sum_samples(samples: Samples) -> Part:
     mean = v.mean(axis=0)
     d = v - mean
     s2, s3, s4 = (np.sum(d**k, axis=0) for k in (2, 3, 4))
-    return Part(n, n, mean, np.sum(v**2, axis=0), s2, s3, s4)
+    stopped = None
+    if samples.survival is not None:
+        stopped = 1 - float(np.asarray(samples.survival, np.float64).mean())
+    return Part(n, n, mean, np.sum(v**2, axis=0), s2, s3, s4, stopped=stopped)
 
 
 def sum_recording(sums: RunningSums) -> Part:
@@ -71,7 +76,9 @@ def sum_recording(sums: RunningSums) -> Part:
     s3 = powers[3] - 3 * d * powers[2] + 2 * n * d**3
     s4 = powers[4] - 4 * d * powers[3] + 6 * d**2 * powers[2] - 3 * n * d**4
     mean = sums.origin + d
-    return Part(n, n, mean, np.maximum(s2, 0) + n * mean**2, np.maximum(s2, 0), s3, s4)
+    stopped = None if sums.survival is None else 1 - sums.survival / n
+    spread = np.maximum(s2, 0)
+    return Part(n, n, mean, spread + n * mean**2, spread, s3, s4, stopped=stopped)
 
 
 def sum_estimate(estimate: Estimate) -> Part:
@@ -86,7 +93,7 @@ def sum_estimate(estimate: Estimate) -> Part:
     spread = error**2 * (n * (n - 1))
     second = n * flat(estimate.second_moment, np.square(float(estimate.value)))
     second[-1] += spread[-1]
-    return Part(n, n, mean, second, spread)
+    return Part(n, n, mean, second, spread, stopped=estimate.stopped)
 
 
 def add_parts(a: Part, b: Part) -> Part:
@@ -112,7 +119,11 @@ def add_parts(a: Part, b: Part) -> Part:
     if a.table is not None and b.table is not None:
         table = a.table + (b.table - a.table) * share
     spread = a.spread + b.spread + delta**2 * (a.units * b.units / units)
-    return Part(n, units, a.mean + delta * share, a.second + b.second, spread, third, fourth, table)
+    mean = a.mean + delta * share
+    stopped = None
+    if a.stopped is not None and b.stopped is not None:
+        stopped = a.stopped + (b.stopped - a.stopped) * share
+    return Part(n, units, mean, a.second + b.second, spread, third, fourth, table, stopped)
 
 
 def sum_parts(parts: Sequence[Part]) -> Part:
@@ -150,4 +161,5 @@ def make_estimate(part: Part, theta: Params) -> Estimate:
         n,
         None if limits is None else (tree(limits[0]), tree(limits[1])),
         None if limits is None else (jnp.asarray(limits[0][-1]), jnp.asarray(limits[1][-1])),
+        stopped=part.stopped,
     )
