@@ -249,3 +249,21 @@ def test_what_it_cannot_follow_is_named(key):
     run = fl.simulator(explosive, jnp.array([3.0]), T, backend="jax")
     with pytest.raises(FloatingPointError, match="rate equations of the twin overflowed"):
         fl.ppgt(run, counts, baseline=fl.Twin())(key, THETA, 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["jax", "cpu"])
+def test_a_guess_that_explains_nothing_is_told(key, backend):
+    """Two stable states: the rate equations go to one of them, the trajectories to both."""
+
+    def rates(th, x):
+        return jnp.concatenate([20 * th / (1 + (x[::-1] / 4) ** 2), x])
+
+    process = fl.Jumps(rates, [[1, 0], [0, 1], [-1, 0], [0, -1]])
+    end = fl.Objective(terminal=lambda th, x: x[0])
+    start = jnp.array([6.0, 5.0])
+    far = fl.simulator(process, start, jnp.linspace(0, 6, 21), backend=backend)
+    with pytest.warns(RuntimeWarning, match="guess leaves a variance"):
+        fl.ppgt(far, end, baseline=fl.Twin())(key, jnp.ones(1), 64)
+    near = fl.simulator(process, start, jnp.linspace(0, 0.5, 21), backend=backend)
+    fl.ppgt(near, end, baseline=fl.Twin())(key, jnp.ones(1), 64)

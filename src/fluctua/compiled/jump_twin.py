@@ -245,6 +245,7 @@ def collect_jump_parts(call: TwinCall, place: str) -> Parts:
     means = baseline["bar"] if name == "mean" else work.sum_rewards(started)[1][1:]
     lambdas = jnp.append(residual.mean(), jnp.asarray(means, residual.dtype))
     carry = _split_rows(rows, residual, guess)
+    jump_twin_sweep.warn_about_guess(carry.residual, carry.reward)
     ends = (jnp.broadcast_to(start, (count, start.shape[1])), substrate.times, None)
     return sweep.finish_parts(twin, numbers, carry, *ends, [lambdas])
 

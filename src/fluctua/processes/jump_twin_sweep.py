@@ -7,6 +7,7 @@ replayed once Λ is known.
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -133,6 +134,31 @@ def _check_guess(guess: Guess, times: Times) -> None:
             "zero?), or the time steps are too long. Write them so that they have one, refine "
             "`t`, or give the twin a smooth `process`."
         )
+
+
+MIN_JUDGED = 32
+"""Trajectories from which on variances are compared."""
+
+
+def warn_about_guess(residual: Array, reward: Array) -> None:
+    """Warn where Λ₀ (E,) varies more than the return (E,): the guess then costs variance."""
+    if len(residual) < MIN_JUDGED:
+        return
+    left, of_return = arrays.on_host(_compare(residual, reward)).tolist()
+    if left > of_return:
+        warnings.warn(
+            f"the twin's guess leaves a variance of {left:.3g} of a return with {of_return:.3g}: "
+            "the trajectories are far from the rate equations (several stable states, "
+            "oscillations without a phase, few molecules), and the error bar, which is right, is "
+            'larger than that of baseline="mean".',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+@jit
+def _compare(residual: Array, reward: Array) -> Array:
+    return jnp.stack([jnp.var(residual), jnp.var(reward) + 1e-9 * jnp.mean(reward**2)])
 
 
 # ------------------------------------------------------------------------------ one step of all
@@ -279,6 +305,7 @@ def simulated_parts(call: sweep.TwinCall) -> Parts:
                 recipe.process, substrate, key, numbers.theta, swept.x, offset + low
             )
         carry, lambdas = _finish(twin, shared, run, swept, means)
+        warn_about_guess(carry.residual, carry.reward)
         pieces.append(
             sweep.finish_parts(twin, numbers, carry, ensemble.x, times, ensemble.context, [lambdas])
         )
@@ -386,6 +413,7 @@ def recorded_parts(
             run = run._replace(total=swept.residual + _last_residuals(twin, shared, run, swept.x))
         swept, means = _read_through(twin, shared, run, recording, (rows, block_bytes))
         carry, lambdas = _finish(twin, shared, run, swept, means)
+        warn_about_guess(carry.residual, carry.reward)
         pieces.append(sweep.finish_parts(twin, numbers, carry, ensemble.x, times, own, [lambdas]))
     return sweep.join_parts(pieces)
 
