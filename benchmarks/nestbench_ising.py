@@ -29,11 +29,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 import fluctua as fl
 from fluctua.core.arrays import Array, Params
+from fluctua.plot.style import LOOK, WIDTH, letter, save_png
 
 SIDE = 32
 """Of the engine's magnet."""
@@ -253,6 +257,28 @@ def write_result(folder: Path, seed: int, result: dict[str, Any]) -> None:
     )
 
 
+def draw(folder: Path, seeds: list[int]) -> Figure:
+    """Learning curves and protocols of all seeds, from their files."""
+    with mpl.rc_context(LOOK):
+        figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.2), layout="constrained")
+        for seed in seeds:
+            protocol = np.loadtxt(folder / f"ising_seed{seed}.dat")
+            curve = np.loadtxt(folder / f"ising_history{seed}.csv", delimiter=",")
+            axes[0].plot(curve[:, 0], -curve[:, 1], lw=0.5, label=f"seed {seed}")
+            phase = (np.arange(ROWS) + 0.5) / ROWS
+            axes[1].plot(phase, protocol[:, 0])
+            axes[2].plot(phase, protocol[:, 1])
+        axes[0].set(xlabel="iteration", ylabel="entropy produced", yscale="log")
+        axes[0].yaxis.set_major_formatter(mpl.ticker.ScalarFormatter())
+        axes[0].yaxis.set_minor_formatter(mpl.ticker.ScalarFormatter())
+        axes[0].legend()
+        axes[1].set(xlabel="time", ylabel="temperature", yscale="log")
+        axes[2].set(xlabel="time", ylabel="magnetic field")
+        for panel, axis in zip("abc", axes, strict=True):
+            letter(axis, panel)
+    return figure
+
+
 def main() -> None:
     """Train all seeds and write their protocols."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -268,6 +294,7 @@ def main() -> None:
             f"{result['trajectories']:,} trajectories, {result['minutes']:.1f} minutes",
             flush=True,
         )
+    save_png(draw(options.out, options.seeds), options.out / "ising.png")
 
 
 if __name__ == "__main__":
