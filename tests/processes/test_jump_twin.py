@@ -245,6 +245,9 @@ def test_what_it_cannot_follow_is_named(key):
     bare = fl.Trajectories(record.t, record.x)
     with pytest.raises(ValueError, match="events=bin_events"):
         fl.gradient(BIRTH_DEATH, counts, THETA, bare, baseline=fl.Twin())
+    running = fl.Objective(running=lambda th, x: x[0])
+    with pytest.raises(ValueError, match="long-run average.*Jumps has none"):
+        fl.stationary(BIRTH_DEATH, running, THETA, record, baseline="twin", window=0.4)
     explosive = fl.Jumps(lambda th, x: th["birth"] * x**2, [[1.0]])
     run = fl.simulator(explosive, jnp.array([3.0]), T, backend="jax")
     with pytest.raises(FloatingPointError, match="rate equations of the twin overflowed"):
