@@ -44,7 +44,6 @@ simulator = fl.simulator(
     start=jnp.zeros(1),
     t=jnp.linspace(0, 20, 201),
     context=lambda key: jax.random.choice(key, DRIFTS),
-    backend="jax",
 )
 estimator = fl.ppgt(simulator, objective)
 theta = {"bound": jnp.array(0.3)}

@@ -107,7 +107,7 @@ def moving_interval(overshoot):
         drift=lambda theta, x, t, context: jnp.array(
             [theta["mu"] + context, x[0] - theta["k"] * x[1]]
         ),
-        noise=lambda theta, x: jnp.array([0.8, 0.3 + 0.1 * x[1] ** 2]),
+        noise=lambda theta, x: jnp.stack([theta["s"], 0.3 + 0.1 * x[1] ** 2]),
     )
     objective = fl.Objective(
         running=lambda theta, x, t: theta["k"] * x[1] ** 2 + 1,
@@ -117,10 +117,15 @@ def moving_interval(overshoot):
         stop=lambda theta, x, t: jnp.stack([x[0] - 1 - 0.1 * t, -1 - 0.1 * t - x[0]]),
         overshoot=overshoot,
     )
+    if overshoot:  # a boundary that depends on θ
+        objective = objective._replace(
+            stop=lambda theta, x, t: jnp.stack([x[0] - theta["b"] - 0.1 * t, -1 - x[0]])
+        )
     start = fl.Density(
         lambda theta, x: -jnp.sum((x - theta["mu"]) ** 2),
         lambda key, theta: theta["mu"] + jnp.sqrt(0.5) * jax.random.normal(key, (2,)),
     )
-    theta = {"mu": jnp.asarray(0.5, float), "k": jnp.asarray(1.3, float)}
+    numbers = {"mu": 0.5, "k": 1.3, "s": 0.8, "b": 1.1}
+    theta = {name: jnp.asarray(value, float) for name, value in numbers.items()}
     times = jnp.linspace(0, 2, 21)
     return process, objective, start, times, theta, jax.random.normal

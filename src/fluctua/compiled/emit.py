@@ -49,6 +49,7 @@ class Layout(NamedTuple):
     scores: parameters whose score is not zero.
     explicits: parameters with an explicit term.
     terminal_explicits: parameters with an explicit term of the terminal reward.
+    survival_slopes: parameters that move the probability of a stop.
     """
 
     shared: list[int]
@@ -58,6 +59,7 @@ class Layout(NamedTuple):
     scores: list[int]
     explicits: list[int]
     terminal_explicits: list[int]
+    survival_slopes: list[int]
 
 
 def make_layout(program: Program, more: Sequence[int] = ()) -> Layout:
@@ -81,7 +83,8 @@ def make_layout(program: Program, more: Sequence[int] = ()) -> Layout:
         *program.explicit,
         program.terminal,
     ]
-    outputs += [*program.terminal_explicit, *more]
+    survival_slopes = find_nonzero(program.survival_slope)
+    outputs += [*program.terminal_explicit, *program.survival_slope, *more]
     if program.event is not None:
         outputs += [*program.event.x, program.event.after, program.event.over, *program.event.score]
 
@@ -100,7 +103,9 @@ def make_layout(program: Program, more: Sequence[int] = ()) -> Layout:
                 normals.append(graph.args[node][0])
         elif graph.ops[node] != "const":
             (timed if graph.depends[node] & TIME else shared).append(node)
-    return Layout(shared, timed, columns, normals, scores, explicits, terminal_explicits)
+    return Layout(
+        shared, timed, columns, normals, scores, explicits, terminal_explicits, survival_slopes
+    )
 
 
 def count_waves(program: Program) -> int:
@@ -256,10 +261,12 @@ def write_functions(program: Program, layout: Layout, *, scores: bool = True) ->
     reward += [("g", None, program.running), ("r", None, program.step_reward)]
     score = [*reward, *(("s", k, program.score[p]) for k, p in enumerate(layout.scores))]
     explicit = [*score, *(("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits))]
+    slopes = enumerate(layout.survival_slopes)
+    explicit += [("q", k, program.survival_slope[p]) for k, p in slopes]
     kinds = {
         "step_rewards": (reward, "yGR"),
         "step_weights": (score, "yGRs"),
-        "step_scores": (explicit, "yGRse"),
+        "step_scores": (explicit, "yGRseq"),
     }
     texts = [] if program.event is None else [_write_events(program, layout, program.event, scores)]
     for name, (outputs, results) in (
@@ -319,8 +326,15 @@ def write_function(
     """
     writer = _Writer(program, layout)
     lines = writer.statements([node for _, _, node in outputs])
-    notes = {"s": "score of", "e": "explicit term of", "d": "direct term of", "f": "last term of"}
+    notes = {
+        "s": "score of",
+        "e": "explicit term of",
+        "q": "slope of the survival by",
+        "d": "direct term of",
+        "f": "last term of",
+    }
     which = {
+        "q": layout.survival_slopes,
         "s": layout.scores,
         "e": layout.explicits,
         "d": layout.explicits,
@@ -355,6 +369,7 @@ def write_definitions(program: Program, layout: Layout) -> str:
         "SCORES": len(layout.scores),
         "EXPLICITS": len(layout.explicits),
         "FINALS": len(layout.terminal_explicits),
+        "SLOPES": len(layout.survival_slopes),
         "SHARED": len(layout.shared),
         "TIMED": len(layout.timed),
     }
@@ -372,6 +387,7 @@ def write_definitions(program: Program, layout: Layout) -> str:
             array("SCORE_OF", layout.scores),
             array("EXPLICIT_OF", layout.explicits),
             array("FINAL_OF", layout.terminal_explicits),
+            array("SLOPE_OF", layout.survival_slopes),
             "// The same for all trajectories, and computed ahead:",
             *(notes or ["//   nothing"]),
         ]

@@ -6,7 +6,7 @@ noise as an input: a kernel has no formulas of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +45,7 @@ class Program(NamedTuple):
     names: of the parameters (P,).
     event: one event inside the step of a jump process.
     stops: whether trajectories may stop; the last component of the state is then their survival.
+    survival_slope: ∂θ of the logarithm of its change (P,), if they may.
     """
 
     graph: Graph
@@ -60,6 +61,7 @@ class Program(NamedTuple):
     names: list[str]
     event: jump_events.EventProgram | None = None
     stops: bool = False
+    survival_slope: Sequence[int] = ()
 
     @property
     def state(self) -> int:
@@ -199,7 +201,7 @@ def trace_step(
         return (
             jnp.where(survival > 0, rows.score[0], 0),
             stopping.keep_running(survival[None], rows.explicit)[0],
-            jnp.zeros(()) if slope is None else slope[0],
+            jnp.zeros_like(flat) if slope is None else jnp.where(survival > 0, slope[0], 0),
         )
 
     def terminal_terms(
@@ -275,8 +277,6 @@ def trace_step(
     last = call(terminal_terms, "theta", "x", "context", "origin", "survival")
     terminal, terminal_explicit = last
     if stops:
-        if any(graph.value(node) != 0.0 for node in slope[0].ravel().tolist()):
-            raise Unsupported("stop", "a bridge whose noise or level depends on θ")
         (held,) = call(hold, "x_next", "x", "survival")
         x_next = np.append(held, after[0])
     return Program(
@@ -293,6 +293,7 @@ def trace_step(
         names(theta),
         event,
         stops,
+        slope[0].tolist() if stops else (),
     )
 
 

@@ -137,7 +137,7 @@ def check_rule(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTre
 
 def is_running(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """1 where a trajectory goes on, 0 where it ends; in the precision of x."""
-    level = rule.level(theta, x, t, context)
+    level = jnp.asarray(rule.level(theta, x, t, context))
     ends = level if level.dtype == bool else level >= 0
     return jnp.where(jnp.any(ends), 0, 1).astype(x.dtype)
 

@@ -63,8 +63,9 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
     bool dominated = false;
     EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
+      V q[AT_LEAST_ONE(SLOPES)];
       drawn(own.stream, (u32)n, z);
-      step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e, own.stream, n);
+      step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e, q, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
       if (LEFT_OUT) {
@@ -87,6 +88,10 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
       }
       EACH(k, EXPLICITS) gradient AT(EXPLICIT_OF[k]) += e[k];
       own.reward += r;
+      EACH(k, SLOPES) {  // of the survival: what is to come after the step
+        gradient AT(SLOPE_OF[k]) += (guess - own.reward) * q[k];
+        score AT(SLOPE_OF[k]) += q[k];
+      }
       EACH(k, STATE) own.x[k] = y[k];
     }
     V h, f[AT_LEAST_ONE(FINALS)], off = 0;

@@ -235,8 +235,9 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_
     B dominated = B{};
     for (int64_t n = 0; n < run.steps; n++) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
+      V q[AT_LEAST_ONE(SLOPES)];
       drawn(lanes.stream, (uint32_t)n, z, lanes.spare, n == 0);
-      step_scores(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, s, e, lanes.stream, n);
+      step_scores(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, s, e, q, lanes.stream, n);
       lanes.reward += g;
       const V to_go = guess - lanes.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
       if (LEFT_OUT) {
@@ -259,6 +260,10 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_
       }
       EACH(k, EXPLICITS) gradient[EXPLICIT_OF[k]] += e[k];
       lanes.reward += r;
+      EACH(k, SLOPES) {  // of the survival: what is to come after the step
+        gradient[SLOPE_OF[k]] += (guess - lanes.reward) * q[k];
+        score[SLOPE_OF[k]] += q[k];
+      }
       EACH(k, STATE) lanes.x[k] = y[k];
     }
     V h, f[AT_LEAST_ONE(FINALS)], off = V{};
