@@ -28,7 +28,6 @@ from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.diffusion import check_model
 from fluctua.core.integrators import match_quadrature
-from fluctua.core.process import StepLaw
 
 __all__ = ["compare", "finite_differences", "pathwise", "spsa"]
 
@@ -73,7 +72,7 @@ def pathwise(
     Returns: an estimator that runs one trajectory per sample.
     """
     simulated = _require_simulator(substrate, "pathwise")
-    if isinstance(simulated.recipe.process, StepLaw):
+    if hasattr(simulated.recipe.process, "log_probability"):  # a chain
         raise ValueError(
             "`pathwise` differentiates the states of a trajectory, and those of a "
             f"{type(simulated.recipe.process).__name__} may jump with θ, whose derivative is then "
