@@ -11,6 +11,7 @@ from scipy.stats import binom
 
 import first_passage as exits
 import fluctua as fl
+from fluctua import tcmt
 from fluctua.core import check
 from fluctua.core.objective import StopRule
 from fluctua.core.process import Step
@@ -462,6 +463,12 @@ RECORD = fl.Trajectories(jnp.arange(3.0), jnp.zeros((4, 3, 1)))
         ),
         (
             lambda o: fl.filters.filtered(exits.PROCESS, o, jnp.zeros(1), 1.0),
+            "has a `stop`",
+        ),
+        (
+            lambda o: (
+                tcmt.transmission(tcmt.rectangular(1, 2))._replace(objective=o).estimator("cpu")
+            ),
             "has a `stop`",
         ),
         (

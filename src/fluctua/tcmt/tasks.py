@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fluctua.core import baselines
+from fluctua.core import baselines, check
 from fluctua.core.arrays import Array
 from fluctua.core.draws import Wiener, philox
 from fluctua.core.estimator import ppgt
@@ -72,6 +72,7 @@ class Task(experiment.Experiment):
             return ppgt(self.simulator(wiener), self.objective, baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
+        check.objective(self.objective)  # a `stop` is refused: these kernels have none
         return make_fused(self, device=backend, baseline=baseline, **options)
 
 
