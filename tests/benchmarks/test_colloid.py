@@ -16,7 +16,7 @@ PLACES = np.round(TIMES / DT).astype(int)
 def test_the_theorem_gives_the_exact_response_and_the_later_velocity_does_not():
     fine = 1e-3
     chi = methods.exact_response(RING, fine, 1000, order=30)[[200, 500, 1000]]
-    exact = methods.exact_correlations(RING, TIMES, points=128)
+    exact = methods.exact_correlations(RING, TIMES, points=64)
     assert np.allclose(exact.theorem, chi, rtol=2e-3)  # the Euler step of `chi`
     assert np.all(exact.program / chi - 1 > [0.03, 0.09, 0.18])
 
@@ -24,7 +24,7 @@ def test_the_theorem_gives_the_exact_response_and_the_later_velocity_does_not():
 def test_without_drive_both_forms_are_those_of_equilibrium():
     # a potential alone has no current: χ = C(0) − C(t), at long times the variance of sin θ
     still = methods.Ring(np.array([0.0, 0.7, 0.0]), 0.5)
-    exact = methods.exact_correlations(still, [50.0], points=128)
+    exact = methods.exact_correlations(still, [50.0], points=64)
     x = methods.TURN * np.arange(512) / 512
     weight = np.exp(0.7 / 0.5 * np.sin(x))
     sine = np.sin(x)
