@@ -382,6 +382,7 @@ def test_the_guard_still_sees_a_wrong_model():
         fl.gradient(exits.PROCESS, exits.OBJECTIVE, theta, record)
 
 
+@pytest.mark.long
 def test_an_observed_process_stops_by_what_is_observed():
     hidden = fl.Process(
         lambda theta, x: -theta["k"] * x + jnp.array([1.0, 0.0]), lambda theta, x: 0.5 * jnp.ones(2)
@@ -518,6 +519,7 @@ def test_a_bridge_needs_noise_between_the_times():
         fl.mean_return_to_go(bridge, exits.parameters(), RECORD)
 
 
+@pytest.mark.long
 def test_a_survival_that_underflows_is_a_stop():
     """A thousand steps beside the boundary in single precision: W falls to 1e-19, then to zero."""
     with jax.enable_x64(False):
