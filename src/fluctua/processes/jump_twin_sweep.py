@@ -149,8 +149,8 @@ def warn_about_guess(residual: Array, reward: Array) -> None:
         warnings.warn(
             f"the twin's guess leaves a variance of {left:.3g} of a return with {of_return:.3g}: "
             "the trajectories are far from the rate equations (several stable states, "
-            "oscillations without a phase, few molecules), and the error bar, which is right, is "
-            'larger than that of baseline="mean".',
+            "oscillations that lose their phase) or the rates have steps. The error bar is right, "
+            'and larger than that of baseline="mean".',
             RuntimeWarning,
             stacklevel=2,
         )
