@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.arrays import Array, Params
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimate import Estimate, sample_error
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import map_step_parameters
@@ -114,15 +114,15 @@ class CombinedGradient(NamedTuple):
     gradient: np.ndarray
     stderr: np.ndarray
     variance: np.ndarray
-    weight: np.ndarray
+    weight: Array
     sums: dict[str, np.ndarray]
 
 
 def combine_parts(
     theta: Params,
     sums: Sums,
-    direct: np.ndarray,
-    correction: np.ndarray,
+    direct: Array,
+    correction: Array,
     forget_after: float,
     loudness: float = 1.0,
 ) -> CombinedGradient:
@@ -131,7 +131,7 @@ def combine_parts(
     Args:
         theta: parameters, whose leaves have a w each.
         sums: state of earlier calls; empty before the first.
-        direct: rows (E, P).
+        direct: rows (E, P), of NumPy, or of JAX to have them added up where they are.
         correction: rows (E, P).
         forget_after: calls over which `sums` fade; 1 remembers nothing and takes all of the
             correction.
@@ -142,27 +142,77 @@ def combine_parts(
     count, size = direct.shape
     faded = _fade(sums if sums else _zero_sums(size), 1 - 1 / forget_after)
 
-    def sum_with(rows):
-        return _add_batch(faded, direct[rows], correction[rows], loudness)
+    def sum_with(first: int, stride: int) -> dict[str, np.ndarray]:
+        moments = _measure(direct, correction, first, stride)
+        return _add_batch(faded, moments, len(range(first, count, stride)), loudness)
 
-    summed = sum_with(slice(None))
-    weight = np.ones_like(correction)
+    summed = sum_with(0, 1)
+    pair = np.ones((2, size))  # of even and odd trajectories
     if forget_after > 1 and count >= MIN_SPLIT:
-        halves = slice(0, None, 2), slice(1, None, 2)
-        for half, other in (halves, halves[::-1]):
-            weight[half] = _shrinkage_weights(theta, sum_with(other))
+        for half in (0, 1):
+            pair[half] = _shrinkage_weights(theta, sum_with(1 - half, 2))
     elif forget_after > 1 and sums:
-        weight[:] = _shrinkage_weights(theta, faded)
-    mixed = direct + weight * correction
-    variance = _variance(mixed)
-    left = 1 - weight.mean(axis=0)
+        pair[:] = _shrinkage_weights(theta, faded)
+    weight, gradient, variance = _mix(direct, correction, pair)
+    even = len(range(0, count, 2)) / count
+    left = 1 - (even * pair[0] + (1 - even) * pair[1])
     c = summed["correction"] / summed["weight"]
     spread = summed["square"] / summed["weight"] ** 2
     stderr = np.sqrt(variance + left**2 * spread) + np.abs(left * c) / COVERS
-    return CombinedGradient(mixed.mean(axis=0), stderr, variance, weight, summed)
+    return CombinedGradient(gradient, stderr, variance, weight, summed)
 
 
-def _variance(rows: np.ndarray) -> np.ndarray:
+class _Moments(NamedTuple):
+    """Mean of direct parts and corrections, and the variance of the latter mean. (P,) each"""
+
+    direct: Array
+    correction: Array
+    variance: Array
+
+
+def _measure(direct: Array, correction: Array, first: int, stride: int) -> _Moments:
+    """Moments of every `stride`-th row from `first` on, added up where the rows are."""
+    measure = _measure_compiled if isinstance(direct, jax.Array) else _measure_rows
+    return _Moments(
+        *(np.asarray(v, np.float64) for v in measure(direct, correction, first, stride))
+    )
+
+
+def _measure_rows(direct: Array, correction: Array, first: int, stride: int) -> _Moments:
+    some = correction[first::stride]
+    return _Moments(direct[first::stride].mean(axis=0), some.mean(axis=0), _variance(some))
+
+
+_measure_compiled = jit(_measure_rows, static_argnums=(2, 3))
+
+
+class _Mixed(NamedTuple):
+    """Weights of all rows (E, P); mean of direct + weight·correction and its variance. (P,)"""
+
+    weight: Array
+    mean: Array
+    variance: Array
+
+
+def _mix(direct: Array, correction: Array, pair: np.ndarray) -> _Mixed:
+    """Mix rows with the weights (2, P) of even and odd ones."""
+    if not isinstance(direct, jax.Array):
+        return _mix_rows(direct, correction, pair)
+    mixed = _mix_compiled(direct, correction, jnp.asarray(pair, direct.dtype))
+    moments = (np.asarray(v, np.float64) for v in (mixed.mean, mixed.variance))
+    return _Mixed(mixed.weight, *moments)
+
+
+def _mix_rows(direct: Array, correction: Array, pair: Array) -> _Mixed:
+    weight = pair[np.arange(len(direct)) % 2]
+    mixed = direct + weight * correction
+    return _Mixed(weight, mixed.mean(axis=0), _variance(mixed))
+
+
+_mix_compiled = jit(_mix_rows)
+
+
+def _variance(rows: Array) -> Array:
     """Variance of the mean of rows. Shape (P,)."""
     return rows.var(axis=0, ddof=1) / len(rows)
 
@@ -172,17 +222,15 @@ def _fade(sums: Sums, fade: float) -> dict[str, np.ndarray]:
     return {name: power * sums[name] for name, power in zip(SUMS, powers, strict=True)}
 
 
-def _add_batch(
-    sums: Sums, direct: np.ndarray, correction: np.ndarray, loudness: float
-) -> dict[str, np.ndarray]:
+def _add_batch(sums: Sums, moments: _Moments, count: int, loudness: float) -> dict[str, np.ndarray]:
     """The sums with another batch, weighted by its trajectories."""
-    weight = len(direct) * loudness
+    weight = count * loudness
     more = (
         weight,
-        weight**2 / len(direct),
-        weight * correction.mean(axis=0),
-        weight**2 * _variance(correction),
-        weight * direct.mean(axis=0),
+        weight**2 / count,
+        weight * moments.correction,
+        weight**2 * moments.variance,
+        weight * moments.direct,
     )
     return {name: sums[name] + value for name, value in zip(SUMS, more, strict=True)}
 
@@ -368,11 +416,22 @@ def _zero_sums(size: int) -> dict[str, np.ndarray]:
     return {name: np.zeros(size) for name in SUMS}
 
 
-def _rows(tree: Params) -> np.ndarray:
-    """Leaves (E, ...) as one matrix (E, P), in double precision for sums over many iterations."""
+def _rows(tree: Params) -> Array:
+    """Leaves (E, ...) as one matrix (E, P).
+
+    In double precision, for sums over many iterations. On an accelerator they stay where they are,
+    in their own precision: to bring them here takes longer than to compute them.
+    """
+    leaves = jax.tree.leaves(tree)
+    if all(isinstance(v, jax.Array) and _is_accelerated(v) for v in leaves):
+        return jnp.concatenate([v.reshape(v.shape[0], -1) for v in leaves], 1)
     return np.concatenate(
-        [np.asarray(v, np.float64).reshape(np.shape(v)[0], -1) for v in jax.tree.leaves(tree)], 1
+        [np.asarray(v, np.float64).reshape(np.shape(v)[0], -1) for v in leaves], 1
     )
+
+
+def _is_accelerated(array: jax.Array) -> bool:
+    return all(device.platform != "cpu" for device in array.devices())
 
 
 def _shape_like(theta: Params, flat: np.ndarray) -> Params:

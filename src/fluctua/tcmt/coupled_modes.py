@@ -95,14 +95,18 @@ def carrier(drives: Sequence[Drive]) -> float:
 def incoming(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> Array:
     """Return s⁺(t) on every lead, complex. (L,)"""
     origin = carrier(drives) if frame == "rotating" else 0.0
+    constant = np.zeros(leads, complex)  # added up before compilation: there may be many drives
     total = jnp.zeros(leads, jnp.result_type(jnp.asarray(t).dtype, jnp.complex64))
     for drive in drives:
         s = drive.amplitude * np.exp(1j * drive.phase) * (np.arange(leads) == drive.lead)
-        shape = 1.0 if drive.envelope is None else drive.envelope(t)
         detuning = drive.frequency - origin
+        if drive.envelope is None and not detuning:
+            constant += s
+            continue
+        shape = 1.0 if drive.envelope is None else drive.envelope(t)
         phase = jnp.exp(-1j * detuning * t) if detuning else 1.0
         total += jnp.asarray(s, total.dtype) * shape * phase
-    return total
+    return total + jnp.asarray(constant, total.dtype)
 
 
 def to_psi(x: Array) -> Array:
@@ -124,6 +128,8 @@ def lead_matrix(network: Network, p: Mapping[str, Array]) -> Array:
 def damp(network: Network, p: Mapping[str, Array], psi: Array) -> Array:
     """Return Γψ = (DDᵀ/2 + γ)ψ. (N,)"""
     d = lead_matrix(network, p)
+    if network.local:  # DDᵀ is diagonal
+        return ((d**2).sum(axis=1) / 2 + p["gamma"]) * psi
     return d @ (d.T @ psi) / 2 + p["gamma"] * psi
 
 

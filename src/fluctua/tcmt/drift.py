@@ -12,8 +12,9 @@ native/cuda/drift.cuh.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,9 +51,67 @@ def abs2(psi: Any) -> Any:
 
 
 def couple_bonds(bonds: np.ndarray, kappa: Array, psi: Array) -> Array:
-    """Return κψ: Σ_m κ_nm ψ_m over the bonds of n. (N,)"""
-    i, j = bonds.T
-    return jnp.zeros_like(psi).at[i].add(kappa * psi[j]).at[j].add(kappa * psi[i])
+    """Return κψ: Σ_m κ_nm ψ_m over the bonds of n. (N,)
+
+    Bond by bond, or by products with matrices where the bonds are dense blocks (`find_blocks`).
+    """
+    blocks = find_blocks(bonds)
+    if len(bonds) < MIN_BLOCK * len(blocks) or not len(bonds):
+        i, j = bonds.T
+        return jnp.zeros_like(psi).at[i].add(kappa * psi[j]).at[j].add(kappa * psi[i])
+    quadratures = jnp.stack([psi.real, psi.imag])  # κ is real: half of a complex product is zero
+    coupled = jnp.zeros_like(quadratures)
+    for block in blocks:
+        matrix = kappa[block.first : block.first + block.bonds].reshape(block.shape)
+        left = slice(block.left, block.left + block.shape[0])
+        right = slice(block.right, block.right + block.shape[1])
+        coupled = coupled.at[:, left].add(quadratures[:, right] @ matrix.T)
+        coupled = coupled.at[:, right].add(quadratures[:, left] @ matrix)
+    return jax.lax.complex(coupled[0], coupled[1])
+
+
+MIN_BLOCK = 16
+"""Mean number of bonds per block from which products with matrices pay."""
+
+
+class Block(NamedTuple):
+    """Consecutive bonds that join each of some neighbouring sites to each of some others.
+
+    first: index of the first of its bonds.
+    left, right: first site on either side.
+    shape: number of sites on either side.
+    """
+
+    first: int
+    left: int
+    right: int
+    shape: tuple[int, int]
+
+    @property
+    def bonds(self) -> int:
+        """Number of its bonds."""
+        return self.shape[0] * self.shape[1]
+
+
+def find_blocks(bonds: np.ndarray) -> list[Block]:
+    """Return the bonds as dense blocks, as few as they have in their order.
+
+    bonds: (B, 2), i < j, lexicographic. A row of a block is a site i with the bonds to consecutive
+    sites j; consecutive sites with the same j make one block.
+    """
+    starts = np.ones(len(bonds), bool)
+    starts[1:] = (np.diff(bonds[:, 0]) != 0) | (np.diff(bonds[:, 1]) != 1)
+    rows = np.flatnonzero(starts)
+    widths = np.diff(np.append(rows, len(bonds)))
+    blocks: list[Block] = []
+    for first, width in zip(rows.tolist(), widths.tolist(), strict=True):
+        site, right = bonds[first].tolist()
+        last = blocks[-1] if blocks else None
+        if last and (last.left + last.shape[0], last.right, last.shape[1]) == (site, right, width):
+            blocks[-1] = last._replace(shape=(last.shape[0] + 1, width))
+        else:
+            blocks.append(Block(first, site, right, (1, width)))
+    return blocks
 
 
 def coupling_matrix(bonds: np.ndarray, kappa: np.ndarray, sites: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -49,9 +50,9 @@ class Lead:
 class Network:
     """N resonators, B bonds and L leads, with the values of every parameter that is not trained.
 
-    Made by `rectangular`, `honeycomb`, `ring`, `chain`, `from_edges` or `paper`. Arrays are
-    read-only; two networks are equal when all their numbers are, so that equal processes share one
-    compilation.
+    Made by `rectangular`, `honeycomb`, `ring`, `chain`, `layered`, `from_edges` or `paper`. Arrays
+    are read-only; two networks are equal when all their numbers are, so that equal processes share
+    one compilation.
 
     bonds: (B, 2), i < j, lexicographic.
     lead_weights: (N, L), zero where a lead does not touch.
@@ -337,6 +338,39 @@ def chain(sites: int, **options: object) -> Network:
     return _build(
         _pair_sites(site[:-1], site[1:]), sites, np.stack([site, 0 * site], axis=1), options
     )
+
+
+def layered(sizes: Sequence[int], **options: object) -> Network:
+    """Return layers of resonators; every site has a bond to each site of the next layer.
+
+    Sites are numbered layer by layer. The couplings from a layer of m sites to the next one of n
+    are consecutive in `kappa`, an m × n matrix row by row.
+
+    Args:
+        sizes: sites in each layer, at least two layers.
+        **options: those of `from_edges`. Leads are on all sites of the first and the last layer if
+            not given.
+
+    Returns: the network.
+
+    >>> layered([64, 30, 10])
+    """
+    if len(sizes) < 2:
+        raise ValueError(f"a layered network needs at least two layers; got {list(sizes)}.")
+    for number, size in enumerate(sizes):
+        _check_minimum(**{f"sizes[{number}]": (size, 1)})
+    ends = np.cumsum([0, *sizes])
+    layers = [np.arange(low, high) for low, high in pairwise(ends.tolist())]
+    edges = []
+    for here, following in pairwise(layers):
+        edges += _pair_sites(*np.meshgrid(here, following, indexing="ij"))
+    places = [
+        np.stack([np.full(len(layer), 6.0 * depth), np.linspace(-3.0, 3.0, len(layer) + 2)[1:-1]])
+        for depth, layer in enumerate(layers)
+    ]
+    leads = [int(site) for site in (*layers[0], *layers[-1])]
+    positions = np.concatenate(places, axis=1).T
+    return _build(edges, int(ends[-1]), positions, {"leads": leads, **options})
 
 
 def paper() -> Network:

@@ -1,0 +1,495 @@
+"""Handwritten digits, classified by a noisy network of resonators that the library trains.
+
+    python benchmarks/digits.py train CHECKOUT      # three seeds, on a GPU
+    python benchmarks/digits.py noise CHECKOUT      # the trained networks at other noise
+    python benchmarks/digits.py device CHECKOUT     # a device with 20 % hidden errors, on a GPU
+    python benchmarks/digits.py xor                 # two bits, on a CPU
+    python benchmarks/digits.py report              # tables and picture, from the other files
+
+CHECKOUT is a copy of github.com/ClaraWanjura/neuroscatter; its digitRecognition folder has the data
+(optdigits). `sklearn` in its place takes the 1,797 images that scikit-learn has, split otherwise:
+for a trial only.
+
+The network has 128 input modes, two per pixel, 30 hidden modes and 10 outputs. Pixels are detunings
+of the inputs. All inputs are driven with the paper's amplitude, and all channels have its noise.
+The answer is the output port with most power at the end of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+import fluctua as fl
+from fluctua import tcmt
+from fluctua.plot.style import LOOK, WIDTH, letter, save
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "results" / "digits"
+PIXELS, COPIES, HIDDEN, CLASSES = 64, 2, 30, 10
+SPAN, SCALE, JITTER = 3.0, 200.0, 0.2
+LOSS, HIDDEN_LOSS = 0.02, 1.0
+"""γ of modes with a port (γ_e = 1), and of hidden modes: all decay alike, and noise drives all."""
+SIGMA_W = 0.5
+SIGMAS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+TIMES = tcmt.ReadoutTimes(horizon=4.5, dt=0.15, integrator="rk4")
+FINE = tcmt.ReadoutTimes(horizon=4.5, dt=0.0375, integrator="rk4")
+SEEDS = (0, 1, 2)
+ERROR = 0.2
+"""Standard deviation of the hidden errors: of detunings, and of couplings relative to their own."""
+
+
+class Split(NamedTuple):
+    """Training and test data."""
+
+    train: tcmt.Examples
+    test: tcmt.Examples
+
+
+class Layout(NamedTuple):
+    """Sizes of a network.
+
+    copies: input modes per feature.
+    """
+
+    features: int = PIXELS
+    copies: int = COPIES
+    hidden: int = HIDDEN
+    classes: int = CLASSES
+
+    @property
+    def inputs(self) -> int:
+        """Number of input modes."""
+        return self.features * self.copies
+
+
+DIGITS = Layout()
+
+
+def load(source: str, jitter: float = JITTER) -> Split:
+    """The data of a checkout, split as its notebook does: optdigits.tra trains, .tes tests."""
+    if source == "sklearn":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        rows = np.column_stack([digits.data, digits.target])
+        parts = [rows[:1000], rows[1000:]]
+    else:
+        folder = Path(source) / "digitRecognition"
+        files = [folder / f"optdigits.{part}" for part in ("tra", "tes")]
+        missing = [path for path in files if not path.is_file()]
+        if missing:
+            raise SystemExit(f"{missing[0]} is missing: CHECKOUT must be a copy of neuroscatter.")
+        parts = [np.loadtxt(path, delimiter=",") for path in files]
+    return Split(make_examples(parts[0], jitter), make_examples(parts[1], 0.0))
+
+
+def make_examples(rows: np.ndarray, jitter: float) -> tcmt.Examples:
+    """Examples from rows of 64 pixels, 0 to 16, and a label."""
+    return tcmt.Examples(rows[:, :-1] / 16, rows[:, -1].astype(int), jitter=jitter)
+
+
+def make_task(
+    sigma_w: float = SIGMA_W,
+    layout: Layout = DIGITS,
+    times: tcmt.ReadoutTimes = TIMES,
+    hidden_loss: float = HIDDEN_LOSS,
+) -> tcmt.Classification:
+    """Features as detunings of the first layer, classes as ports of the last."""
+    sizes = (layout.inputs, layout.hidden, layout.classes)
+    losses = np.repeat([LOSS, hidden_loss, LOSS], sizes)
+    network = tcmt.layered(sizes, gamma=losses, sigma_w=sigma_w)
+    sites = np.arange(layout.inputs).reshape(layout.features, layout.copies).tolist()
+    outputs = range(layout.inputs, layout.inputs + layout.classes)
+    return tcmt.classification(network, sites, outputs, span=SPAN, scale=SCALE, dynamics=times)
+
+
+def draw_start(seed: int, network: tcmt.Network, inputs: int) -> dict[str, jax.Array]:
+    """Random detunings, 1.5 on the inputs and 0.5 on the others, and couplings, 0.3."""
+    k_omega, k_kappa = jax.random.split(jax.random.key(seed))
+    width = jnp.where(jnp.arange(network.sites) < inputs, 1.5, 0.5)
+    return {
+        "omega": width * jax.random.normal(k_omega, (network.sites,)),
+        "kappa": 0.3 * jax.random.normal(k_kappa, (len(network.bonds),)),
+    }
+
+
+# ----------------------------------------------------------------------------------- known device
+
+
+class Plan(NamedTuple):
+    """Length of a training.
+
+    forget_after: iterations over which the twin's correction must be resolved to be taken; 1 takes
+        all of it.
+    """
+
+    iterations: int = 1500
+    trajectories: int = 1024
+    learning_rate: float = 0.02
+    forget_after: float = 100
+    check_every: int = 200
+
+
+class Point(NamedTuple):
+    """A training at one iteration. J: mean of the iterations before; accuracies of single runs."""
+
+    seed: int
+    iteration: int
+    trajectories: int
+    J: float
+    train: float
+    test: float
+    seconds: float
+
+
+class Trained(NamedTuple):
+    """Parameters after the last iteration, and how they came about."""
+
+    theta: dict[str, jax.Array]
+    history: list[Point]
+    estimator: fl.ShrunkCorrection
+
+
+def train(task: tcmt.Classification, split: Split, seed: int, plan: Plan) -> Trained:
+    """Train by the library's estimator; its twin is the exact model."""
+    model = task.estimator(split.train, fl.Twin(batch=plan.trajectories))
+    estimator = fl.ShrunkCorrection(model, plan.forget_after)
+    rate = optax.cosine_decay_schedule(plan.learning_rate, plan.iterations)
+    inputs = len(task.process.drift.sites)
+    theta = draw_start(seed, task.network, inputs)
+    training = fl.Training(estimator, theta, optax.adam(rate), plan.trajectories, seed=seed)
+    history: list[Point] = []
+    values: list[Any] = []
+    begin = time.perf_counter()
+    for record in fl.train(training, iterations=plan.iterations):
+        values.append(record.estimate.value)
+        theta = record.next_theta
+        done = record.iteration + 1
+        if done % plan.check_every and done != plan.iterations:
+            continue
+        seconds = time.perf_counter() - begin
+        key = jax.random.key(1000 + seed)
+        right = [task.answer(key, theta, part).single_shot for part in split]
+        J = float(np.mean([float(v) for v in values]))
+        history.append(Point(seed, done, record.trajectories, J, *right, seconds))
+        values.clear()
+        print(*(f"{v:.4g}" for v in history[-1]), flush=True)
+    return Trained(theta, history, estimator)
+
+
+class Score(NamedTuple):
+    """Test accuracy of a trained network at some noise.
+
+    single: of single runs, ten per image. mean_of_10: by the mean power of ten runs.
+    """
+
+    seed: int
+    sigma_w: float
+    dt: float
+    single: float
+    mean_of_10: float
+
+
+def score(task: tcmt.Classification, seed: int, theta: dict, examples: tcmt.Examples) -> Score:
+    """Measure the accuracy with ten runs per image."""
+    answers = task.answer(jax.random.key(2000 + seed), theta, examples, repetitions=10)
+    sigma_w = float(task.network.sigma_r[0])
+    return Score(seed, sigma_w, float(task.t[1]), answers.single_shot, answers.averaged)
+
+
+class Share(NamedTuple):
+    """What the twin misses of the gradient at the end of a training, by family."""
+
+    seed: int
+    family: str
+    correction_over_gradient: float
+    standard_error: float
+    chi2: float
+
+
+def run_training(
+    source: str, plan: Plan, seeds: Sequence[int], out: Path, hidden_loss: float
+) -> None:
+    """Train all seeds, and write parameters, histories and final accuracies."""
+    split = load(source)
+    for seed in seeds:
+        trained = train(make_task(hidden_loss=hidden_loss), split, seed, plan)
+        save_theta(trained.theta, out / f"theta_{seed}.npz")
+        write(f"training_{seed}.csv", trained.history, out)
+        shares = [Share(seed, *row) for row in trained.estimator.certificate.rows]
+        write(f"correction_{seed}.csv", shares, out)
+        scores = [
+            score(make_task(hidden_loss=hidden_loss, times=times), seed, trained.theta, split.test)
+            for times in (TIMES, FINE)
+        ]
+        write(f"final_{seed}.csv", scores, out)
+        print(*scores, sep="\n", flush=True)
+
+
+def run_noise(source: str, seeds: Sequence[int], out: Path) -> None:
+    """Measure trained networks at other noise than they were trained with."""
+    split = load(source)
+    thetas = {seed: load_theta(out / f"theta_{seed}.npz") for seed in seeds}
+    rows = []
+    for sigma in SIGMAS:
+        task = make_task(sigma)
+        rows += [score(task, seed, theta, split.test) for seed, theta in thetas.items()]
+        print(rows[-1], flush=True)
+    write("noise.csv", rows, out)
+
+
+def save_theta(theta: dict[str, jax.Array], path: Path) -> None:
+    """Write parameters in half of a float64."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **{name: np.asarray(v, np.float32) for name, v in theta.items()})
+
+
+def load_theta(path: Path) -> dict[str, jax.Array]:
+    """Read what `save_theta` wrote."""
+    with np.load(path) as file:
+        return {name: jnp.asarray(file[name]) for name in file.files}
+
+
+# --------------------------------------------------------------------------------- unknown device
+
+
+def apply_errors(theta: dict[str, Any], phi: dict[str, Any]) -> dict[str, Any]:
+    """What the device does at settings θ: detunings have offsets, couplings gains."""
+    return {"omega": theta["omega"] + phi["offset"], "kappa": phi["gain"] * theta["kappa"]}
+
+
+def draw_errors(seed: int, network: tcmt.Network) -> dict[str, jax.Array]:
+    """Hidden offsets and gains."""
+    k_offset, k_gain = jax.random.split(jax.random.key(5000 + seed))
+    return {
+        "offset": ERROR * jax.random.normal(k_offset, (network.sites,)),
+        "gain": 1 + ERROR * jax.random.normal(k_gain, (len(network.bonds),)),
+    }
+
+
+class Calibration(NamedTuple):
+    """Length of a training on a device.
+
+    calls: of the estimator that measure. between: iterations per measurement.
+    """
+
+    calls: int = 8
+    trajectories: int = 16
+    between: int = 15
+    simulated: int = 256
+    learning_rate: float = 0.005
+
+
+class DevicePoint(NamedTuple):
+    """A device after some measured runs; rms errors of the calibration."""
+
+    seed: int
+    runs: int
+    nominal: float
+    device: float
+    offset_error: float
+    gain_error: float
+
+
+def calibrate_and_train(
+    task: tcmt.Classification, split: Split, seed: int, theta: dict, plan: Calibration
+) -> list[DevicePoint]:
+    """Train a device from the parameters of its nominal model; only its runs are measured."""
+    hidden = draw_errors(seed, task.network)
+    simulator = task.simulator(split.train)
+
+    def device(key, settings, count):
+        return simulator(key, apply_errors(settings, hidden), count)
+
+    unknown = {
+        "offset": jnp.zeros(task.network.sites),
+        "gain": jnp.ones(len(task.network.bonds)),
+    }
+    estimator = fl.SelfCalibrating(
+        task.estimator(split.train, fl.Twin(batch=plan.simulated)),
+        device,
+        apply_errors,
+        unknown,
+        ERROR,
+        correction="none",
+        simulated=plan.simulated,
+        samples=0,
+        measure_every=plan.between,
+        every=4,
+        on_doubt="continue",
+    )
+    iterations = plan.calls * plan.between
+    rate = optax.cosine_decay_schedule(plan.learning_rate, iterations)
+    training = fl.Training(estimator, theta, optax.adam(rate), plan.trajectories, seed=seed)
+
+    def look(runs: int, settings: dict) -> DevicePoint:
+        key = jax.random.key(3000 + seed)
+        nominal = task.answer(key, settings, split.test).single_shot
+        real = task.answer(key, apply_errors(settings, hidden), split.test).single_shot
+        errors = {name: estimator.phi[name] - hidden[name] for name in hidden}
+        rms = [float(np.sqrt(np.mean(np.square(errors[name])))) for name in ("offset", "gain")]
+        return DevicePoint(seed, runs, nominal, real, *rms)
+
+    points = [look(0, theta)]
+    for record in fl.train(training, iterations=iterations):
+        if (record.iteration + 1) % plan.between == 0:
+            points.append(look(record.trajectories, record.next_theta))
+            print(points[-1], flush=True)
+    return points
+
+
+def run_device(source: str, plan: Calibration, seeds: Sequence[int], out: Path) -> None:
+    """Calibrate and train one device per seed."""
+    split = load(source)
+    for seed in seeds:
+        theta = load_theta(out / f"theta_{seed}.npz")
+        points = calibrate_and_train(make_task(), split, seed, theta, plan)
+        write(f"device_{seed}.csv", points, out)
+
+
+# -------------------------------------------------------------------------------------------- XOR
+
+
+XOR = Layout(features=2, copies=1, hidden=3, classes=2)
+
+
+class XorRow(NamedTuple):
+    """XOR after a training: mean log-likelihood, and accuracy of 1,000 single runs per input."""
+
+    seed: int
+    sigma_w: float
+    trajectories: int
+    J: float
+    single: float
+
+
+def train_xor(seed: int, sigma_w: float = SIGMA_W, iterations: int = 150) -> XorRow:
+    """Train seven modes to tell equal bits from unequal ones."""
+    bits = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    examples = tcmt.Examples(bits, np.array([0, 1, 1, 0]))
+    task = make_task(sigma_w, XOR)
+    estimator = fl.ShrunkCorrection(task.estimator(examples))
+    theta = draw_start(seed, task.network, XOR.inputs)
+    rate = optax.cosine_decay_schedule(0.05, iterations)
+    training = fl.Training(estimator, theta, optax.adam(rate), 64, seed=seed)
+    for record in fl.train(training, iterations=iterations):
+        theta = record.next_theta
+    right = task.answer(jax.random.key(seed), theta, examples, repetitions=1000).single_shot
+    return XorRow(seed, sigma_w, record.trajectories, float(record.estimate.value), right)
+
+
+def run_xor(out: Path) -> None:
+    """Train XOR with the paper's noise and with eight times as much."""
+    rows = [train_xor(seed, sigma) for sigma in (SIGMA_W, 8 * SIGMA_W) for seed in SEEDS]
+    for row in rows:
+        print(row)
+    write("xor.csv", rows, out)
+
+
+# ----------------------------------------------------------------------------------------- report
+
+
+def write(name: str, rows: Sequence[Any], out: Path) -> None:
+    """Write a table of records as CSV."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / name).open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows[0]._fields)
+        for row in rows:
+            writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in row])
+
+
+def read(pattern: str, out: Path) -> dict[str, np.ndarray]:
+    """Read the columns of tables of numbers, one after the other; empty if there is no table."""
+    rows: list[dict[str, str]] = []
+    for path in sorted(out.glob(pattern)):
+        with path.open() as file:
+            rows += csv.DictReader(file)
+    return {name: np.array([float(row[name]) for row in rows]) for name in (rows or [{}])[0]}
+
+
+PUBLISHED = {"scattering, 30 hidden (final 96.7 %)": 0.96661, "digital (final 97.1 %)": 0.97051}
+"""Last entries of the published test_accuracies_* files; the best of each is 0.2 to 0.3 % above."""
+
+
+def draw(out: Path) -> None:
+    """Draw accuracy against trajectories, noise and runs of an unknown device."""
+    training = read("training_*.csv", out)
+    noise = read("noise.csv", out)
+    device = read("device_*.csv", out)
+    with mpl.rc_context(LOOK):
+        figure = Figure(figsize=(WIDTH, 0.36 * WIDTH), layout="constrained")
+        axes = figure.subplots(1, 3, sharey=False)
+        for seed in np.unique(training["seed"]):
+            mine = training["seed"] == seed
+            spent = training["trajectories"][mine]
+            axes[0].plot(spent, 100 * training["test"][mine], label=f"seed {seed:.0f}")
+        for (label, level), style in zip(PUBLISHED.items(), ("--", ":"), strict=True):
+            axes[0].axhline(100 * level, color="#444444", ls=style, lw=0.8, label=label)
+        axes[0].set(xlabel="trajectories", ylabel="test accuracy (%)", ylim=(93, 98))
+        axes[0].legend(fontsize=5.5)
+        if noise:
+            for seed in np.unique(noise["seed"]):
+                mine = noise["seed"] == seed
+                axes[1].plot(noise["sigma_w"][mine], 100 * noise["single"][mine], "o-", ms=2)
+                axes[1].plot(noise["sigma_w"][mine], 100 * noise["mean_of_10"][mine], ":", lw=0.8)
+            axes[1].axvline(SIGMA_W, color="#444444", lw=0.6)
+        axes[1].set(xlabel="noise σ_W (line: trained)", ylabel="test accuracy (%)")
+        if device:
+            for seed in np.unique(device["seed"]):
+                mine = device["seed"] == seed
+                axes[2].plot(device["runs"][mine], 100 * device["device"][mine], "o-", ms=2)
+        axes[2].set(xlabel="measured runs of the device", ylabel="test accuracy (%)")
+        for number, panel in enumerate(axes):
+            letter(panel, "abc"[number])
+        save(figure, out / "digits")
+
+
+def print_tables(out: Path) -> None:
+    """Print the numbers of the page."""
+    for pattern in ("final_*.csv", "noise.csv", "correction_*.csv", "device_*.csv", "xor.csv"):
+        for path in sorted(out.glob(pattern)):
+            print(path.name, path.read_text(), sep="\n")
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("train", "noise", "device", "xor", "report"))
+    parser.add_argument("checkout", nargs="?", default="sklearn")
+    parser.add_argument("--iterations", type=int, default=Plan().iterations)
+    parser.add_argument("--trajectories", type=int, default=Plan().trajectories)
+    parser.add_argument("--forget-after", type=float, default=Plan().forget_after)
+    parser.add_argument("--hidden-loss", type=float, default=HIDDEN_LOSS)
+    parser.add_argument("--calls", type=int, default=Calibration().calls)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    if args.what == "train":
+        plan = Plan(args.iterations, args.trajectories, forget_after=args.forget_after)
+        run_training(args.checkout, plan, args.seeds, args.out, args.hidden_loss)
+    elif args.what == "noise":
+        run_noise(args.checkout, args.seeds, args.out)
+    elif args.what == "device":
+        run_device(args.checkout, Calibration(calls=args.calls), args.seeds, args.out)
+    elif args.what == "xor":
+        run_xor(args.out)
+    else:
+        print_tables(args.out)
+        draw(args.out)
+
+
+if __name__ == "__main__":
+    main()
