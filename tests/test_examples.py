@@ -148,6 +148,15 @@ def test_gymnasium_accepts_the_environments_and_feedback_pays(run):
 
 
 @pytest.mark.long
+def test_a_particle_learns_labels(run):
+    """The classes have the same mean: no line tells them apart better than chance."""
+    out = run("supervised")
+    values = [float(v) for v in re.findall(r"log-likelihood (\S+)", out)]
+    assert values[-1] > values[0] + 1
+    assert float(re.search(r"single runs: (\S+)%", out)[1]) > 85  # 50 by chance; its error is 1
+
+
+@pytest.mark.long
 def test_reuse_trains_and_looks_around(run):
     out = run("reuse")
     J = [float(v) for v in re.findall(r"iteration .*J = (\S+)", out)]
@@ -394,6 +403,7 @@ def test_a_trap_in_shards_learns(run):
         "reactions",
         "one_trace",
         "response",
+        "supervised",
         "qcodes_station",
         "ophyd_device",
     ],
