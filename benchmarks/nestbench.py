@@ -26,13 +26,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import nestbench_active
 import nestbench_erasure
 import nestbench_ising
 import nestbench_traps
+from fluctua.plot.style import LOOK, WIDTH, save_png
 from nestbench_protocols import ROWS, read_protocol, write_protocol
 
 RESULTS = Path(__file__).parents[1] / "results" / "nestbench"
@@ -70,6 +73,9 @@ PROBLEMS = {
         nestbench_active.train, ("stiffness", "speed"), 150_000, 3, ((1.0, 7.0), (0.0, 11.0))
     ),
 }
+
+PROBLEM_WITH_KICKS = list(PROBLEMS).index("trap_underdamped")
+"""Its protocol is drawn on a logarithmic scale."""
 
 
 class Score(NamedTuple):
@@ -220,36 +226,38 @@ def score_problems(names: list[str], options: argparse.Namespace) -> None:
             print(*row.values(), flush=True)
 
 
-def draw_protocols(checkout: Path, seeds: Iterable[int], path: Path) -> None:
+def draw_protocols(checkout: Path, seeds: Iterable[int]) -> Figure:
     """Draw the protocols of all problems, ours and the learned ones, as the engines read them."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     columns = max(len(problem.controls) for problem in PROBLEMS.values())
-    figure, axes = plt.subplots(columns, len(PROBLEMS), figsize=(15, 5), layout="constrained")
-    time_grid = (np.arange(ROWS) + 0.5) / ROWS
+    figure = Figure(figsize=(2 * WIDTH, 0.7 * WIDTH), layout="constrained")
+    axes = figure.subplots(columns, len(PROBLEMS))
+    for axis in axes.flat:
+        axis.set_axis_off()
     for place, (name, problem) in enumerate(PROBLEMS.items()):
-        for row in range(columns):
-            axis = axes[row, place]
-            if row >= len(problem.controls):
-                axis.set_axis_off()
-                continue
-            for label, protocol in list_protocols(name, checkout, seeds).items():
-                if protocol is None or label == "loophole":
-                    continue
-                values = read_protocol(protocol)[:, row]
-                if problem.limits:
-                    values = np.clip(values, *problem.limits[row])
-                style = {"color": "k", "ls": "--", "lw": 1.2} if label == "learned" else {"lw": 1}
-                axis.plot(time_grid, values, label=label, **style)
-            axis.set_ylabel(problem.controls[row])
-            axis.set_xlabel("time / duration")
-            if row == 0:
-                axis.set_title(name)
-            if name == "trap_underdamped":
-                axis.set_yscale("symlog", linthresh=5)
-    axes[0, 0].legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+        protocols = list_protocols(name, checkout, seeds)
+        for row in range(len(problem.controls)):
+            draw_control(axes[row, place], problem, row, protocols)
+        axes[0, place].set_title(name)
+    axes[0, PROBLEM_WITH_KICKS].set_yscale("symlog", linthresh=5)
+    axes[0, 0].legend()
+    return figure
+
+
+def draw_control(
+    axis: Axes, problem: Problem, column: int, protocols: dict[str, Path | None]
+) -> None:
+    """Draw one column of all protocols of a problem."""
+    axis.set_axis_on()
+    axis.set_ylabel(problem.controls[column])
+    axis.set_xlabel("time / duration")
+    for label, protocol in protocols.items():
+        if protocol is None or label == "loophole":
+            continue
+        values = read_protocol(protocol)[:, column]
+        if problem.limits:
+            values = np.clip(values, *problem.limits[column])
+        style = {"color": "k", "ls": "--"} if label == "learned" else {}
+        axis.plot((np.arange(ROWS) + 0.5) / ROWS, values, label=label, **style)
 
 
 def main() -> None:
@@ -277,7 +285,8 @@ def main() -> None:
             save_training("trap_underdamped", "loophole", result)
     if not options.train_only:
         score_problems(options.problems, options)
-    draw_protocols(options.checkout, options.seeds, RESULTS / "protocols.png")
+    with mpl.rc_context(LOOK):
+        save_png(draw_protocols(options.checkout, options.seeds), RESULTS / "protocols.png")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,17 @@ class TestTraps:
         error = work.std(ddof=1) / 20
         assert abs(work.mean() - float(nestbench_traps.exact_work(trap, trap.theta))) < 4 * error
 
+    def test_both_sums_of_a_file_are_those_of_the_chain(self):
+        works = []
+        for midpoint in (False, True):
+            trap = nestbench_traps.underdamped(kick_rows=5, midpoint=midpoint)
+            theta = {**trap.theta, "kicks": jnp.array([4.0, -4.0])}
+            works.append(float(nestbench_traps.exact_work(trap, theta)))
+        sums = nestbench_traps.compare_sums(trap.tabulate(theta))
+        # single precision over 13,762 steps, and what noise adds
+        np.testing.assert_allclose(sums, works, atol=5e-3)
+        assert sums.midpoint > sums.engine + 0.1
+
     def test_engines_sum_falls_below_the_bound_with_short_kicks(self):
         kicked = {"knots": jnp.linspace(0.54, 4.46, 3), "kicks": jnp.array([4.256, -4.256])}
         bound = 25 / (2 + 7 * 0.3 * np.pi)
