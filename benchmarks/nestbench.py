@@ -214,6 +214,7 @@ def score_problems(names: list[str], options: argparse.Namespace) -> None:
             pool.submit(score, name, label, protocol, engines[name])
             for name in names
             for label, protocol in list_protocols(name, options.checkout, options.seeds).items()
+            if options.protocols is None or label in options.protocols
         ]
         for future in scores:
             result = future.result()
@@ -272,6 +273,9 @@ def main() -> None:
     parser.add_argument("--train-only", action="store_true", help="train, and run no engine")
     parser.add_argument(
         "--loophole", action="store_true", help="also train on the sum of the underdamped engine"
+    )
+    parser.add_argument(
+        "--protocols", nargs="+", help="score these alone: default, learned, seed0, …, loophole"
     )
     parser.add_argument("--quick", action="store_true", help="a few iterations, to try it out")
     parser.add_argument("--workers", type=int, default=2, help="engines that run at a time")
