@@ -113,6 +113,11 @@ def use_gumbel(case: str, temperature: float) -> Gradient | None:
     return average_calls(lambda key: np.asarray(mean(key)))
 
 
+def move_rates(theta: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Parameters of a guess whose rates are 10 % off."""
+    return {name: 1.1 * value for name, value in theta.items()}
+
+
 def methods(case: str) -> dict[str, Gradient]:
     """Every estimator of one association."""
     system = association(*CASES[case])
@@ -121,9 +126,7 @@ def methods(case: str) -> dict[str, Gradient]:
         "score, mean": "mean",
         "twin": fl.Twin(),
         "twin, order 2": fl.Twin(order=2),
-        "twin, order 2, rates 10 % off": fl.Twin(
-            order=2, theta=lambda theta: {name: 1.1 * value for name, value in theta.items()}
-        ),
+        "twin, order 2, rates 10 % off": fl.Twin(order=2, theta=move_rates),
     }
     made = {
         name: use_estimator(fl.ppgt(run, system.objective, baseline=plan), system)
@@ -186,6 +189,30 @@ def format_row(row: Row) -> str:
     errors = " ".join(f"{100 * row.error(count):>9.3g}" for count in row.estimates)
     bias, chance = row.bias
     return f"{row.name:<32} {errors} {row.variance:>10.3g} {100 * bias:>8.3f} ± {100 * chance:.3f}"
+
+
+def check_bias(trajectories: int, calls: int = 2) -> list[str]:
+    """z-scores of twins that are right and wrong, from many trajectories; they see small biases."""
+    lines = [f"{trajectories:,} trajectories, {calls} calls: error of the mean and z of off and on"]
+    plans = {
+        "twin": fl.Twin(),
+        "twin, order 2": fl.Twin(order=2),
+        "twin, order 2, rates 10 % off": fl.Twin(order=2, theta=move_rates),
+    }
+    for case, numbers in CASES.items():
+        system = association(*numbers)
+        run = fl.simulator(system.process, system.start, system.t, backend="cpu")
+        size = np.sqrt((flatten(system.exact) ** 2).sum())
+        for name, plan in plans.items():
+            estimator = fl.ppgt(run, system.objective, baseline=plan)
+            for k in range(calls):
+                estimate = estimator(jax.random.key(7 + k), system.theta, trajectories)
+                error = flatten(estimate.stderr)
+                z = (flatten(estimate.gradient) - flatten(system.exact)) / error
+                share = 100 * np.sqrt((error**2).sum()) / size
+                lines.append(f"{case:<14} {name:<30} {share:.4f} % {z[0]:>6.2f} {z[1]:>6.2f}")
+                print(lines[-1], flush=True)
+    return lines
 
 
 # ---------------------------------------------------------------------------- where it is defeated
@@ -322,9 +349,16 @@ if __name__ == "__main__":
     parser.add_argument("--counts", type=int, nargs="+", default=[100, 400, 1600])
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--trajectories", type=int, default=8000, help="of the hard networks")
+    parser.add_argument(
+        "--bias", type=int, default=0, help="trajectories of a check for bias alone, twin_bias.txt"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "reactions")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.bias:
+        (options.out / "twin_bias.txt").write_text("\n".join([*check_bias(options.bias), ""]))
+        raise SystemExit
     rows: list[Row] = []
     text = [describe_machine("cpu"), ""]
     for case in CASES:
@@ -335,7 +369,6 @@ if __name__ == "__main__":
         text += [head, *(format_row(row) for row in measured), ""]
         rows += measured
     text += [f"{options.repeats} calls each. {NOTE}", *format_hard(options.trajectories), ""]
-    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "twin.txt").write_text("\n".join(text))
     write_csv(rows, options.out / "twin.csv")
     draw(rows, options.out / "twin.png")
