@@ -232,15 +232,17 @@ class Twin(NamedTuple):
 
     theta: θ -> θ̃, the parameters of the twin; θ itself if not given.
     process: the twin's own, with the same state components; the process of the score if not given.
+        That of `Jumps` is a `Jumps` too.
     order: 1 for a linear guess V. 2 for a quadratic one, which also counts what noise adds to the
         return. It is exact for affine drifts with rewards and σσᵀ at most quadratic, and keeps M²
         numbers per trajectory.
     baseline: λ̄ₙ, subtracted from Λₙ₊₁: a name or a record, `time_only` with its values. Those that
         leave one out do so within a batch.
-    batch: trajectories at a time; memory is batch·√T·M, not E·T·M.
+    batch: trajectories at a time; memory is batch·√T·M, not E·T·M. Those of `Jumps` with one start
+        and no context go all together.
 
     Rewards are always taken at θ: they are defined, not modelled. The equations are in
-    `fluctua.core.twin.correction`.
+    `fluctua.core.twin.correction`, for `Jumps` in `fluctua.processes.jump_twin`.
     """
 
     theta: Callable[[Params], Params] | None = None
