@@ -15,9 +15,8 @@ from fluctua.core.arrays import Params
 from fluctua.core.likelihood import guard
 from fluctua.core.objective import Objective
 from fluctua.core.recorded import cut_before_stops
-from fluctua.insitu import hidden
+from fluctua.insitu import chunk_sums, hidden
 from fluctua.insitu import readout as corrections
-from fluctua.insitu.chunk_sums import Reading, sum_chunks
 from fluctua.insitu.filter_choice import choose_filter
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
@@ -182,8 +181,8 @@ def _estimate(
             warnings.warn(
                 f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=3
             )
-        reading = Reading(plan, subject.noise, chunk_bytes, progress)
-        sums = sum_chunks(
+        reading = chunk_sums.Reading(plan, subject.noise, chunk_bytes, progress)
+        sums = chunk_sums.sum_chunks(
             recording, subject.process, subject.objective, model.theta, subject.score, reading
         )
         result = sums.estimate()
