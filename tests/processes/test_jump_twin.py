@@ -162,12 +162,12 @@ def test_an_absorbing_state(key):
     """
     process = fl.Jumps(lambda th, x: th * x, [[-1.0]])
     left = fl.Objective(terminal=lambda th, x: x[0] ** 2)
-    theta = jnp.array([3.0])
+    theta = jnp.array([1.5])
     run = fl.simulator(process, jnp.array([2.0]), T, backend="jax")
     estimate = fl.ppgt(run, left, baseline=fl.Twin(order=2))(key, theta, 50)
     kept = jnp.exp(-theta * T[-1])  # E[X²] = 2 kept (1 − kept) + (2 kept)²
     exact = -T[-1] * kept * (2 + 4 * kept)
-    np.testing.assert_allclose(estimate.gradient, exact, rtol=0.02)  # of time steps of 0.6/rate
+    np.testing.assert_allclose(estimate.gradient, exact, rtol=1e-4)  # of time steps of 0.3/rate
 
 
 @pytest.mark.long
@@ -246,7 +246,7 @@ def test_what_it_cannot_follow_is_named(key):
     with pytest.raises(ValueError, match="events=bin_events"):
         fl.gradient(BIRTH_DEATH, counts, THETA, bare, baseline=fl.Twin())
     running = fl.Objective(running=lambda th, x: x[0])
-    with pytest.raises(ValueError, match="long-run average.*Jumps has none"):
+    with pytest.raises(ValueError, match="noise-free path, and a Jumps has none"):
         fl.stationary(BIRTH_DEATH, running, THETA, record, baseline="twin", window=0.4)
     explosive = fl.Jumps(lambda th, x: th["birth"] * x**2, [[1.0]])
     run = fl.simulator(explosive, jnp.array([3.0]), T, backend="jax")

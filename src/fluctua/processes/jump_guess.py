@@ -72,7 +72,7 @@ class GuessTable(NamedTuple):
     first: Array
 
 
-class Guess(NamedTuple):
+class ReturnGuess(NamedTuple):
     """V and its derivative along θ, at fixed states.
 
     centre: x̄ (T+1, M). value: `GuessTable`. slope: the same with P at the end of each leaf.
@@ -122,21 +122,27 @@ def expand(function: Callable[[Array], Array], x: Array, order: int) -> Array:
     return jnp.concatenate(parts)
 
 
+class _Stage(NamedTuple):
+    """State between the stages of a step: the last slope, and the weighted sum of all."""
+
+    slope: Array
+    total: Array
+
+
 def _runge_kutta(slope: Callable[..., Array], y: Array, h: Array, points: Array) -> Array:
     """One step of order 4 of dy/dt = slope(y, point). points: at its beginning, middle and end."""
     reach = jnp.array([0.0, 0.5, 0.5, 1.0], y.dtype)
     weight = jnp.array([1.0, 2.0, 2.0, 1.0], y.dtype) / 6
 
-    def stage(carry: tuple[Array, Array], at: Any) -> tuple[tuple[Array, Array], None]:
-        k, total = carry
+    def stage(so_far: _Stage, at: Any) -> tuple[_Stage, None]:
         reach, weight, point = at
-        k = slope(y + h * reach * k, point).astype(y.dtype)
-        return (k, total + weight * k), None
+        k = slope(y + h * reach * so_far.slope, point).astype(y.dtype)
+        return _Stage(k, so_far.total + weight * k), None
 
     begin, middle, end = points
     stages = (reach, weight, jnp.stack([begin, middle, middle, end]))
-    (_, total), _ = jax.lax.scan(stage, (jnp.zeros_like(y), jnp.zeros_like(y)), stages)
-    return (y + h * total).astype(y.dtype)
+    last, _ = jax.lax.scan(stage, _Stage(jnp.zeros_like(y), jnp.zeros_like(y)), stages)
+    return (y + h * last.total).astype(y.dtype)
 
 
 class _Step(NamedTuple):
@@ -153,7 +159,7 @@ def _follow_rates(model: GuessModel, theta: Params, x0: Array, times: Times, con
     changes = jnp.asarray(model.changes, x0.dtype)
     parts = 2 * DEGREE * SUBSTEPS
 
-    def step(x: Array, when: tuple[Array, Array]) -> tuple[Array, Array]:
+    def step(x: Array, when: Any) -> tuple[Array, Array]:
         t, dt = when
 
         def slope(x: Array, _: Array) -> Array:
@@ -213,7 +219,8 @@ def _expected_reward(
     model: GuessModel, theta: Params, twin: Params, step: _Step, context: Any, x: Array
 ) -> Array:
     """g Δt + E[r | X_n = x], the latter by the rate equations and to second order in the noise."""
-    t, dt = step.t, step.dt
+    t = step.t
+    dt = step.dt
     reward = model.rewards.running(theta, x, t, context) * dt
     per_step = model.rewards.per_step
     if per_step is None:
@@ -243,7 +250,7 @@ def solve_guess(
     x0: Array,
     times: Times,
     context: PyTree,
-) -> Guess:
+) -> ReturnGuess:
     """V of the trajectories from x0 with one context, and its derivative along θ.
 
     θ̃ moves with θ where it has θ's structure; else V depends on θ through the rewards alone. Any
@@ -271,7 +278,8 @@ def solve_guess(
 
     def table(numbers: Array) -> GuessTable:
         moved = flat_twin + (numbers - flat) if follows else flat_twin
-        th, th_twin = unravel(numbers), unravel_twin(moved.astype(flat_twin.dtype))
+        th = unravel(numbers)
+        th_twin = unravel_twin(moved.astype(flat_twin.dtype))
         inside = follow(numbers)
         end = inside[-1, -1]
 
@@ -292,7 +300,7 @@ def solve_guess(
         return value, value
 
     slope, value = jax.jacfwd(both, has_aux=True)(flat)
-    return Guess(centre, value, slope)
+    return ReturnGuess(centre, value, slope)
 
 
 solve_shared = jit(solve_guess, static_argnums=0)
@@ -302,10 +310,10 @@ solve_shared = jit(solve_guess, static_argnums=0)
 @partial(jit, static_argnums=0)
 def solve_each(
     model: GuessModel, theta: Params, twin: Params, x0: Array, times: Times, context: PyTree
-) -> Guess:
+) -> ReturnGuess:
     """`solve_guess` for every trajectory of a batch: leaves (E, …). x0: (E, M)."""
 
-    def solve(x: Array, context: PyTree) -> Guess:
+    def solve(x: Array, context: PyTree) -> ReturnGuess:
         return solve_guess(model, theta, twin, x, times, context)
 
     return jax.vmap(solve)(x0, context)

@@ -61,7 +61,7 @@ class GuessRow(NamedTuple):
     collected_slope: Array
 
 
-def select_row(guess: jump_guess.Guess, n: Array) -> GuessRow:
+def select_row(guess: jump_guess.ReturnGuess, n: Array) -> GuessRow:
     """V in step n."""
     return GuessRow(
         guess.centre[n],
@@ -72,7 +72,7 @@ def select_row(guess: jump_guess.Guess, n: Array) -> GuessRow:
     )
 
 
-class TwinSums(NamedTuple):
+class WaitSums(NamedTuple):
     """Sums over the waits of a step so far.
 
     residual: ∫B dt. direct: ∂θ∫B dt (P,). weighted: ∫ U B dt (P,), U the score since the step
@@ -118,11 +118,11 @@ class EventRates(Protocol):
         """ν, rows (R, M)."""
 
 
-def start_sums(theta: Params, dtype: Any) -> TwinSums:
+def start_sums(theta: Params, dtype: Any) -> WaitSums:
     """No waits yet."""
     flat, _ = ravel_pytree(theta)
     zero = jnp.zeros(flat.size, flat.dtype)
-    return TwinSums(jnp.zeros((), dtype), zero, zero)
+    return WaitSums(jnp.zeros((), dtype), zero, zero)
 
 
 class Integrals(NamedTuple):
@@ -164,8 +164,8 @@ def add_residual(
 
 
 def add_wait(
-    process: EventRates, theta: Params, row: GuessRow, step: Step, sums: TwinSums, wait: Wait
-) -> TwinSums:
+    process: EventRates, theta: Params, row: GuessRow, step: Step, sums: WaitSums, wait: Wait
+) -> WaitSums:
     """Add one wait to the sums. row: with ρ, if there is one."""
 
     def integrate(theta: Params, powers: Array) -> tuple[Array, Array]:
@@ -183,7 +183,7 @@ def add_wait(
     score = ravel_pytree(wait.score)[0]
     leaving = ravel_pytree(jax.grad(total_rate)(theta))[0]
     weighted = score * residual - leaving * lever
-    return TwinSums(
+    return WaitSums(
         (sums.residual + residual).astype(sums.residual.dtype),
         (sums.direct + direct).astype(sums.direct.dtype),
         (sums.weighted + weighted).astype(sums.weighted.dtype),
@@ -236,7 +236,7 @@ class StepResult(NamedTuple):
 
 
 def finish_step(
-    rewards: Rewards, theta: Params, row: GuessRow, step: Step, sums: TwinSums, score: Params
+    rewards: Rewards, theta: Params, row: GuessRow, step: Step, sums: WaitSums, score: Params
 ) -> StepResult:
     """Add δ_n and what is left of the reward of the step. row: without ρ; step: both ends."""
     x, x_next, t, dt, context, _ = step
@@ -263,11 +263,11 @@ def finish_step(
         def arrive(theta: Params) -> tuple[Array, Array]:
             """(r − ρ(X_{n+1}), r)."""
 
-            def of_end(z: Array) -> Array:
+            def pay(z: Array) -> Array:
                 return per_step(theta, x, z, t, step.dt, context).astype(x.dtype)
 
-            r = of_end(x_next)
-            rho = jump_guess.value_at(jump_guess.expand(of_end, x, order), x_next - x)
+            r = pay(x_next)
+            rho = jump_guess.value_at(jump_guess.expand(pay, x, order), x_next - x)
             return r - rho, r
 
         (left, r), of_left = jax.value_and_grad(arrive, has_aux=True)(theta)
@@ -287,7 +287,7 @@ class End(NamedTuple):
 
 
 def finish_path(
-    rewards: Rewards, theta: Params, guess: jump_guess.Guess, x: Array, context: PyTree
+    rewards: Rewards, theta: Params, guess: jump_guess.ReturnGuess, x: Array, context: PyTree
 ) -> End:
     """The terminal reward of one trajectory, less its guess."""
 

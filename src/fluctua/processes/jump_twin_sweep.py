@@ -1,34 +1,25 @@
 """All trajectories of a jump process with a twin: sums over a simulation or a recording.
 
-One guess serves all trajectories that have one start and no context; else each has its own, and
-they go `Twin.batch` at a time. Where the baseline of Λ compares trajectories, the events are
-replayed once Λ is known.
+Where the baseline of Λ compares trajectories, the events are replayed once Λ is known.
 """
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import arrays, baselines, check, simulate, streamed, theorem
-from fluctua.core import model as terms
+from fluctua.core import baselines, check, simulate, streamed, theorem
 from fluctua.core.arrays import Array, PyTree, jit
-from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.process import Step
-from fluctua.core.recorded import Recording
 from fluctua.core.trajectories import Times
 from fluctua.core.twin import backward, correction, sweep
-from fluctua.core.twin.correction import Numbers, TwinModel
-from fluctua.core.twin.sweep import Parts
-from fluctua.processes import jump_guess, jump_twin
-from fluctua.processes.jump_guess import Guess
-from fluctua.processes.jump_twin import StepResult
+from fluctua.core.twin.correction import TwinModel
+from fluctua.processes import jump_twin, jump_twin_checks
+from fluctua.processes.jump_guess import ReturnGuess
 
 # ------------------------------------------------------------------------------------------ checks
 
@@ -55,124 +46,18 @@ def check_twin(process: Any, twin: baselines.Twin) -> baselines.Twin:
     return twin._replace(process=own)
 
 
-def refuse_model(model: terms.EstimatorModel) -> None:
-    """Refuse a start that the twin of a jump process does not serve."""
-    if isinstance(model.start, Reparameterised):
-        raise ValueError(
-            "a `Twin` of `Jumps` needs a start that is a state or a `Density`; a "
-            "`Reparameterised` one displaces the path. Use another baseline."
-        )
-
-
-def refuse_call(call: sweep.TwinCall) -> None:
-    """Refuse what the twin of a simulated jump process does not do."""
-    simulated: Any = call.substrate.recipe.process
-    scored: Any = call.twin.model.process
-    if scored.rates is not simulated.rates or scored.changes != simulated.changes:
-        raise ValueError(
-            "the simulator runs other `Jumps` than those of the score, and a `Twin` of `Jumps` "
-            "needs one process. Give the guess other rates by Twin(process=Jumps(...))."
-        )
-    refuse_model(call.twin.model)
-
-
-def share_guess(recipe: simulate.Recipe) -> bool:
-    """Whether one guess serves all: nothing tells trajectories apart before their events."""
-    return recipe.context is None and not isinstance(recipe.start, Density)
-
-
-def needs_returns(twin: TwinModel) -> bool:
-    """Whether the baseline of Λ looks at the Λ of other trajectories."""
-    alone = (baselines.none().function, baselines.time_only(np.zeros(1)).function)
-    return twin.model.baseline not in alone
-
-
-def solve(
-    twin: TwinModel, numbers: Numbers, x: Array, times: Times, context: PyTree, shared: bool
-) -> Guess:
-    """The guess for all trajectories, or (shared: False) one for each, leaves (E, …).
-
-    x: starts (E, M).
-    """
-    jumps: Any = twin.process
-    states = x.shape[1]
-    parameters = sum(np.size(leaf) for leaf in jax.tree.leaves(numbers.theta))
-    numbers_each = jump_guess.count_numbers(twin.order, states, parameters, len(times.dt))
-    needed = (1 if shared else len(x)) * numbers_each * x.dtype.itemsize
-    if needed > correction.HESSIAN_BYTES:
-        advice = "order=1" if twin.order == 2 else "fewer steps"
-        advice += "" if shared else " or a smaller Twin.batch"
-        raise ValueError(
-            f"the guess of a `Twin` of `Jumps` takes {needed / 2**30:.1f} GiB for {states} states, "
-            f"{parameters} parameters and {len(times.dt)} steps. Use {advice}."
-        )
-    try:
-        jumps.check(numbers.twin, *check.take_first((x, times.t, context)))
-    except ValueError as error:
-        raise ValueError(f"the twin's process does not fit the states: {error}") from None
-    model = jump_guess.GuessModel(jumps.rates, jumps.changes, twin.model.objective, twin.order)
-    if shared:
-        start = arrays.part(x, 0)
-        guess = jump_guess.solve_shared(model, numbers.theta, numbers.twin, start, times, None)
-    else:
-        guess = jump_guess.solve_each(model, numbers.theta, numbers.twin, x, times, context)
-    _check_guess(guess, times)
-    return guess
-
-
-def _check_guess(guess: Guess, times: Times) -> None:
-    if not check.all_finite(guess.centre):
-        step = float(np.max(np.asarray(times.dt)))
-        raise FloatingPointError(
-            "the rate equations of the twin overflowed: they are unstable at its parameters with "
-            f"time steps of up to {step:g}. Bound Twin.theta, refine `t`, or do without a twin."
-        )
-    if not all(check.all_finite(leaf) for leaf in jax.tree.leaves((guess.value, guess.slope))):
-        raise FloatingPointError(
-            "the twin's guess at the return is not finite, and its rate equations are: a "
-            "derivative of the rates or of a reward on their path is not (a power or sqrt at "
-            "zero?), or the time steps are too long. Write them so that they have one, refine "
-            "`t`, or give the twin a smooth `process`."
-        )
-
-
-MIN_JUDGED = 32
-"""Trajectories from which on variances are compared."""
-
-
-def warn_about_guess(residual: Array, reward: Array) -> None:
-    """Warn where Λ₀ (E,) varies more than the return (E,): the guess then costs variance."""
-    if len(residual) < MIN_JUDGED:
-        return
-    left, of_return = arrays.on_host(_compare(residual, reward)).tolist()
-    if left > of_return:
-        warnings.warn(
-            f"the twin's guess leaves a variance of {left:.3g} of a return with {of_return:.3g}: "
-            "the trajectories are far from the rate equations (several stable states, "
-            "oscillations that lose their phase) or the rates have steps. The error bar is right, "
-            'and larger than that of baseline="mean".',
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-@jit
-def _compare(residual: Array, reward: Array) -> Array:
-    return jnp.stack([jnp.var(residual), jnp.var(reward) + 1e-9 * jnp.mean(reward**2)])
-
-
 # ------------------------------------------------------------------------------ one step of all
 
 
-class Pass(NamedTuple):
+class TwinPass(NamedTuple):
     """The numbers of a pass over trajectories.
 
     guess: leaves (E, …) where every trajectory has its own. ensemble: before the first step.
     times: the whole grid. total: Λ₀ (E,), or zero if no baseline needs it.
     """
 
-    numbers: Numbers
-    guess: Guess
+    numbers: correction.Numbers
+    guess: ReturnGuess
     ensemble: simulate.Ensemble
     times: Times
     total: Array
@@ -208,7 +93,7 @@ class Steps(NamedTuple):
     events: Any
 
 
-def _start_sums(run: Pass) -> Swept:
+def _start_sums(run: TwinPass) -> Swept:
     x = run.ensemble.x
     flat, _ = ravel_pytree(run.numbers.theta)
     nothing = jnp.zeros(len(x), x.dtype)
@@ -216,9 +101,9 @@ def _start_sums(run: Pass) -> Swept:
     return Swept(x, nothing, nothing, zero, zero, zero)
 
 
-def _add_step(twin: TwinModel, run: Pass, swept: Swept, step: Steps) -> Swept:
+def _add_step(twin: TwinModel, run: TwinPass, swept: Swept, step: Steps) -> Swept:
     """Add one step of all trajectories."""
-    left: StepResult = step.events
+    left: jump_twin.StepResult = step.events
     collected = swept.residual + left.residual
     to_go = run.total - collected  # Λ_{n+1}: the events of the step have met its own residual
 
@@ -240,15 +125,15 @@ def _add_step(twin: TwinModel, run: Pass, swept: Swept, step: Steps) -> Swept:
     )
 
 
-def _select_rows(guess: Guess, n: Array, shared: bool) -> jump_twin.GuessRow:
+def _select_rows(guess: ReturnGuess, n: Array, shared: bool) -> jump_twin.GuessRow:
     """V in step n, of each trajectory unless shared."""
     if shared:
         return jump_twin.select_row(guess, n)
     return jax.vmap(lambda own: jump_twin.select_row(own, n))(guess)
 
 
-def _end_paths(twin: TwinModel, run: Pass, shared: bool, x: Array) -> jump_twin.End:
-    def end(guess: Guess, x: Array, context: PyTree) -> jump_twin.End:
+def _end_paths(twin: TwinModel, run: TwinPass, shared: bool, x: Array) -> jump_twin.End:
+    def end(guess: ReturnGuess, x: Array, context: PyTree) -> jump_twin.End:
         return jump_twin.finish_path(twin.model.objective, run.numbers.theta, guess, x, context)
 
     return jax.vmap(end, in_axes=(None if shared else 0, 0, 0))(run.guess, x, run.ensemble.context)
@@ -256,7 +141,7 @@ def _end_paths(twin: TwinModel, run: Pass, shared: bool, x: Array) -> jump_twin.
 
 @partial(jit, static_argnums=(0, 1))
 def _finish(
-    twin: TwinModel, shared: bool, run: Pass, swept: Swept, means: Array
+    twin: TwinModel, shared: bool, run: TwinPass, swept: Swept, means: Array
 ) -> tuple[backward.Backward, Array]:
     """The sums with those of the last state and of V₀, and the mean of Λ (T+1,).
 
@@ -280,24 +165,42 @@ def _finish(
     return carry, jnp.append(behind, end.residual.mean())
 
 
+@jit
+def split_rows(rows: Array, residual: Array, guess: ReturnGuess) -> backward.Backward:
+    """The sums of a kernel as `sweep.finish_parts` takes them.
+
+    rows: correction, direct part and return (E, 2P + 1). residual: Λ₀ (E,).
+    """
+    parameters = (rows.shape[1] - 1) // 2
+    first = guess.value.first
+    return backward.Backward(
+        correction.Guess(first[None, 1:], None),
+        first[:1],
+        residual,
+        rows[:, -1].astype(residual.dtype),
+        rows[:, parameters:-1] + guess.slope.first[0],
+        rows[:, :parameters],
+    )
+
+
 # ------------------------------------------------------------------------------------ simulation
 
 
-def simulated_parts(call: sweep.TwinCall) -> Parts:
+def simulated_parts(call: sweep.TwinCall) -> sweep.Parts:
     """The two parts of the gradients of simulated trajectories."""
     twin, numbers, batch, substrate, key, count, offset = call
-    refuse_call(call)
+    jump_twin_checks.refuse_call(call)
     recipe = substrate.recipe
     times = substrate.times
-    shared = share_guess(recipe)
+    shared = jump_twin_checks.share_guess(recipe)
     pieces = []
     for low, high in [(0, count)] if shared else sweep.split_batches(count, batch):
         ensemble = sweep.start_batch(
             recipe, high - low, key, numbers.theta, substrate.x0, offset + low
         )
-        guess = solve(twin, numbers, ensemble.x, times, ensemble.context, shared)
-        run = Pass(numbers, guess, ensemble, times, jnp.zeros(high - low, ensemble.x.dtype))
-        if needs_returns(twin):
+        guess = jump_twin_checks.solve(twin, numbers, ensemble.x, times, ensemble.context, shared)
+        run = TwinPass(numbers, guess, ensemble, times, jnp.zeros(high - low, ensemble.x.dtype))
+        if jump_twin_checks.needs_returns(twin):
             run = run._replace(total=_sum_residuals(twin, recipe, shared, run))
         swept, means = _simulate(twin, recipe, shared, run)
         if not check.all_finite(swept.x):
@@ -305,22 +208,30 @@ def simulated_parts(call: sweep.TwinCall) -> Parts:
                 recipe.process, substrate, key, numbers.theta, swept.x, offset + low
             )
         carry, lambdas = _finish(twin, shared, run, swept, means)
-        warn_about_guess(carry.residual, carry.reward)
+        jump_twin_checks.warn_about_guess(carry.residual, carry.reward)
         pieces.append(
             sweep.finish_parts(twin, numbers, carry, ensemble.x, times, ensemble.context, [lambdas])
         )
     return sweep.join_parts(pieces)
 
 
+class ResidualSums(NamedTuple):
+    """States (E, M), and what Λ₀ has lost on the way to them (E,)."""
+
+    x: Array
+    residual: Array
+
+
 @partial(jit, static_argnums=(0, 1, 2))
-def _sum_residuals(twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: Pass) -> Array:
+def _sum_residuals(twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: TwinPass) -> Array:
     """Λ₀ of every trajectory: the first pass. (E,)"""
     theta = run.numbers.theta
     rewards = twin.model.objective
     process: Any = recipe.process
-    context, streams = run.ensemble.context, run.ensemble.streams
+    context = run.ensemble.context
+    streams = run.ensemble.streams
 
-    def body(carry: tuple[Array, Array], when: Any) -> tuple[tuple[Array, Array], None]:
+    def body(so_far: ResidualSums, when: Any) -> tuple[ResidualSums, None]:
         n, t, dt = when
 
         def one(x: Array, context: PyTree, stream: PyTree, row: Any) -> tuple[Array, Array]:
@@ -334,31 +245,33 @@ def _sum_residuals(twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: 
             left = jump_twin.finish_step(rewards, theta, row, step, sums, score)
             return x_next, left.residual
 
-        x, residual = carry
         rows = _select_rows(run.guess, n, shared)
         batched = jax.vmap(one, in_axes=(0, 0, 0, None if shared else 0))
-        x_next, left = batched(x, context, streams, rows)
-        return (x_next, residual + left), None
+        x_next, left = batched(so_far.x, context, streams, rows)
+        return ResidualSums(x_next, so_far.residual + left), None
 
-    begin = (run.ensemble.x, jnp.zeros_like(run.total))
-    (x, residual), _ = jax.lax.scan(body, begin, simulate.enumerate_steps(run.times))
-    return residual + _end_paths(twin, run, shared, x).residual
+    begin = ResidualSums(run.ensemble.x, jnp.zeros_like(run.total))
+    end, _ = jax.lax.scan(body, begin, simulate.enumerate_steps(run.times))
+    return end.residual + _end_paths(twin, run, shared, end.x).residual
 
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _simulate(
-    twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: Pass
+    twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: TwinPass
 ) -> tuple[Swept, Array]:
     """The sums over all steps, and the mean of what each step takes off Λ (T,)."""
     theta = run.numbers.theta
     rewards = twin.model.objective
     process: Any = recipe.process
-    context, streams = run.ensemble.context, run.ensemble.streams
+    context = run.ensemble.context
+    streams = run.ensemble.streams
 
     def body(swept: Swept, when: Any) -> tuple[Swept, Array]:
         n, t, dt = when
 
-        def one(x: Array, context: PyTree, stream: PyTree, row: Any) -> tuple[Array, StepResult]:
+        def one(
+            x: Array, context: PyTree, stream: PyTree, row: Any
+        ) -> tuple[Array, jump_twin.StepResult]:
             step = Step(x, x, t, dt, context)
             observer = _observe(process, rewards, theta, row, step)
             x_next, score, sums = process.observe_events(theta, step, stream, n, observer)
@@ -386,11 +299,10 @@ def _observe(
 # ------------------------------------------------------------------------------------- recordings
 
 
-def recorded_parts(
-    twin: TwinModel, numbers: Numbers, batch: int, recording: Recording, block_bytes: int
-) -> Parts:
+def recorded_parts(call: sweep.RecordedTwinCall) -> sweep.Parts:
     """The two parts of the gradients of recorded trajectories, read block by block."""
-    refuse_model(twin.model)
+    twin, numbers, batch, recording, block_bytes = call
+    jump_twin_checks.refuse_model(twin.model)
     if recording.read_events(0, 1) is None:
         raise ValueError(
             "a `Twin` of `Jumps` needs the events, not only the states: Trajectories(t, x, "
@@ -406,28 +318,37 @@ def recorded_parts(
         rows = slice(low, high)
         own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], context)
         ensemble = simulate.Ensemble(x[rows], own, None)
-        guess = solve(twin, numbers, ensemble.x, times, own, shared)
-        run = Pass(numbers, guess, ensemble, times, jnp.zeros(high - low, x.dtype))
-        if needs_returns(twin):
-            swept, _ = _read_through(twin, shared, run, recording, (rows, block_bytes))
+        guess = jump_twin_checks.solve(twin, numbers, ensemble.x, times, own, shared)
+        run = TwinPass(numbers, guess, ensemble, times, jnp.zeros(high - low, x.dtype))
+        part = RecordedRows(recording, rows, block_bytes)
+        if jump_twin_checks.needs_returns(twin):
+            swept, _ = _read_through(twin, shared, run, part)
             run = run._replace(total=swept.residual + _last_residuals(twin, shared, run, swept.x))
-        swept, means = _read_through(twin, shared, run, recording, (rows, block_bytes))
+        swept, means = _read_through(twin, shared, run, part)
         carry, lambdas = _finish(twin, shared, run, swept, means)
-        warn_about_guess(carry.residual, carry.reward)
+        jump_twin_checks.warn_about_guess(carry.residual, carry.reward)
         pieces.append(sweep.finish_parts(twin, numbers, carry, ensemble.x, times, own, [lambdas]))
     return sweep.join_parts(pieces)
 
 
 @partial(jit, static_argnums=(0, 1))
-def _last_residuals(twin: TwinModel, shared: bool, run: Pass, x: Array) -> Array:
+def _last_residuals(twin: TwinModel, shared: bool, run: TwinPass, x: Array) -> Array:
     return _end_paths(twin, run, shared, x).residual
 
 
+class RecordedRows(NamedTuple):
+    """Some trajectories of a recording. block_bytes: how much is held at a time."""
+
+    recording: Any
+    rows: slice
+    block_bytes: int
+
+
 def _read_through(
-    twin: TwinModel, shared: bool, run: Pass, recording: Recording, part: tuple[slice, int]
+    twin: TwinModel, shared: bool, run: TwinPass, part: RecordedRows
 ) -> tuple[Swept, Array]:
-    """The sums over all recorded steps. part: trajectories, and bytes that are held at a time."""
-    rows, block_bytes = part
+    """The sums over all recorded steps, and the mean of what each step takes off Λ (T,)."""
+    recording, rows, block_bytes = part
     swept = _start_sums(run)
     means = []
 
@@ -446,7 +367,7 @@ def _read_through(
 
 @partial(jit, static_argnums=(0, 1))
 def _add_block(
-    twin: TwinModel, shared: bool, run: Pass, swept: Swept, block: Steps
+    twin: TwinModel, shared: bool, run: TwinPass, swept: Swept, block: Steps
 ) -> tuple[Swept, Array]:
     theta = run.numbers.theta
     rewards = twin.model.objective
@@ -454,7 +375,9 @@ def _add_block(
     context = run.ensemble.context
 
     def body(swept: Swept, at: Steps) -> tuple[Swept, Array]:
-        def one(x: Array, x_next: Array, context: PyTree, events: Any, row: Any) -> StepResult:
+        def one(
+            x: Array, x_next: Array, context: PyTree, events: Any, row: Any
+        ) -> jump_twin.StepResult:
             step = Step(x, x_next, at.t, at.dt, context, events)
             observer = _observe(process, rewards, theta, row, step)
             score, sums = process.observe_recorded(theta, step, observer)

@@ -27,13 +27,10 @@ from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.baselines import Twin
 from fluctua.core.diffusion import find_noiseless
 from fluctua.core.process import Process, Step
-from fluctua.core.recorded import Recording
 from fluctua.core.scores import Ratio, full_score, log_ratio
 from fluctua.core.simulate import advance_diffusion
-from fluctua.core.twin.correction import Numbers, TwinModel
-from fluctua.core.twin.sweep import Parts, TwinCall
-from fluctua.processes import jump_twin_sweep
-from fluctua.processes.jump_twin import Observer, Wait
+from fluctua.core.twin import sweep
+from fluctua.processes import jump_twin, jump_twin_sweep
 
 
 class RandomJump(NamedTuple):
@@ -151,7 +148,7 @@ class Jumps:
         ).events
 
     def observe_events(
-        self, theta: Params, step: Step, stream: PyTree, n: Array, observer: Observer
+        self, theta: Params, step: Step, stream: PyTree, n: Array, observer: jump_twin.Observer
     ) -> tuple[Array, Params, PyTree]:
         """Simulate the events of a step as `advance` does, and observe its waits.
 
@@ -169,7 +166,7 @@ class Jumps:
         return run.x, run.score, run.observed
 
     def observe_recorded(
-        self, theta: Params, step: Step, observer: Observer
+        self, theta: Params, step: Step, observer: jump_twin.Observer
     ) -> tuple[Params, PyTree]:
         """The score of the recorded events of a step, and the sums of the observer."""
         return _observe_recorded(self, theta, step, observer)
@@ -178,15 +175,13 @@ class Jumps:
         """The twin with its process filled in; refused for what it cannot follow."""
         return jump_twin_sweep.check_twin(self, twin)
 
-    def twin_parts(self, call: TwinCall) -> Parts:
+    def twin_parts(self, call: sweep.TwinCall) -> sweep.Parts:
         """The two parts of the gradients of simulated trajectories, with a twin."""
         return jump_twin_sweep.simulated_parts(call)
 
-    def recorded_twin_parts(
-        self, twin: TwinModel, numbers: Numbers, batch: int, source: Recording, block_bytes: int
-    ) -> Parts:
+    def recorded_twin_parts(self, call: sweep.RecordedTwinCall) -> sweep.Parts:
         """The two parts of the gradients of recorded trajectories, with a twin."""
-        return jump_twin_sweep.recorded_parts(twin, numbers, batch, source, block_bytes)
+        return jump_twin_sweep.recorded_parts(call)
 
     def score(self, theta: Params, step: Step) -> Params:
         """U of one step, simulated or recorded."""
@@ -502,7 +497,7 @@ def _simulate_events(
     step: EventStep,
     key: Array,
     maximum: int,
-    observer: Observer | None = None,
+    observer: jump_twin.Observer | None = None,
 ) -> _EventRun:
     """Simulate the events of one step with their score.
 
@@ -530,7 +525,7 @@ def _simulate_events(
         score = jax.tree.map(jnp.add, run.score, new.score)
         observed = run.observed
         if observer is not None:
-            observed = observer.add(observed, Wait(run.x, run.time, new.after, run.score))
+            observed = observer.add(observed, jump_twin.Wait(run.x, run.time, new.after, run.score))
         count = jnp.where(new.over, run.count, run.count + 1)
         return _EventRun(new.x, count, new.after, score, kept, observed)
 
@@ -561,7 +556,7 @@ class _Observed(NamedTuple):
 
 
 def _observe_recorded(
-    process: Jumps, theta: Params, step: Step, observer: Observer
+    process: Jumps, theta: Params, step: Step, observer: jump_twin.Observer
 ) -> tuple[Params, PyTree]:
     """The score of the recorded events of a step, and the sums of an observer."""
     x, _, t, dt, context, events = step
@@ -574,7 +569,7 @@ def _observe_recorded(
         return jnp.log(rate) - jnp.sum(a) * length
 
     def wait(carry: _Observed, end: Array, channel: Array, happens: Array) -> _Observed:
-        sums = observer.add(carry.sums, Wait(carry.x, carry.since, end, carry.score))
+        sums = observer.add(carry.sums, jump_twin.Wait(carry.x, carry.since, end, carry.score))
         new = jax.grad(log_density)(theta, carry.x, channel, end - carry.since, happens)
         score = jax.tree.map(jnp.add, carry.score, new)
         return _Observed(carry.x, end, score, sums)

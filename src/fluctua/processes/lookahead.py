@@ -33,7 +33,7 @@ from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.integrators import mean_rate
 from fluctua.core.model import EstimatorModel
 from fluctua.core.objective import Rewards
-from fluctua.core.process import AnyProcess, Process, Score, Step
+from fluctua.core.process import AnyProcess, Score, Step
 from fluctua.core.recorded import Recording
 from fluctua.core.trajectories import Times
 from fluctua.core.twin import correction
@@ -104,11 +104,6 @@ def make_lookahead(
     recording: Recording,
 ) -> Lookahead:
     """Check that the twin fits the process and the record, and prepare it."""
-    if not isinstance(process, Process):
-        raise ValueError(
-            f"the twin of a long-run average follows a noise-free path, and a "
-            f"{type(process).__name__} has none: use another baseline."
-        )
     twin = correction.check_twin(choice, score, process)
     if twin.baseline.name != "mean":  # type: ignore[union-attr]
         raise ValueError(

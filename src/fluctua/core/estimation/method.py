@@ -8,16 +8,15 @@ from typing import NamedTuple, TypedDict
 import jax
 import jax.numpy as jnp
 
-from fluctua.core import baselines, check, draws, scores, stopping
+from fluctua.core import arrays, baselines, check, draws, scores, stopping
 from fluctua.core import estimate as estimates
 from fluctua.core import model as terms
 from fluctua.core import process as processes
-from fluctua.core.arrays import Array, Params
 from fluctua.core.baselines import Baseline, Twin
 from fluctua.core.integrators import match_quadrature
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.simulate import refuse_start
-from fluctua.core.twin import correction
+from fluctua.core.twin import correction, own_twins
 from fluctua.core.twin.sweep import Parts
 
 StartLaw = draws.Density | draws.Reparameterised | None
@@ -67,7 +66,7 @@ class Method(NamedTuple):
         used = self.used_baselines
         return terms.Tables(used[0].values, used[-1].values)
 
-    def fill_tables(self, pilot: Array | None) -> terms.Tables:
+    def fill_tables(self, pilot: arrays.Array | None) -> terms.Tables:
         """The tables of both baselines, with that of a pilot for those that need one."""
         both = (self.baseline, self.initial_baseline)
         return terms.Tables(*(pilot if plan.pilot else plan.values for plan in both))
@@ -106,7 +105,7 @@ def resolve_method(
     baselines.refuse_kernel_options(plan, "an estimator of any process")
     initial: Baseline | Twin
     if isinstance(plan, Twin):
-        twin = correction.check_twin(plan, score, process)
+        twin = own_twins.check_twin(plan, score, process)
         step = twin.baseline
         initial = correction.check_initial_baseline(
             "optimal" if initial_baseline is None else initial_baseline
@@ -183,7 +182,7 @@ class PreparedTwin(NamedTuple):
 
 
 def prepare_twin(
-    method: Method, theta: Params, table: Array | None, count: int, t: Array
+    method: Method, theta: arrays.Params, table: arrays.Array | None, count: int, t: arrays.Array
 ) -> PreparedTwin:
     """The twin of a method at θ, for `count` trajectories on the grid t.
 
@@ -203,7 +202,7 @@ def prepare_twin(
     return PreparedTwin(model, numbers, twin.batch)
 
 
-def shape_parts(theta: Params, parts: Parts) -> correction.TwinSamples:
+def shape_parts(theta: arrays.Params, parts: Parts) -> correction.TwinSamples:
     """The parts of the gradients with the structure of θ."""
     return correction.TwinSamples(
         estimates.unflatten(theta, parts.direct),

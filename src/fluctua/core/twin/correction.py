@@ -29,7 +29,7 @@ all trajectories of a run or a recording back through time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -274,32 +274,14 @@ def direct_terms(
 # ------------------------------------------------------------------------------------------ checks
 
 
-@runtime_checkable
-class TwinOfItsOwn(Protocol):
-    """A process other than a diffusion that brings a twin (`fluctua.Jumps`)."""
-
-    def check_twin(self, twin: Twin) -> Twin:
-        """The twin with its process filled in; refused for what it cannot follow."""
-
-    def twin_parts(self, call: Any) -> Any:
-        """`Parts` of simulated trajectories. call: a `TwinCall`."""
-
-    def recorded_twin_parts(
-        self, twin: TwinModel, numbers: Numbers, batch: int, source: Any, block_bytes: int
-    ) -> Any:
-        """`Parts` of recorded trajectories. source: a `Recording`."""
-
-
 def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     """The twin with its process filled in; refused if the score is not one it can stand in for."""
-    if isinstance(process, TwinOfItsOwn):
-        return process.check_twin(_check_options(twin))
     if not isinstance(process, Process):
         raise ValueError(
             f"a `Twin` follows a noise-free path, and a {type(process).__name__} has none: use "
             "another baseline."
         )
-    twin = _check_options(twin)
+    twin = check_options(twin)
     if score not in (full_score, drift_score):
         raise ValueError(
             "a Twin takes over part of the score's work by differentiating the drift and the "
@@ -321,7 +303,7 @@ def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     return twin._replace(process=check.process(own))
 
 
-def _check_options(twin: Twin) -> Twin:
+def check_options(twin: Twin) -> Twin:
     """The twin with its order a number and its baseline a record; refused if they are wrong."""
     if twin.order not in (1, 2):
         raise ValueError(

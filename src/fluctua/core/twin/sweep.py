@@ -25,7 +25,8 @@ from fluctua.core.streamed import replay_trajectory
 from fluctua.core.trajectories import Times
 from fluctua.core.twin import backward
 from fluctua.core.twin import correction as twin_terms
-from fluctua.core.twin.correction import Numbers, TwinModel
+from fluctua.core.twin.correction import TwinModel
+from fluctua.core.twin.own_twins import TwinOfItsOwn
 
 
 class Parts(NamedTuple):
@@ -42,7 +43,7 @@ class Parts(NamedTuple):
 
 def streamed_parts(
     twin: TwinModel,
-    numbers: Numbers,
+    numbers: twin_terms.Numbers,
     batch: int,
     substrate: simulate.Simulator,
     key: Array,
@@ -59,7 +60,7 @@ def streamed_parts(
         twin.model.process, twin.model.objective, theta, first, substrate.t, context
     )
     twin = twin._replace(model=terms.replace_process(twin.model, process))
-    own: Any = process if isinstance(process, twin_terms.TwinOfItsOwn) else None
+    own: Any = process if isinstance(process, TwinOfItsOwn) else None
     if own is None:
         twin_terms.check_fit(twin, numbers, first, substrate.t, context, batch)
     call = TwinCall(twin, numbers, batch, substrate, key, count, offset)
@@ -80,12 +81,25 @@ class TwinCall(NamedTuple):
     """
 
     twin: TwinModel
-    numbers: Numbers
+    numbers: twin_terms.Numbers
     batch: int
     substrate: simulate.Simulator
     key: Array
     count: int  # type: ignore[assignment]
     offset: int = 0
+
+
+class RecordedTwinCall(NamedTuple):
+    """A request of an estimator with a twin to a recording.
+
+    batch: trajectories that go together. block_bytes: how much is held at a time.
+    """
+
+    twin: TwinModel
+    numbers: twin_terms.Numbers
+    batch: int
+    recording: recorded.Recording
+    block_bytes: int
 
 
 def _parts_by_jax(call: TwinCall) -> Parts:
@@ -126,7 +140,11 @@ def _parts_by_jax(call: TwinCall) -> Parts:
 
 
 def recorded_parts(
-    twin: TwinModel, numbers: Numbers, batch: int, recording: recorded.Recording, block_bytes: int
+    twin: TwinModel,
+    numbers: twin_terms.Numbers,
+    batch: int,
+    recording: recorded.Recording,
+    block_bytes: int,
 ) -> Parts:
     """The two parts of the gradients of recorded trajectories.
 
@@ -146,8 +164,9 @@ def recorded_parts(
     )
     twin = twin._replace(model=terms.replace_process(twin.model, process))
     own: Any = process
-    if isinstance(own, twin_terms.TwinOfItsOwn):
-        parts = own.recorded_twin_parts(twin, numbers, batch, recording, block_bytes)
+    if isinstance(own, TwinOfItsOwn):
+        call = RecordedTwinCall(twin, numbers, batch, recording, block_bytes)
+        parts = own.recorded_twin_parts(call)
         gradients = parts.direct + parts.correction
         recorded.check_scores(gradients, process, theta, recording.read_trajectory, recording.t)
         return parts
@@ -231,7 +250,7 @@ def start_batch(
 def _forward(
     twin: TwinModel,
     recipe: simulate.Recipe,
-    numbers: Numbers,
+    numbers: twin_terms.Numbers,
     ensemble: simulate.Ensemble,
     states: backward.States,
     first: Array,
@@ -270,7 +289,7 @@ def _replay(
 
 @partial(jit, static_argnums=0)
 def _forward_twin(
-    twin: TwinModel, numbers: Numbers, xbar: Array, times: Times, context: PyTree
+    twin: TwinModel, numbers: twin_terms.Numbers, xbar: Array, times: Times, context: PyTree
 ) -> Array:
     """x̄ at the end of a segment."""
 
@@ -283,7 +302,7 @@ def _forward_twin(
 
 def finish_parts(
     twin: TwinModel,
-    numbers: Numbers,
+    numbers: twin_terms.Numbers,
     carry: backward.Backward,
     x: Array,
     times: Times,
