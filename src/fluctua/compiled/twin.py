@@ -153,9 +153,9 @@ def _write_twin_functions(traced: TwinProgram, layout: emit.Layout) -> str:
         ("reward", None, traced.reward),
         ("left", None, traced.left),
         ("gain", None, traced.gain),
-        *(("q", k, node) for k, node in enumerate(traced.slope)),
+        *(("v", k, node) for k, node in enumerate(traced.slope)),
     ]
-    results = "const V *p, V *s, V *d, V &delta, V &reward, V &left, V &gain, V *q"
+    results = "const V *p, V *s, V *d, V &delta, V &reward, V &left, V &gain, V *v"
     return "\n".join(
         [
             emit.write_function(program, layout, "twin_ahead", ahead, "const V *p, V *y"),
