@@ -1,6 +1,5 @@
 """The study of handwritten digits: its split, its networks and its tables, without the data."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -79,6 +78,6 @@ def test_a_training_and_its_tables(tmp_path):
 
 
 @pytest.mark.long
-def test_seven_modes_learn_xor():
-    assert digits.train_xor(0, iterations=80).single > 0.9  # 0.5 by chance
-    assert jax.config.jax_enable_x64
+def test_ten_modes_learn_xor():
+    # 0.996 measured, 0.5 by chance; 80 iterations are too few for seeds 0 and 1
+    assert digits.train_xor(0, iterations=200).row.single > 0.95
