@@ -68,7 +68,7 @@ PROBLEMS = {
     "trap_overdamped": Problem(nestbench_traps.train_overdamped, ("centre",), 100_000, 4),
     "trap_underdamped": Problem(nestbench_traps.train_underdamped, ("centre / nm",), 15_000, 4),
     "erasure": Problem(nestbench_erasure.train, ("c₀", "c₁"), 30_000, 4),
-    "ising": Problem(nestbench_ising.train, ("temperature", "field"), 1000, 10),
+    "ising": Problem(nestbench_ising.train, ("temperature", "field"), 1000, 4),
     "abp": Problem(
         nestbench_active.train, ("stiffness", "speed"), 150_000, 3, ((1.0, 7.0), (0.0, 11.0))
     ),
@@ -161,12 +161,12 @@ def list_protocols(name: str, checkout: Path, seeds: Iterable[int]) -> dict[str,
     return protocols
 
 
-def score(name: str, label: str, protocol: Path | None, engine: Path) -> Score:
-    """Score one protocol."""
+def score(name: str, label: str, protocol: Path | None, engine: Path, runs: int | None) -> Score:
+    """Score one protocol. runs: of the engine; those of the problem for None."""
     problem = PROBLEMS[name]
-    values = np.array(run_engine(engine, protocol, problem.samples, problem.runs))
+    values = np.array(run_engine(engine, protocol, problem.samples, runs or problem.runs))
     stderr = values.std(ddof=1) / np.sqrt(len(values))
-    return Score(name, label, float(values.mean()), float(stderr), problem.runs, problem.samples)
+    return Score(name, label, float(values.mean()), float(stderr), len(values), problem.samples)
 
 
 def update_table(path: Path, rows: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
@@ -211,7 +211,7 @@ def score_problems(names: list[str], options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(options.workers) as pool:
         engines = {name: build_engine(options.checkout, name, Path(place)) for name in names}
         scores = [
-            pool.submit(score, name, label, protocol, engines[name])
+            pool.submit(score, name, label, protocol, engines[name], options.runs)
             for name in names
             for label, protocol in list_protocols(name, options.checkout, options.seeds).items()
             if options.protocols is None or label in options.protocols
@@ -277,6 +277,7 @@ def main() -> None:
     parser.add_argument(
         "--protocols", nargs="+", help="score these alone: default, learned, seed0, …, loophole"
     )
+    parser.add_argument("--runs", type=int, help="of the engine per protocol, at least 2")
     parser.add_argument("--quick", action="store_true", help="a few iterations, to try it out")
     parser.add_argument("--workers", type=int, default=2, help="engines that run at a time")
     options = parser.parse_args()
