@@ -1,10 +1,10 @@
 """Learn how much evidence to wait for before a decision.
 
 Evidence dX = ±μ dt + dW for one of two answers is collected until |X| reaches a bound b, and the
-sign of X is the answer. A right one is worth 1, and time costs 0.2 per unit. Trials are hard (μ =
-0.5) or easy (μ = 2). A higher bound makes fewer mistakes and takes longer; trained is b, from
-trials alone. The expected reward of a bound is known, so the best one is too. `python
-examples/first_passage.py` runs it."""
+sign of X is the answer. The reward is 1 for a right answer, less 0.2 per unit of time. Trials are
+hard (μ = 0.5) or easy (μ = 2). A higher bound makes fewer mistakes and takes longer. The bound b is
+trained from trials with the exact drift and noise; the exact reward of each bound serves for
+comparison only. `python examples/first_passage.py` runs it."""
 
 import argparse
 
@@ -37,7 +37,7 @@ objective = fl.Objective(
     running=lambda theta, x: -COST * jnp.ones(()),
     terminal=lambda theta, x: jnp.where(x[0] > 0, 1.0, 0.0),
     stop=lambda theta, x: jnp.stack([x[0] - theta["bound"], -theta["bound"] - x[0]]),
-    overshoot="bridge",  # steps of 0.1 do for this
+    overshoot="bridge",  # allows steps of 0.1
 )
 simulator = fl.simulator(
     process,

@@ -1,7 +1,7 @@
-"""Reverse a small magnet with little dissipation, by what its spins do at random.
+"""Reverse a small magnet with little dissipation, trained from the fluctuations of its spins.
 
 8 × 8 spins with the energy −Σ s s' − h Σ s follow a protocol of the temperature T and the field h
-through 30 sweeps, from h = −1 to 1 at T = 0.7. Trained are K = 1/T and b = h/T in every sweep. A
+through 30 sweeps, from h = −1 to 1 at T = 0.7. K = 1/T and b = h/T of every sweep are trained. A
 sweep updates the two colours of a checkerboard one after the other, so the spins before and after
 it determine its probability. `python examples/magnet.py` runs it."""
 
@@ -18,39 +18,42 @@ SIDE, SWEEPS, COLD = 8, 30, 1 / 0.7
 EVEN = np.indices((SIDE, SIDE)).sum(axis=0) % 2 == 0
 
 
-def pull(theta, x, t):  # K Σ s' + b of every spin
-    spins, now = x.reshape(SIDE, SIDE), t.astype(int)
-    seen = sum(jnp.roll(spins, by, axis) for axis in (0, 1) for by in (1, -1))
-    return theta["K"][now] * seen + theta["b"][now]
+def local_field(theta, x, t):  # K Σ s' + b of every spin
+    spins = x.reshape(SIDE, SIDE)
+    sweep = t.astype(int)
+    neighbours = sum(jnp.roll(spins, by, axis) for axis in (0, 1) for by in (1, -1))
+    return theta["K"][sweep] * neighbours + theta["b"][sweep]
 
 
 def sample(key, theta, x, t):
     uniform = jax.random.uniform(key, (SIDE, SIDE))
     for colour in (EVEN, ~EVEN):
-        new = jnp.where(uniform < jax.nn.sigmoid(2 * pull(theta, x, t)), 1.0, -1.0)
+        up = jax.nn.sigmoid(2 * local_field(theta, x, t))
+        new = jnp.where(uniform < up, 1.0, -1.0)
         x = jnp.where(colour, new, x.reshape(SIDE, SIDE)).ravel()
     return x
 
 
-def pull_at_update(theta, x, x_next, t):  # odd spins see the new even ones
-    return jnp.where(EVEN, pull(theta, x, t), pull(theta, x_next, t)).ravel()
+def field_at_update(theta, x, x_next, t):  # odd spins are updated after the even ones
+    return jnp.where(EVEN, local_field(theta, x, t), local_field(theta, x_next, t)).ravel()
 
 
 def log_prob(theta, x, x_next, t):
-    return jnp.sum(jax.nn.log_sigmoid(2 * x_next * pull_at_update(theta, x, x_next, t)))
+    return jnp.sum(jax.nn.log_sigmoid(2 * x_next * field_at_update(theta, x, x_next, t)))
 
 
 def reduced_energy(theta, x, n):  # E/T; the protocol begins and ends cold
-    spins, inside = x.reshape(SIDE, SIDE), (n > 0) & (n < SWEEPS)
-    now = jnp.clip(n, 0, SWEEPS - 1).astype(int)
-    K = jnp.where(inside, theta["K"][now], COLD)
-    b = jnp.where(inside, theta["b"][now], jnp.where(n > 0, COLD, -COLD))
+    spins = x.reshape(SIDE, SIDE)
+    inside = (n > 0) & (n < SWEEPS)
+    sweep = jnp.clip(n, 0, SWEEPS - 1).astype(int)
+    K = jnp.where(inside, theta["K"][sweep], COLD)
+    b = jnp.where(inside, theta["b"][sweep], jnp.where(n > 0, COLD, -COLD))
     bonds = jnp.sum(spins * (jnp.roll(spins, 1, 0) + jnp.roll(spins, 1, 1)))
     return -K * bonds - b * jnp.sum(x)
 
 
-def produced(theta, x, x_next, t):  # heat given away over T, and the change of E/T
-    heat = jnp.sum((x_next - x) * pull_at_update(theta, x, x_next, t))
+def produced_entropy(theta, x, x_next, t):  # released heat over T, and the change of E/T
+    heat = jnp.sum((x_next - x) * field_at_update(theta, x, x_next, t))
     return heat + reduced_energy(theta, x_next, t + 1) - reduced_energy(theta, x, t)
 
 
@@ -61,7 +64,7 @@ options = parser.parse_args()
 
 phase = jnp.pi * (jnp.arange(SWEEPS) + 0.5) / SWEEPS
 theta = {"K": 1 / (0.7 + 4 * jnp.sin(phase)), "b": -jnp.cos(phase) / (0.7 + 4 * jnp.sin(phase))}
-objective = fl.Objective(per_step=lambda *step: -produced(*step[:4]))
+objective = fl.Objective(per_step=lambda *step: -produced_entropy(*step[:4]))
 simulator = fl.simulator(fl.Chain(sample, log_prob), -jnp.ones(SIDE**2), jnp.arange(SWEEPS + 1.0))
 estimator = fl.ppgt(simulator, objective)
 decay = optax.cosine_decay_schedule(0.02, options.iterations)
@@ -69,6 +72,6 @@ training = fl.Training(estimator, theta, optax.adam(decay), trajectories=options
 for record in fl.train(training, iterations=options.iterations):
     if record.iteration % 25 == 0:
         print(f"iteration {record.iteration:3d}   entropy {-record.estimate.value:.2f}")
-for name, at in (("before", theta), ("after", record.next_theta)):
-    e = fl.evaluate(estimator, at, count=2000)
-    print(f"{name}: entropy produced {-e.J:.2f} ± {e.J_stderr:.2f}")
+for name, parameters in (("before", theta), ("after", record.next_theta)):
+    evaluation = fl.evaluate(estimator, parameters, count=2000)
+    print(f"{name}: entropy produced {-evaluation.J:.2f} ± {evaluation.J_stderr:.2f}")

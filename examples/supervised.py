@@ -1,7 +1,7 @@
 """Classify with your own process: a noisy particle learns which of two classes a point belongs to.
 
 A data point pushes the particle from the start on; at the end it answers by the well it is in, left
-or right. Run it with `python examples/supervised.py`.
+or right. `python examples/supervised.py` runs it.
 """
 
 import jax
@@ -11,7 +11,9 @@ import optax
 import fluctua as fl
 
 points = jax.random.normal(jax.random.key(1), (500, 2))
-labels = jnp.where(points[:, 0] * points[:, 1] > 0, 1, -1)  # same signs or not: no line parts them
+labels = jnp.where(
+    points[:, 0] * points[:, 1] > 0, 1, -1
+)  # same signs or not: not linearly separable
 
 
 def example(key):  # drawn anew for every trajectory: an ensemble is a minibatch

@@ -428,7 +428,7 @@ def test_a_training_finds_the_best_bias(key, tmp_path):
     result = fl.run(training, iterations=40, folder=tmp_path / "run")
     assert abs(result.theta - np.log(4)) < 0.15
     assert "finer" not in result.summary  # steps of a chain cannot be split
-    with pytest.raises(ValueError, match="a Chain has the steps that it has"):
+    with pytest.raises(ValueError, match="the steps of a Chain cannot be split"):
         fl.evaluate(estimator, result.theta, refine=2)
 
 

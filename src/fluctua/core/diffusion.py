@@ -516,7 +516,7 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
         for n in range(len(t) - 1):
             check_regular(process, theta, x[n], t[n], context, at(n))
     check_steps = getattr(process, "check_steps", None)
-    if check_steps is not None:  # of a chain, where steps may lack a score, not states
+    if check_steps is not None:  # a chain: its steps may lack a score, its states cannot
         check_steps(theta, trajectory, number)
     if not isinstance(smooth, Process):
         return

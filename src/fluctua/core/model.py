@@ -92,7 +92,7 @@ class Progress(NamedTuple):
     survival: Array | None = None
 
 
-class Collection(NamedTuple):
+class CollectedReward(NamedTuple):
     """The reward collected so far (E,), and the survival W (E,), None where nothing stops."""
 
     reward: Array
@@ -167,21 +167,23 @@ def evaluate_arrivals(rewards: Rewards, theta: Params, moment: Moment) -> stoppi
         return None if reward is None else stopping.Arrival(reward, jnp.ones_like(reward))
 
     def one(x: Array, x_next: Array, context: PyTree) -> stopping.Arrival:
-        return stopping.arrive(rewards, theta, Step(x, x_next, moment.t, moment.dt, context))
+        return stopping.collect_arrival(
+            rewards, theta, Step(x, x_next, moment.t, moment.dt, context)
+        )
 
     return jax.vmap(one)(moment.x, moment.x_next, moment.context)
 
 
 def start_collection(
     rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree
-) -> Collection:
+) -> CollectedReward:
     """g_0(X₀), with g_T(X₀) of trajectories that stop before their first step."""
     reward = initial_rewards(rewards, theta, x, context)
     survival = start_survival(rewards, theta, x, t, context)
     if survival is None:
-        return Collection(reward)
+        return CollectedReward(reward)
     at_end = terminal_rewards(rewards, theta, x, context)
-    return Collection(reward + jnp.where(survival > 0, 0, at_end), survival)
+    return CollectedReward(reward + jnp.where(survival > 0, 0, at_end), survival)
 
 
 def start_survival(
@@ -195,8 +197,8 @@ def start_survival(
 
 
 def collect_step(
-    rewards: Rewards, theta: Params, collected: Collection, moment: Moment
-) -> Collection:
+    rewards: Rewards, theta: Params, collected: CollectedReward, moment: Moment
+) -> CollectedReward:
     """Add g Δt and what is collected on arrival, of one step."""
     survival = collected.survival
     rate = running_rewards(rewards, theta, moment.x, moment.t, moment.context)
@@ -204,9 +206,9 @@ def collect_step(
     reward = collected.reward + stopping.keep_running(survival, running)
     arrival = evaluate_arrivals(rewards, theta, moment)
     if arrival is None:
-        return Collection(reward, survival)
+        return CollectedReward(reward, survival)
     reward = reward + stopping.keep_running(survival, arrival.reward)
-    return Collection(reward, advance_survival(survival, arrival))
+    return CollectedReward(reward, advance_survival(survival, arrival))
 
 
 def advance_survival(survival: Array | None, arrival: stopping.Arrival | None) -> Array | None:
@@ -217,7 +219,7 @@ def advance_survival(survival: Array | None, arrival: stopping.Arrival | None) -
 
 
 def finish_collection(
-    rewards: Rewards, theta: Params, collected: Collection, x: Array, context: PyTree
+    rewards: Rewards, theta: Params, collected: CollectedReward, x: Array, context: PyTree
 ) -> Array:
     """R of trajectories that arrive at the horizon in x. Shape (E,)."""
     terminal = terminal_rewards(rewards, theta, x, context)
@@ -310,14 +312,14 @@ def start(
 ) -> Progress:
     """Sums after the draw of X₀, whose score is ∂θ ln p₀ (step −1), with ∂θ g_0."""
     flat, _ = ravel_pytree(theta)
-    begun = start_collection(model.objective, theta, x, t, context)
-    reward = begun.reward.astype(returns.dtype)
+    initial = start_collection(model.objective, theta, x, t, context)
+    reward = initial.reward.astype(returns.dtype)
     explicit = initial_slopes(model, theta, x, context)
     if explicit is None:
         explicit = jnp.zeros((x.shape[0], flat.size), flat.dtype)
-    if begun.survival is not None:
+    if initial.survival is not None:
         at_end = terminal_slopes(model, theta, x, jnp.stack([t, t]), context)
-        explicit = explicit + jnp.where(begun.survival[:, None] > 0, 0, at_end)
+        explicit = explicit + jnp.where(initial.survival[:, None] > 0, 0, at_end)
     score, score_state = _score_start(model, theta, x, t, context)
 
     def baseline(to_go: Array, score: Array) -> Array:
@@ -325,7 +327,7 @@ def start(
         return model.initial_baseline(inputs)
 
     sums = theorem.start_sums(returns, reward, score, explicit, baseline)
-    return Progress(sums, score_state, begun.survival)
+    return Progress(sums, score_state, initial.survival)
 
 
 def _score_start(
@@ -480,7 +482,7 @@ def _step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
     """g Δt + r of one step of one trajectory, with what a bridge makes of it."""
     running = rewards.running(theta, step.x, step.t, step.context) * step.dt
     if rewards.stop is not None and rewards.stop.bridge:
-        return running + stopping.arrive(rewards, theta, step).reward
+        return running + stopping.collect_arrival(rewards, theta, step).reward
     if rewards.per_step is None:
         return running
     return running + rewards.per_step(theta, step.x, step.x_next, step.t, step.dt, step.context)

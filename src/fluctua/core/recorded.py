@@ -33,8 +33,8 @@ SCANNED_BYTES = 64 * 2**20
 MAX_SEARCHED = 100
 """Trajectories that are gone through for the state that has no score."""
 
-FOLLOWED = 64
-"""Trajectories of which residuals are examined where some stop."""
+MAX_FOLLOWED = 64
+"""Number of trajectories whose residuals are examined if some stop."""
 
 
 class Recording:
@@ -289,14 +289,14 @@ def scan_block(one: Callable[[Any, terms.Moment], Any], carry: Any, block: StepB
 def _collect_block(
     rewards: Rewards,
     theta: Params,
-    collected: terms.Collection,
+    collected: terms.CollectedReward,
     times: records.Times,
     x: Array,
     context: PyTree,
-) -> terms.Collection:
+) -> terms.CollectedReward:
     """What is collected up to the end of a block of steps. x: (E, b+1, M)."""
 
-    def add(collected: terms.Collection, moment: terms.Moment) -> terms.Collection:
+    def add(collected: terms.CollectedReward, moment: terms.Moment) -> terms.CollectedReward:
         return terms.collect_step(rewards, theta, collected, moment)
 
     return scan_block(add, collected, StepBlock(0, times, x, context))
@@ -355,7 +355,7 @@ def cut_before_stops(
     theta: Params,
     trajectories: records.Trajectories | Iterable[records.Trajectories],
 ) -> records.Trajectories | Iterable[records.Trajectories]:
-    """The trajectories, or if they may stop some of them until the first one of these does.
+    """The trajectories; if they may stop, the first 64 until one of these stops.
 
     What a record holds after a stop need not be of the process. A cut at each trajectory's own stop
     would keep the longest of them in the late steps, whose noise is not that of all.
@@ -366,7 +366,7 @@ def cut_before_stops(
     whole = (
         trajectories if isinstance(trajectories, records.Trajectories) else next(iter(trajectories))
     )
-    few = records.select_trajectories(whole, 0, FOLLOWED)
+    few = records.select_trajectories(whole, 0, MAX_FOLLOWED)
     t = jnp.asarray(few.t)
 
     def follow(x: Array, context: Any) -> Array:

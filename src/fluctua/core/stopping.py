@@ -1,6 +1,6 @@
 """Stopping: a trajectory that ends when a level h(x, t) first reaches zero (first passage).
 
-A trajectory that stopped is in one absorbing state more: it has no rewards and no scores. Stopping
+A trajectory that stopped is in an additional absorbing state, without rewards and scores. Stopping
 is therefore a Markov chain like any other, and the theorem holds for it as it stands. What is
 carried along is the survival W_n, the probability that the trajectory still runs at t_n: 1 or 0
 where the level is looked at on the grid only. With q = W_{n+1}/W_n, step n adds W_n times
@@ -22,8 +22,8 @@ step. Step n then adds W_n times
 
     q {g Δt + r(X_n, X_{n+1})} + (1 − q) {g f Δt + r(X_n, X*) + g_T(X*)},
 
-with X* on the boundary. Nothing is drawn for it: W is the conditional probability, which has less
-variance than a crossing drawn by chance, and serves recorded trajectories as well. For a constant
+with X* on the boundary. No random number is drawn: W is the conditional probability, which has less
+variance than a random crossing, and serves recorded trajectories as well. For a constant
 drift and noise and a flat boundary it is exact at any Δt. Of several levels h_k each is a boundary:
 q = Π q_k, and a crossing is of boundary k with the probability (1 − q_k)/Σ(1 − q_k). What is missed
 are paths that cross two of them in one step.
@@ -92,7 +92,7 @@ class Arrival(NamedTuple):
 def bind_process(
     rewards: Rewards | FunctionOfMeans, process: AnyProcess
 ) -> Rewards | FunctionOfMeans:
-    """The rewards with the process whose noise their bridge has; as they are without a bridge."""
+    """The rewards with the process whose noise the bridge uses; unchanged without a bridge."""
     if isinstance(rewards, FunctionOfMeans):
         parts = tuple(bind_process(part, process) for part in rewards.parts)
         return rewards._replace(parts=parts)
@@ -108,7 +108,7 @@ def bind_process(
 
 
 def check_rule(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTree) -> None:
-    """Refuse a stop that is not one number, or that moves with θ and has no bridge."""
+    """Refuse a stop that is not a number or a vector, or that moves with θ without a bridge."""
     got = jax.eval_shape(rule.level, theta, x, t, context)
     if len(getattr(got, "shape", (0, 0))) > 1:
         raise ValueError(
@@ -130,20 +130,29 @@ def check_rule(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTre
             "Return a level that is negative inside and zero at the boundary, x[0] - 1 for x[0] "
             "> 1."
         )
+    slope = jax.jacrev(lambda x: rule.level(theta, x, t, context))(x)
+    if not np.isfinite(np.asarray(slope)).all():
+        raise ValueError(
+            "the derivative of `stop` by the state, which a bridge needs, is not finite at the "
+            f"first state, x = {np.asarray(x).tolist()}. Write a level that is smooth there: "
+            "jnp.sum(x**2) - 1 in place of jnp.linalg.norm(x) - 1 around zero."
+        )
 
 
 # --------------------------------------------------------------------------- one step of one path
 
 
 def is_running(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    """1 where a trajectory goes on, 0 where it ends; in the precision of x."""
+    """1 where a trajectory goes on, 0 where it ends, NaN without a level; in the precision of x."""
     level = jnp.asarray(rule.level(theta, x, t, context))
-    ends = level if level.dtype == bool else level >= 0
-    return jnp.where(jnp.any(ends), 0, 1).astype(x.dtype)
+    if level.dtype == bool:
+        return jnp.where(jnp.any(level), 0, 1).astype(x.dtype)
+    running = jnp.where(jnp.any(level >= 0), 0, 1)
+    return jnp.where(jnp.any(jnp.isnan(level)), jnp.nan, running).astype(x.dtype)
 
 
 def find_crossing(rule: StopRule, theta: Params, step: Step) -> Crossing:
-    """Whether a step ends its trajectory, and where."""
+    """Probability that a step ends its trajectory, and the states at which it does."""
     x, x_next, t, dt, context = step[:5]
     if not rule.bridge:
         going_on = is_running(rule, theta, x_next, t + dt, context)
@@ -158,7 +167,7 @@ def find_crossing(rule: StopRule, theta: Params, step: Step) -> Crossing:
     a = jnp.abs(here)
     b = jnp.abs(there)
     slopes = jax.jacrev(levels)(x, t)
-    spread = jax.vmap(lambda slope: _spread(rule.process, theta, step, slope))(slopes)
+    spread = jax.vmap(lambda slope: _apply_covariance(rule.process, theta, step, slope))(slopes)
     s = jnp.sum(slopes * spread, axis=1) * dt
     noisy = s > 0
     s = jnp.where(noisy, s, 1)
@@ -168,18 +177,18 @@ def find_crossing(rule: StopRule, theta: Params, step: Step) -> Crossing:
     total = jnp.sum(hit)
     reach = jnp.where(a + b > 0, a + b, 1)
     part = a / reach
-    fraction = part * jnp.where(noisy, _flatten(reach / jnp.sqrt(2 * s)), 1)
-    # on the way to the level, and from there along the noise: a path that went to the boundary
-    # took the other components along
-    middle = x + part[:, None] * (x_next - x)
-    height = jnp.diagonal(jax.vmap(levels)(middle, t + part * dt))
+    fraction = part * jnp.where(noisy, _scale_erfcx(reach / jnp.sqrt(2 * s)), 1)
+    # the mean state of the bridge at the mean time of the crossing, and from there along the noise:
+    # a path that went to the boundary took the other components along
+    middle = x + fraction[:, None] * (x_next - x)
+    height = jnp.diagonal(jax.vmap(levels)(middle, t + fraction * dt))
     edge = middle - jnp.where(noisy, height * dt / s, 0)[:, None] * spread
     return Crossing(
         jnp.prod(missed).astype(x.dtype), hit / jnp.where(total > 0, total, 1), fraction, edge
     )
 
 
-def _spread(process: Any, theta: Params, step: Step, slope: Array) -> Array:
+def _apply_covariance(process: Any, theta: Params, step: Step, slope: Array) -> Array:
     """σσᵀ∇h. Shape (M,)."""
     if process is None:
         raise ValueError(
@@ -197,7 +206,7 @@ def _spread(process: Any, theta: Params, step: Step, slope: Array) -> Array:
     return sigma**2 * slope if sigma.ndim == 1 else sigma @ (sigma.T @ slope)
 
 
-def _flatten(z: Array) -> Array:
+def _scale_erfcx(z: Array) -> Array:
     """√π z erfcx(z), z ≥ 0: from 0 to 1."""
     u = 1 / (1 + z / 2)
     exponent = jnp.zeros_like(z)
@@ -206,8 +215,8 @@ def _flatten(z: Array) -> Array:
     return np.sqrt(np.pi) * z * u * jnp.exp(exponent)
 
 
-def arrive(rewards: Rewards, theta: Params, step: Step) -> Arrival:
-    """What a step that begins running collects on arrival, beside g Δt, which it had before."""
+def collect_arrival(rewards: Rewards, theta: Params, step: Step) -> Arrival:
+    """Reward on arrival of a step that began running, without g Δt, and the probability q."""
     rule = rewards.stop
     assert rule is not None
     x, x_next, t, dt, context = step[:5]
@@ -222,6 +231,8 @@ def arrive(rewards: Rewards, theta: Params, step: Step) -> Arrival:
     if not rule.bridge:
         at_end = rewards.terminal(theta, x_next, context)
         reward = step_reward(x_next, dt) + jnp.where(going_on > 0, 0, at_end)
+        # a level that is not a number must not pass for one that has not been reached
+        reward = jnp.where(jnp.isnan(going_on), jnp.nan, reward)
         return Arrival(reward.astype(x.dtype), going_on)
     rate = rewards.running(theta, x, t, context)
 
@@ -260,14 +271,14 @@ def hold_stopped(survival: Array | None, x_next: Array, x: Array) -> Array:
 def multiply_survival(survival: Array, going_on: Array) -> Array:
     """Wₙ₊₁ = Wₙ q (E,), and zero below the square root of the least number.
 
-    What is to come is divided by W for a baseline. So small a share of it is lost to rounding.
+    The return-to-go is divided by W for a baseline; below this limit it is lost to rounding.
     """
     after = survival * going_on
     return jnp.where(after > np.sqrt(np.finfo(after.dtype).tiny), after, 0)
 
 
 def keep_running(survival: Array | None, rows: Array) -> Array:
-    """Rows (E, ...) times the survival, and zero where a trajectory has stopped, whatever it is."""
+    """Rows (E, ...) times the survival, and zero where a trajectory has stopped, even for NaN."""
     if survival is None:
         return rows
     weight = survival.reshape(-1, *(1,) * (rows.ndim - 1)).astype(rows.dtype)

@@ -95,7 +95,7 @@ def prepare_model(
         model.process, model.objective, theta, state, substrate.t, context
     )
     check_sampler = getattr(process, "check_sampler", None)
-    if check_sampler is not None:  # of a chain: one function simulates it, another has its score
+    if check_sampler is not None:  # a chain: sampler and score are two functions
         check_sampler(substrate, theta)
     return terms.replace_process(model, process)
 
@@ -217,7 +217,7 @@ class Collected(NamedTuple):
     """States (E, M), and what was collected on the way to them."""
 
     x: Array
-    rewards: terms.Collection
+    rewards: terms.CollectedReward
 
 
 class Added(NamedTuple):
@@ -256,8 +256,8 @@ def collect_returns(rewards: Rewards, recipe: simulate.Recipe, count: int, run: 
         ), None
 
     first = simulate.observe(recipe, ensemble.x)
-    begun = terms.start_collection(rewards, run.theta, first, run.times.t[0], context)
-    start = Collected(ensemble.x, begun)
+    initial = terms.start_collection(rewards, run.theta, first, run.times.t[0], context)
+    start = Collected(ensemble.x, initial)
     end, _ = jax.lax.scan(body, start, simulate.enumerate_steps(run.times))
     last = simulate.observe(recipe, end.x)
     return terms.finish_collection(rewards, run.theta, end.rewards, last, context)
@@ -281,7 +281,7 @@ def _mean_return_to_go(rewards: Rewards, recipe: simulate.Recipe, count: int, ru
     ensemble = _begin(recipe, count, run)
     context = ensemble.context
     first = simulate.observe(recipe, ensemble.x)
-    begun = terms.start_collection(rewards, theta, first, run.times.t[0], context)
+    initial = terms.start_collection(rewards, theta, first, run.times.t[0], context)
     nothing = jnp.zeros(count, ensemble.x.dtype)
 
     def body(carry: Collected, step: Any) -> tuple[Collected, _MeanStep]:
@@ -297,17 +297,17 @@ def _mean_return_to_go(rewards: Rewards, recipe: simulate.Recipe, count: int, ru
             stopping.keep_running(survival, collected).mean(),
             jnp.ones(()) if survival is None else survival.mean(),
         )
-        after = terms.Collection(nothing, terms.advance_survival(survival, arrival))
+        after = terms.CollectedReward(nothing, terms.advance_survival(survival, arrival))
         return Collected(x_next, after), means
 
-    start = Collected(ensemble.x, begun._replace(reward=nothing))
+    start = Collected(ensemble.x, initial._replace(reward=nothing))
     end, means = jax.lax.scan(body, start, simulate.enumerate_steps(run.times))
     last = terms.finish_collection(
         rewards, theta, end.rewards, simulate.observe(recipe, end.x), context
     )
     steps = jnp.append(means.running, last.mean())
     if any(v is not None for v in (rewards.per_step, rewards.initial, rewards.stop)):
-        steps = steps + jnp.concatenate([begun.reward.mean()[None], means.arrival])
+        steps = steps + jnp.concatenate([initial.reward.mean()[None], means.arrival])
     to_go = jnp.flip(jnp.cumsum(jnp.flip(steps)))
     if rewards.stop is None:
         return to_go
@@ -347,7 +347,7 @@ def _run_and_add(
     end, _ = jax.lax.scan(body, Added(ensemble.x, progress), simulate.enumerate_steps(times))
     last = simulate.observe(recipe, end.x)
     survival = end.progress.survival
-    collected = terms.Collection(end.progress.sums.reward, survival)
+    collected = terms.CollectedReward(end.progress.sums.reward, survival)
     returns = terms.finish_collection(model.objective, theta, collected, last, context)
     missing = returns - guess
     gradients = terms.finish(model, theta, end.progress, last, times.t, context, missing)

@@ -98,18 +98,15 @@ def describe_estimate(estimate: Any, max_rows: int = 12) -> str:
 
 
 MANY_UNSTOPPED = 0.05
-"""Part of the trajectories that reach the horizon from which an estimate names what that means."""
+"""Fraction of unstopped trajectories from which an estimate explains the effect of the horizon."""
 
 
 def describe_stops(stopped: float) -> str:
-    """How many trajectories stopped, and what the others are of."""
+    """How many trajectories stopped, and the effect of the horizon on J."""
     text = f"  {stopped:.1%} of the trajectories stopped before the horizon"
     if 1 - stopped < MANY_UNSTOPPED:
         return text
-    return (
-        text + f"; {1 - stopped:.1%} reached it: J is of min(τ, T), and a later horizon tells "
-        "how much is cut off"
-    )
+    return text + f"; {1 - stopped:.1%} reached it: J is of min(τ, T). Compare with a later horizon"
 
 
 def describe_groups(groups: Any) -> str:

@@ -160,7 +160,7 @@ def refine_grid(substrate: Any, factor: int) -> Any:
         substrate.recipe.process if isinstance(substrate, simulate.Simulator) else substrate
     ).__name__
     raise ValueError(
-        f"a {name} has the steps that it has: `refine` is for a `simulator` in continuous time, "
+        f"the steps of a {name} cannot be split: `refine` is for a `simulator` in continuous time, "
         "or for a substrate with a method `refined(factor)`."
     )
 

@@ -169,7 +169,7 @@ def _check_rewards(
     """The rewards, integrated as the simulator integrates the process."""
     rewards = check.objective_or_means(objective)
     for part in rewards.parts if isinstance(rewards, objectives.FunctionOfMeans) else (rewards,):
-        check.objective(part)  # refuses a `stop`, of which the derivative of a path knows nothing
+        check.objective(part)  # refuses a `stop`, which a derivative of the path misses
     return match_quadrature(rewards, _require_simulator(substrate, "a reference").recipe.process)
 
 

@@ -131,7 +131,7 @@ def combine_parts(
     Args:
         theta: parameters, whose leaves have a w each.
         sums: state of earlier calls; empty before the first.
-        direct: rows (E, P), of NumPy, or of JAX to have them added up where they are.
+        direct: rows (E, P), of NumPy, or of JAX to add them up on their device.
         correction: rows (E, P).
         forget_after: calls over which `sums` fade; 1 remembers nothing and takes all of the
             correction.
@@ -419,8 +419,8 @@ def _zero_sums(size: int) -> dict[str, np.ndarray]:
 def _rows(tree: Params) -> Array:
     """Leaves (E, ...) as one matrix (E, P).
 
-    In double precision, for sums over many iterations. On an accelerator they stay where they are,
-    in their own precision: to bring them here takes longer than to compute them.
+    In double precision, for sums over many iterations. Those on an accelerator stay there, in their
+    own precision: copying them to the host takes longer than computing them.
     """
     leaves = jax.tree.leaves(tree)
     if all(isinstance(v, jax.Array) and _is_accelerated(v) for v in leaves):

@@ -7,10 +7,10 @@ probability (or density) p(X'|X, t; θ), and its score is
 
 by automatic differentiation of the log-probability. The rest of the theorem is unchanged.
 
-One step may be a sweep over many sites. Sites that are visited in a fixed order, or by the colours
-of a checkerboard, each once, are determined by the two ends of the step: ln p is the sum over the
-sites, each with the neighbours that it saw. What the two ends do not determine, such as a site
-that was chosen at random and not flipped, is stored in a component of the state.
+One step may be a sweep over many sites. If sites are updated once each, in a fixed order or by the
+colours of a checkerboard, the two ends of the step determine all updates: ln p is the sum over the
+sites, each with the values of its neighbours at its update. What the two ends do not determine,
+such as a site that was chosen at random and not flipped, is stored in a component of the state.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MAX_TRIED = 20_000
 """Simulated steps in which sampler and log-probability are compared."""
 
 MAX_TRIED_NUMBERS = 4_000_000
-"""The same times the components of the state."""
+"""Limit of these steps times the components of the state."""
 
 TRIAL = 0x5C
-"""Seed of the trajectories for it."""
+"""Seed of the trajectories of this comparison."""
 
 MAX_CHECKED = 256
 """Chains whose checks at the first state are remembered."""
@@ -270,14 +270,14 @@ def _check_log_prob(chain: Chain, theta: Params, step: Step) -> None:
         form = type(got).__name__ if shape is None else f"shape {shape}"
         raise ValueError(
             f"`log_prob` must be one number per step, shape (); got {form}. The sites of a sweep "
-            "are independent given what they saw: return their sum, jnp.sum(...)."
+            "are independent given their neighbours: return their sum, jnp.sum(...)."
         )
     if not jnp.issubdtype(got.dtype, jnp.floating):
         raise TypeError(f"`log_prob` must be a real floating-point number; got {got.dtype}.")
 
 
 def _refuse_unscored(chain: Chain, arguments: tuple) -> None:
-    """Refuse a parameter that moves the sampler and not the log-probability: its score is lost."""
+    """Refuse a parameter of the sampler that the log-probability lacks: its score is missing."""
     theta, *rest = arguments
     leaves, structure = jax.tree.flatten(theta)
     paths = jax.tree_util.tree_leaves_with_path(theta)

@@ -1,4 +1,4 @@
-"""Networks that classify data: a data point is set on the device, and the brightest port answers.
+"""Networks that classify data: the output port with most power is the answer to an example.
 
 A trajectory is one example. Its features x are detunings of input sites, or amplitudes of the
 drives on them, and are held from t = 0 on. The device starts empty and is read at its output ports:
@@ -32,7 +32,7 @@ from fluctua.tcmt import network as networks
 from fluctua.tcmt.examples import Examples
 
 Encoding = Literal["detuning", "amplitude"]
-"""What the features of an example set on the input sites."""
+"""Quantity of the input sites that carries the features of an example."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InputDrift:
     drift: of the network with its constant drives.
     sites: input sites.
     features: number of the feature on each of these sites.
-    encoding: what the features set.
+    encoding: quantity that carries the features.
     span: detuning or amplitude per unit of a feature.
     """
 
@@ -72,7 +72,7 @@ class InputDrift:
 class OutputPowers:
     """Powers |s⁻_k|² at output ports that are not driven, in units of the incoming power. (K,)
 
-    network: its leads.
+    network: the device.
     outputs: leads, one per class.
     incoming: Σ|s⁺|².
     """
@@ -195,12 +195,12 @@ class Classification(NamedTuple):
         if repetitions < 1:
             raise ValueError(f"`repetitions` must be at least 1; got {repetitions}.")
         self._check_examples(examples)
-        reading = _Reading(
+        readout = _Readout(
             check.process(self.process), self.powers, draws.philox, self._first_reading
         )
         features = jnp.asarray(examples.features, jnp.result_type(float))
         powers = [
-            np.asarray(_read_powers(reading, k, theta, check.grid(self.t), features))
+            np.asarray(_read_powers(readout, k, theta, check.grid(self.t), features))
             for k in jax.random.split(key, repetitions)
         ]
         return Answers(np.stack(powers), examples.labels)
@@ -266,7 +266,7 @@ def classification(
     >>> task.estimator(examples)(key, initial_parameters(key, network), 50)
     """
     times = ReadoutTimes() if dynamics is None else dynamics
-    _check_choice(encoding)
+    _check_encoding(encoding)
     groups = [np.atleast_1d(group).tolist() for group in inputs]
     numbered = [(site, j) for j, group in enumerate(groups) for site in group]
     sites = _check_indices("inputs", [site for site, _ in numbered], network.sites, "resonators")
@@ -305,7 +305,7 @@ def classification(
 
 
 class ReadoutTimes(NamedTuple):
-    """How long a network is run before its answer, and how it is simulated.
+    """Time of the answer of a network, and the steps of its simulation.
 
     horizon: T, the time of the answer.
     dt: Δt, the time step.
@@ -317,8 +317,8 @@ class ReadoutTimes(NamedTuple):
     integrator: str = "rk4"
 
 
-class _Reading(NamedTuple):
-    """What is compiled to read powers. first: index of the first time that counts."""
+class _Readout(NamedTuple):
+    """Code that reads powers, without numbers. first: index of the first time that counts."""
 
     process: Process
     powers: OutputPowers
@@ -328,31 +328,31 @@ class _Reading(NamedTuple):
 
 @partial(jit, static_argnums=0)
 def _read_powers(
-    reading: _Reading, key: Array, theta: Params, times: PyTree, features: Array
+    readout: _Readout, key: Array, theta: Params, times: PyTree, features: Array
 ) -> Array:
     """Return the mean powers of one trajectory per example. features (D, F) -> (D, K)"""
-    process = reading.process
-    draw = reading.wiener.draw
-    streams = jax.vmap(lambda j: reading.wiener.stream(key, j))(jnp.arange(len(features)))
+    process = readout.process
+    draw = readout.wiener.draw
+    streams = jax.vmap(lambda j: readout.wiener.stream(key, j))(jnp.arange(len(features)))
 
     def advance(x: Array, example: Array, stream: PyTree, n: Array, t: Array, dt: Array) -> Array:
         context = {"features": example, "label": 0}
         return simulate.advance_diffusion(process, theta, x, context, stream, draw, n, t, dt)
 
     def measure(x: Array) -> Array:
-        return jax.vmap(lambda state: reading.powers(theta, state))(x)
+        return jax.vmap(lambda state: readout.powers(theta, state))(x)
 
     def body(carry: _Carry, step: Any) -> tuple[_Carry, None]:
         n, t, dt = step
         x = jax.vmap(advance, in_axes=(0, 0, 0, None, None, None))(
             carry.x, features, streams, n, t, dt
         )
-        return _Carry(x, carry.total + (n + 1 >= reading.first) * measure(x)), None
+        return _Carry(x, carry.total + (n + 1 >= readout.first) * measure(x)), None
 
-    x = jnp.zeros((len(features), 2 * reading.powers.network.sites), features.dtype)
-    start = _Carry(x, (reading.first == 0) * measure(x))
+    x = jnp.zeros((len(features), 2 * readout.powers.network.sites), features.dtype)
+    start = _Carry(x, (readout.first == 0) * measure(x))
     total = jax.lax.scan(body, start, simulate.enumerate_steps(times))[0].total
-    return total / (len(times.t) - reading.first)
+    return total / (len(times.t) - readout.first)
 
 
 class _Carry(NamedTuple):
@@ -390,7 +390,7 @@ def _find_leads(network: networks.Network, sites: Sequence[int]) -> np.ndarray:
     return np.array([on_site[site] for site in sites])
 
 
-def _check_choice(encoding: str) -> None:
+def _check_encoding(encoding: str) -> None:
     if encoding not in ("detuning", "amplitude"):
         raise ValueError(f'`encoding` must be "detuning" or "amplitude"; got {encoding!r}.')
 

@@ -74,7 +74,7 @@ MIN_BLOCK = 16
 """Mean number of bonds per block from which products with matrices pay."""
 
 
-class Block(NamedTuple):
+class BondBlock(NamedTuple):
     """Consecutive bonds that join each of some neighbouring sites to each of some others.
 
     first: index of the first of its bonds.
@@ -93,7 +93,7 @@ class Block(NamedTuple):
         return self.shape[0] * self.shape[1]
 
 
-def find_blocks(bonds: np.ndarray) -> list[Block]:
+def find_blocks(bonds: np.ndarray) -> list[BondBlock]:
     """Return the bonds as dense blocks, as few as they have in their order.
 
     bonds: (B, 2), i < j, lexicographic. A row of a block is a site i with the bonds to consecutive
@@ -103,14 +103,14 @@ def find_blocks(bonds: np.ndarray) -> list[Block]:
     starts[1:] = (np.diff(bonds[:, 0]) != 0) | (np.diff(bonds[:, 1]) != 1)
     rows = np.flatnonzero(starts)
     widths = np.diff(np.append(rows, len(bonds)))
-    blocks: list[Block] = []
+    blocks: list[BondBlock] = []
     for first, width in zip(rows.tolist(), widths.tolist(), strict=True):
         site, right = bonds[first].tolist()
         last = blocks[-1] if blocks else None
         if last and (last.left + last.shape[0], last.right, last.shape[1]) == (site, right, width):
             blocks[-1] = last._replace(shape=(last.shape[0] + 1, width))
         else:
-            blocks.append(Block(first, site, right, (1, width)))
+            blocks.append(BondBlock(first, site, right, (1, width)))
     return blocks
 
 

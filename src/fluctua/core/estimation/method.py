@@ -133,7 +133,7 @@ def resolve_method(
 
 
 def _check_stop(parts: tuple[Rewards, ...], start: StartLaw, twin: Twin | None) -> None:
-    """Refuse a stop beside what does not know of it."""
+    """Refuse a stop with a twin or a reparameterised start."""
     if all(part.stop is None for part in parts):
         return
     if twin is not None:

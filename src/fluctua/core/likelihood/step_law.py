@@ -1,11 +1,11 @@
-"""Whether the steps of a chain happen as often as their log-probability says.
+"""Comparison of the steps of a chain with their log-probability.
 
 For steps x → x' drawn with the probability p(x'|x; θ), the score U = ∂θ ln p obeys, along any
 direction d of the parameters,
 
-    E[d·U] = 0,     v = E[(d·U)²] / E[−d·∂U·d] = 1     (the identities of Bartlett).
+    E[d·U] = 0,     v = E[(d·U)²] / E[−d·∂U·d] = 1     (the identities of Bartlett),
 
-given anything before the step. A log-probability of another chain breaks the first, which is
+given the past of the step. A log-probability of another chain breaks the first, which is
 tested for all steps, for parts of the time and for parts of the state. One with a wrong factor (the
 mean over the sites of a sweep in place of their sum) breaks the second. Beside them, recorded steps
 are compared with steps that the sampler draws from the same states: ln p and every component must
@@ -34,13 +34,13 @@ from fluctua.core.text import names
 from fluctua.core.trajectories import Trajectories
 
 MAX_NUMBERS = 4_000_000
-"""Steps times parameters that are looked at."""
+"""Most steps times parameters that are examined."""
 
 CERTAIN = 6.0
 """Standard errors that a deviation must have; there are many means, and they are skewed."""
 
 SUSPECTS = 16
-"""Parameters whose mean score is looked at more closely."""
+"""Number of parameters whose mean score is examined more closely."""
 
 BLOCKS = 16
 """Parts of the time, and of the state along a random direction, with means of their own."""
@@ -62,7 +62,7 @@ def examine_steps(
     max_transitions: int,
     compare: bool = True,
 ) -> Residuals:
-    """v along random directions of the parameters, and what is wrong with the steps.
+    """v along random directions of the parameters, and the most likely fault of the steps.
 
     compare: whether to compare with steps that the sampler draws, if there is one.
     """
@@ -81,7 +81,7 @@ def examine_steps(
     suspects = np.argsort(-apparent, kind="stable")[:SUSPECTS]
     directions = _choose_directions(score, suspects)
     along = score @ directions.T
-    curvature = np.asarray(_curvatures(process, theta, directions, steps), np.float64).T
+    curvature = np.asarray(_compute_curvatures(process, theta, directions, steps), np.float64).T
     closely = np.s_[:, : len(suspects)]
     labels = np.array(names(theta))[suspects]
     cause = _judge_means(along[closely], curvature[closely], blocks, labels)
@@ -134,7 +134,7 @@ def _score_steps(process: StepLaw, theta: Params, steps: Step) -> tuple[Array, A
 
 
 @partial(jit, static_argnums=0)
-def _curvatures(process: StepLaw, theta: Params, directions: Array, steps: Step) -> Array:
+def _compute_curvatures(process: StepLaw, theta: Params, directions: Array, steps: Step) -> Array:
     """d·∂U·d of every step along each direction. Shape (K, N)."""
     flat, unravel = ravel_pytree(theta)
 
@@ -214,7 +214,7 @@ def _sum_squares(
 def _judge_means(
     along: np.ndarray, curvature: np.ndarray, blocks: dict[str, np.ndarray], labels: np.ndarray
 ) -> str:
-    """What is wrong with the mean scores (N, K) of some parameters; empty where nothing is.
+    """The fault of the mean scores (N, K) of some parameters as text; empty without one.
 
     A sum of B squares exceeds B + 2√(Bu) + 2u with a probability below e⁻ᵘ (Laurent and Massart).
     """
@@ -244,7 +244,7 @@ def _compare_squares(along: np.ndarray, curvature: np.ndarray) -> tuple[np.ndarr
 
 
 def _compare_with_sampler(process: StepLaw, theta: Params, steps: Step, log: np.ndarray) -> str:
-    """What differs from steps that the sampler draws from the same states; empty if nothing."""
+    """The difference from steps that the sampler draws from the same states; empty without one."""
     x_next, redrawn = (
         np.asarray(part, np.float64) for part in _redraw(process, theta, steps, jax.random.key(0))
     )

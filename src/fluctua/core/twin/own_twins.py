@@ -1,4 +1,4 @@
-"""Twins of processes other than diffusions, which bring their own (`fluctua.Jumps`)."""
+"""Twins of processes that are no diffusions and define their own twin (`fluctua.Jumps`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fluctua.core.twin import correction
 
 
 @runtime_checkable
-class TwinOfItsOwn(Protocol):
-    """A process that is not a diffusion and brings a twin."""
+class TwinProvider(Protocol):
+    """A process that is no diffusion and has a method for its own twin."""
 
     def check_twin(self, twin: Twin) -> Twin:
         """The twin with its process filled in; refused for what it cannot follow."""
@@ -25,6 +25,6 @@ class TwinOfItsOwn(Protocol):
 
 def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     """The twin of any process that has one, with its process filled in."""
-    if isinstance(process, TwinOfItsOwn):
+    if isinstance(process, TwinProvider):
         return process.check_twin(correction.check_options(twin))
     return correction.check_twin(twin, score, process)

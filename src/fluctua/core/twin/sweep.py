@@ -26,7 +26,7 @@ from fluctua.core.trajectories import Times
 from fluctua.core.twin import backward
 from fluctua.core.twin import correction as twin_terms
 from fluctua.core.twin.correction import TwinModel
-from fluctua.core.twin.own_twins import TwinOfItsOwn
+from fluctua.core.twin.own_twins import TwinProvider
 
 
 class Parts(NamedTuple):
@@ -60,7 +60,7 @@ def streamed_parts(
         twin.model.process, twin.model.objective, theta, first, substrate.t, context
     )
     twin = twin._replace(model=terms.replace_process(twin.model, process))
-    own: Any = process if isinstance(process, TwinOfItsOwn) else None
+    own: Any = process if isinstance(process, TwinProvider) else None
     if own is None:
         twin_terms.check_fit(twin, numbers, first, substrate.t, context, batch)
     call = TwinCall(twin, numbers, batch, substrate, key, count, offset)
@@ -164,7 +164,7 @@ def recorded_parts(
     )
     twin = twin._replace(model=terms.replace_process(twin.model, process))
     own: Any = process
-    if isinstance(own, TwinOfItsOwn):
+    if isinstance(own, TwinProvider):
         call = RecordedTwinCall(twin, numbers, batch, recording, block_bytes)
         parts = own.recorded_twin_parts(call)
         gradients = parts.direct + parts.correction
