@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.linalg import expm
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 import first_passage as exits
 import fluctua as fl
@@ -15,7 +15,7 @@ from fluctua import tcmt
 from fluctua.core import check
 from fluctua.core.objective import StopRule
 from fluctua.core.process import Step
-from fluctua.core.stopping import find_crossing, is_running
+from fluctua.core.stopping import bind_process, collect_arrival, find_crossing, is_running
 from fluctua.core.streamed import split_key
 from problems import tolerance
 
@@ -494,6 +494,13 @@ def test_what_does_not_serve_a_stop_refuses_it(call, fact):
         ({"stop": exits.moving_level}, '`stop` depends on `theta`.*overshoot="bridge"'),
         ({"stop": lambda theta, x: x[None]}, r"one number per state.*got shape \(1, 1\)"),
         ({"stop": lambda theta, x: x[0] > 1, "overshoot": "bridge"}, "`stop` is bool"),
+        ({"stop": lambda theta, x: (x[0] > 1).astype(int)}, "real level.*got int.*x.0. > 1"),
+        ({"stop": lambda theta, x: x[:0]}, r"one number per state.*got shape \(0,\)"),
+        ({"stop": lambda theta, x: jnp.log(x[0] - 1)}, r"`stop` is nan at the first state"),
+        (
+            {"stop": lambda theta, x: jnp.sqrt((x[0] - 0.2) ** 2) - 1, "overshoot": "bridge"},
+            "derivative of `stop` by the state.*not finite.*sum",
+        ),
         ({"overshoot": "shift"}, "None or \"bridge\"; got 'shift'"),
         ({"stop": None, "overshoot": "bridge"}, "`overshoot` corrects a `stop`"),
     ],
@@ -539,3 +546,59 @@ def test_is_running_at_the_boundary():
     rule = StopRule(lambda theta, x, t, context: x[0])
     running = [float(is_running(rule, None, jnp.array([v]), 0.0, None)) for v in (-1e-9, 0.0, 1.0)]
     assert running == [1.0, 0.0, 0.0]
+
+
+def test_the_mean_state_of_a_crossing_is_exact():
+    """E[X at min(τ, 1)] = μ E[min(τ, 1)] of Brownian motion (Wald), in one step.
+
+    A boundary that moves, and noise that is correlated across it. Rewards are linear in the state,
+    so that the mean of the second component given the first one is all that is needed of it.
+    """
+    drift = jnp.array([0.4, 0.7])
+    sigma = jnp.array([[1.0, 0.0], [0.6, 0.8]])
+    process = check.process(fl.Process(lambda theta, x: drift, lambda theta, x: sigma))
+    objective = fl.Objective(
+        running=lambda theta, x: jnp.ones(()),
+        terminal=lambda theta, x: jnp.array([1.0, -2.0]) @ x,
+        stop=lambda theta, x, t: x[0] - 0.5 - 0.3 * t,
+        overshoot="bridge",
+    )
+    rewards = bind_process(check.objective(objective, stops=True), process)
+    nodes, weights = np.polynomial.legendre.leggauss(80)
+    sides = [(-8.0, 0.4), (0.4, 8.0)]  # of the noise, on both sides of the level
+    noise = np.concatenate([(b - a) / 2 * nodes + (a + b) / 2 for a, b in sides])
+    weight = np.concatenate([(b - a) / 2 * weights for a, b in sides]) * norm.pdf(noise)
+    only_time = rewards._replace(terminal=check.no_reward)
+
+    def expect(rewards):
+        def one(z):
+            x_next = drift + jnp.array([1.0, 0.6]) * z
+            step = Step(jnp.zeros(2), x_next, jnp.array(0.0), jnp.array(1.0))
+            arrival = collect_arrival(rewards, None, step)
+            at_horizon = arrival.going_on * rewards.terminal(None, x_next, None)
+            return 1 + arrival.reward + at_horizon  # 1: the running reward of a whole step
+
+        return float(weight @ jax.vmap(one)(noise))
+
+    time = expect(only_time)
+    # ∫ of the probability to be still below 0.5 with the drift 0.4 − 0.3
+    root, share = (nodes + 1) / 2, weights / 2
+    s = root**2
+    alive = norm.cdf((0.5 - 0.1 * s) / root) - np.exp(0.1) * norm.cdf((-0.5 - 0.1 * s) / root)
+    assert time == pytest.approx(share @ (2 * root * alive), abs=1e-6)
+    assert expect(rewards) == pytest.approx(time * (1 + 0.4 - 2 * 0.7), abs=1e-6)
+
+
+@pytest.mark.parametrize("start", ["fixed", "random"])
+def test_a_level_that_is_not_a_number_is_no_level(start):
+    """√x of a negative x is neither reached nor not reached."""
+    first = jnp.array([0.2])
+    if start == "random":
+        first = fl.Density(
+            lambda theta, x: -jnp.sum((x - 0.2) ** 2) / 2,
+            lambda key, theta: 0.2 + jax.random.normal(key, (1,)),
+        )
+    simulator = fl.simulator(exits.PROCESS, first, DT * jnp.arange(3))
+    objective = exits.OBJECTIVE._replace(stop=lambda theta, x: jnp.sqrt(x[0]) - 1)
+    with pytest.raises((ValueError, FloatingPointError), match="`stop`"):
+        fl.ppgt(simulator, objective, baseline="none")(jax.random.key(0), exits.parameters(), 200)

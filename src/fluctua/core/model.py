@@ -183,6 +183,7 @@ def start_collection(
     if survival is None:
         return CollectedReward(reward)
     at_end = terminal_rewards(rewards, theta, x, context)
+    at_end = jnp.where(jnp.isnan(survival), jnp.nan, at_end)  # a level that is not a number
     return CollectedReward(reward + jnp.where(survival > 0, 0, at_end), survival)
 
 

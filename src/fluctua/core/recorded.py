@@ -421,6 +421,6 @@ def check_scores(
     raise FloatingPointError(
         f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: "
         f"{check.list_indices(which + offset)}. The states and the diffusion are; a derivative of "
-        "the drift, noise or reward is not (sqrt or abs at zero?), or a matrix-free solve did "
-        "not converge."
+        "the drift, noise or reward is not (sqrt or abs at zero?), or the level of a `stop` (log "
+        "of a negative number?), or a matrix-free solve did not converge."
     )

@@ -110,10 +110,22 @@ def bind_process(
 def check_rule(rule: StopRule, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """Refuse a stop that is not a number or a vector, or that moves with θ without a bridge."""
     got = jax.eval_shape(rule.level, theta, x, t, context)
-    if len(getattr(got, "shape", (0, 0))) > 1:
+    shape = getattr(got, "shape", (0, 0))
+    if len(shape) > 1 or 0 in shape:
         raise ValueError(
             "`stop` must be one number per state, or (K,) for K boundaries, or True and False; got "
             f"shape {getattr(got, 'shape', type(got).__name__)}."
+        )
+    if not (got.dtype == bool or jnp.issubdtype(got.dtype, jnp.floating)):
+        raise ValueError(
+            "`stop` must be a real level, ≥ 0 where a trajectory ends, or True and False; got "
+            f"{got.dtype}. Return the comparison itself, x[0] > 1, and not numbers made of it."
+        )
+    level = np.asarray(rule.level(theta, x, t, context))
+    if np.isnan(level).any():
+        raise ValueError(
+            f"`stop` is {level} at the first state, x = {np.asarray(x).tolist()}. Write a level "
+            "that is a number wherever the process may go: x[0] - 1 in place of sqrt(x[0]) - 1."
         )
     if not rule.bridge:
         if dependence.depends(rule.level, theta, x, t, context, on=0):
