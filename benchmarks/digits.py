@@ -2,7 +2,7 @@
 
     python benchmarks/digits.py train CHECKOUT      # three seeds, on a GPU
     python benchmarks/digits.py noise CHECKOUT      # the trained networks at other noise
-    python benchmarks/digits.py device CHECKOUT     # a device with 20 % hidden errors, on a GPU
+    python benchmarks/digits.py device CHECKOUT     # a device with 20 % hidden errors
     python benchmarks/digits.py xor                 # two bits, on a CPU
     python benchmarks/digits.py report              # tables and picture, from the other files
 
@@ -323,21 +323,36 @@ class DevicePoint(NamedTuple):
     gain_error: float
 
 
-def calibrate_and_train(
-    task: tcmt.Classification, split: Split, seed: int, theta: dict, plan: Calibration
-) -> list[DevicePoint]:
-    """Train a device from the parameters of its nominal model; only its runs are measured."""
-    hidden = draw_errors(seed, task.network)
-    simulator = task.simulator(split.train)
+class Look(NamedTuple):
+    """A device at some settings, after some measured runs. hidden: its errors."""
 
-    def device(key, settings, count):
-        return simulator(key, apply_errors(settings, hidden), count)
+    seed: int
+    runs: int
+    settings: dict[str, Any]
+    hidden: dict[str, Any]
 
+
+def look(
+    task: tcmt.Classification, split: Split, estimator: fl.SelfCalibrating, now: Look
+) -> DevicePoint:
+    """Measure accuracies on nominal model and device, and how far the calibration is off."""
+    key = jax.random.key(3000 + now.seed)
+    nominal = task.answer(key, now.settings, split.test).single_shot
+    real = task.answer(key, apply_errors(now.settings, now.hidden), split.test).single_shot
+    errors = {name: estimator.phi[name] - now.hidden[name] for name in now.hidden}
+    rms = [float(np.sqrt(np.mean(np.square(errors[name])))) for name in ("offset", "gain")]
+    return DevicePoint(now.seed, now.runs, nominal, real, *rms)
+
+
+def make_calibration(
+    task: tcmt.Classification, split: Split, device: Any, plan: Calibration
+) -> fl.SelfCalibrating:
+    """The estimator that fits offsets and gains to the runs of a device."""
     unknown = {
         "offset": jnp.zeros(task.network.sites),
         "gain": jnp.ones(len(task.network.bonds)),
     }
-    estimator = fl.SelfCalibrating(
+    return fl.SelfCalibrating(
         task.estimator(split.train, fl.Twin(batch=plan.simulated)),
         device,
         apply_errors,
@@ -350,32 +365,71 @@ def calibrate_and_train(
         every=4,
         on_doubt="continue",
     )
+
+
+def calibrate_and_train(
+    task: tcmt.Classification, split: Split, seed: int, theta: dict, plan: Calibration
+) -> list[DevicePoint]:
+    """Train a device from the parameters of its nominal model; only its runs are measured."""
+    hidden = draw_errors(seed, task.network)
+    simulator = task.simulator(split.train)
+
+    def device(key, settings, count):
+        return simulator(key, apply_errors(settings, hidden), count)
+
+    estimator = make_calibration(task, split, device, plan)
     iterations = plan.calls * plan.between
     rate = optax.cosine_decay_schedule(plan.learning_rate, iterations)
     training = fl.Training(estimator, theta, optax.adam(rate), plan.trajectories, seed=seed)
-
-    def look(runs: int, settings: dict) -> DevicePoint:
-        key = jax.random.key(3000 + seed)
-        nominal = task.answer(key, settings, split.test).single_shot
-        real = task.answer(key, apply_errors(settings, hidden), split.test).single_shot
-        errors = {name: estimator.phi[name] - hidden[name] for name in hidden}
-        rms = [float(np.sqrt(np.mean(np.square(errors[name])))) for name in ("offset", "gain")]
-        return DevicePoint(seed, runs, nominal, real, *rms)
-
-    points = [look(0, theta)]
+    points = [look(task, split, estimator, Look(seed, 0, theta, hidden))]
     for record in fl.train(training, iterations=iterations):
         if (record.iteration + 1) % plan.between == 0:
-            points.append(look(record.trajectories, record.next_theta))
+            now = Look(seed, record.trajectories, record.next_theta, hidden)
+            points.append(look(task, split, estimator, now))
             print(points[-1], flush=True)
     return points
 
 
-def run_device(source: str, plan: Calibration, seeds: Sequence[int], out: Path) -> None:
-    """Calibrate and train one device per seed."""
+def correct_settings(theta: dict, phi: dict) -> dict[str, jax.Array]:
+    """The settings at which a device with errors φ does what its nominal model does at θ."""
+    gain = jnp.maximum(phi["gain"], MIN_GAIN)
+    return {"omega": theta["omega"] - phi["offset"], "kappa": theta["kappa"] / gain}
+
+
+MIN_GAIN = 0.2
+"""Smallest gain that a setting is corrected for: a quarter of a standard deviation above zero."""
+
+
+def calibrate_and_correct(
+    task: tcmt.Classification, split: Split, seed: int, theta: dict, calls: int
+) -> list[DevicePoint]:
+    """Correct the settings of a device by its own runs: four, and then as many again per call."""
+    hidden = draw_errors(seed, task.network)
+    simulator = task.simulator(split.train)
+
+    def device(key, settings, count):
+        return simulator(key, apply_errors(settings, hidden), count)
+
+    estimator = make_calibration(task, split, device, Calibration(simulated=16, between=1))
+    key = jax.random.key(7000 + seed)
+    settings = theta
+    points = [look(task, split, estimator, Look(seed, 0, settings, hidden))]
+    for call in range(calls):
+        runs = points[-1].runs
+        count = max(4, runs)
+        estimator(jax.random.fold_in(key, call), settings, count)
+        settings = correct_settings(theta, estimator.phi)
+        points.append(look(task, split, estimator, Look(seed, runs + count, settings, hidden)))
+        print(points[-1], flush=True)
+    return points
+
+
+def run_device(source: str, calls: int, seeds: Sequence[int], out: Path) -> None:
+    """Calibrate one device per seed, and correct its settings."""
     split = load(source)
     for seed in seeds:
         theta = load_theta(out / f"theta_{seed}.npz")
-        points = calibrate_and_train(make_task(), split, seed, theta, plan)
+        points = calibrate_and_correct(make_task(), split, seed, theta, calls)
         write(f"device_{seed}.csv", points, out)
 
 
@@ -535,7 +589,7 @@ def main() -> None:
     parser.add_argument("--forget-after", type=float, default=Plan().forget_after)
     parser.add_argument("--hidden-loss", type=float, default=HIDDEN_LOSS)
     parser.add_argument("--horizon", type=float, default=TIMES.horizon)
-    parser.add_argument("--calls", type=int, default=Calibration().calls)
+    parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -546,7 +600,7 @@ def main() -> None:
     elif args.what == "noise":
         run_noise(args.checkout, args.seeds, args.out, variant)
     elif args.what == "device":
-        run_device(args.checkout, Calibration(calls=args.calls), args.seeds, args.out)
+        run_device(args.checkout, args.calls, args.seeds, args.out)
     elif args.what == "xor":
         run_xor(args.out)
     else:

@@ -75,6 +75,17 @@ def test_a_training_and_its_tables(tmp_path):
     points = digits.calibrate_and_train(task, split, 0, trained.theta, plan)
     assert [p.runs for p in points] == [0, 4, 8]
     assert points[-1].offset_error < points[0].offset_error
+    points = digits.calibrate_and_correct(task, split, 0, trained.theta, calls=3)
+    assert [p.runs for p in points] == [0, 4, 8, 16]
+    assert points[-1].offset_error < points[1].offset_error < points[0].offset_error
+
+
+def test_corrected_settings_undo_the_errors_of_a_device():
+    theta = {"omega": np.array([1.0, -2.0]), "kappa": np.array([0.5])}
+    errors = {"offset": np.array([0.1, 0.3]), "gain": np.array([0.8])}
+    effective = digits.apply_errors(digits.correct_settings(theta, errors), errors)
+    np.testing.assert_allclose(effective["omega"], theta["omega"], rtol=1e-6)
+    np.testing.assert_allclose(effective["kappa"], theta["kappa"], rtol=1e-6)
 
 
 @pytest.mark.long
