@@ -74,9 +74,6 @@ PROBLEMS = {
     ),
 }
 
-PROBLEM_WITH_KICKS = list(PROBLEMS).index("trap_underdamped")
-"""Its protocol is drawn on a logarithmic scale."""
-
 
 class Score(NamedTuple):
     """Order parameter of one protocol, from runs of the engine."""
@@ -229,26 +226,34 @@ def score_problems(names: list[str], options: argparse.Namespace) -> None:
 
 def draw_protocols(checkout: Path, seeds: Iterable[int]) -> Figure:
     """Draw the protocols of all problems, ours and the learned ones, as the engines read them."""
-    columns = max(len(problem.controls) for problem in PROBLEMS.values())
-    figure = Figure(figsize=(2 * WIDTH, 0.7 * WIDTH), layout="constrained")
-    axes = figure.subplots(columns, len(PROBLEMS))
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for place, (name, problem) in enumerate(PROBLEMS.items()):
+    figure = Figure(figsize=(1.5 * WIDTH, 0.75 * WIDTH), layout="constrained")
+    places = iter(figure.subplots(2, 4).flat)
+    for name, problem in PROBLEMS.items():
         protocols = list_protocols(name, checkout, seeds)
-        for row in range(len(problem.controls)):
-            draw_control(axes[row, place], problem, row, protocols)
-        axes[0, place].set_title(name)
-    axes[0, PROBLEM_WITH_KICKS].set_yscale("symlog", linthresh=5)
-    axes[0, 0].legend()
+        for column in range(len(problem.controls)):
+            axis = next(places)
+            draw_control(axis, problem, column, protocols)
+            axis.set_title(TITLES[name])
+            if name == "trap_underdamped":
+                axis.set_yscale("symlog", linthresh=5)
+                axis.set_yticks([-100, -10, 0, 10, 100], ["−100", "−10", "0", "10", "100"])
+    figure.axes[0].legend()
     return figure
+
+
+TITLES = {
+    "trap_overdamped": "overdamped trap",
+    "trap_underdamped": "underdamped trap",
+    "erasure": "erasure",
+    "ising": "Ising magnet",
+    "abp": "active particle",
+}
 
 
 def draw_control(
     axis: Axes, problem: Problem, column: int, protocols: dict[str, Path | None]
 ) -> None:
     """Draw one column of all protocols of a problem."""
-    axis.set_axis_on()
     axis.set_ylabel(problem.controls[column])
     axis.set_xlabel("time / duration")
     for label, protocol in protocols.items():
@@ -258,7 +263,9 @@ def draw_control(
         if problem.limits:
             values = np.clip(values, *problem.limits[column])
         style = {"color": "k", "ls": "--"} if label == "learned" else {}
-        axis.plot((np.arange(ROWS) + 0.5) / ROWS, values, label=label, **style)
+        axis.plot(
+            (np.arange(ROWS) + 0.5) / ROWS, values, label=label.replace("seed", "seed "), **style
+        )
 
 
 def main() -> None:
