@@ -57,12 +57,12 @@ def make_jump_twin_kernel(key: TwinKey, build: bool) -> kernels.Kernel:
 
 def find_kernel(call: sweep.TwinCall, place: str, build: bool = True) -> kernels.Kernel:
     """Find or make the kernel of a call; raise for what kernels cannot do."""
-    if not jump_twin_checks.share_guess(call.substrate.recipe):
+    if not jump_twin_checks.can_share_guess(call.substrate.recipe):
         raise Unsupported("twin", "a twin of `Jumps` with a random start or a context")
     return make_jump_twin_kernel(TwinKey(call, kernels.OPTIMISE, place), build)
 
 
-PLANS = {0: "none", 1: "mean", 2: "optimal"}
+BASELINES = {0: "none", 1: "mean", 2: "optimal"}
 """Baselines of Λ by the number of `fluctua.compiled.twin.encode_baseline`; a table is "time"."""
 
 
@@ -75,9 +75,9 @@ def collect_jump_parts(call: sweep.TwinCall, place: str) -> sweep.Parts:
     theta = numbers.theta
     x0 = jnp.asarray(substrate.x0)
     start = x0.astype(arrays.working_dtype(theta, x0))[None]
-    guess = jump_twin_checks.solve(twin, numbers, start, substrate.times, None, True)
+    guess = jump_twin_checks.solve_and_check(twin, numbers, start, substrate.times, None, True)
 
-    name = PLANS[encode_baseline(call)] if numbers.table is None else "time"
+    name = BASELINES[encode_baseline(call)] if numbers.table is None else "time"
     plan = baselines.Baseline(twin.model.baseline, name=name)
     tables = terms.Tables(numbers.table, None)
     request = streamed.Call(twin.model, (plan,), tables, substrate, key, theta, count, offset)

@@ -101,11 +101,11 @@ def trace_jump_twin(call: TwinCall, ensemble: simulate.Ensemble) -> trace.Progra
         step = Step(first, first, t, dt)
         full = jump_twin.expand_step_reward(rewards, theta, row, step)
         wait = jump_twin.Wait(x, begin, after, unravel(score))
-        nothing = jump_twin.start_sums(theta, x.dtype)
+        nothing = jump_twin.start_wait_sums(theta, x.dtype)
         return jump_twin.add_wait(process, theta, full, step, nothing, wait)
 
-    def carried(count: int) -> np.ndarray:
-        """X_n, behind all sums of the events."""
+    def input_start(count: int) -> np.ndarray:
+        """Input of X_n, behind all sums of the events."""
         return tracer.input("p", x, events.DRAWS + count)
 
     def trace_wait(first: np.ndarray) -> list[int]:
@@ -117,9 +117,9 @@ def trace_jump_twin(call: TwinCall, ensemble: simulate.Ensemble) -> trace.Progra
         return [*score.tolist(), int(residual), *direct.tolist(), *weighted.tolist()]
 
     # where X_n is found depends on how many sums are not zero
-    sums = trace_wait(carried(0))
+    sums = trace_wait(input_start(0))
     used = [k for k, node in enumerate(sums) if graph.value(node) != 0.0]
-    sums = trace_wait(carried(len(used)))
+    sums = trace_wait(input_start(len(used)))
     event = events.EventProgram(x_after.tolist(), int(after), int(over), sums, used, carries=True)
 
     # the step, after its events
@@ -146,14 +146,14 @@ def trace_jump_twin(call: TwinCall, ensemble: simulate.Ensemble) -> trace.Progra
         [theta, state, x_next, t, dt, total, table],
     )
 
-    def leave(flat: Array, x: Array, centre: Array, last: Array, slope: Array) -> tuple:
+    def subtract_guess(flat: Array, x: Array, centre: Array, last: Array, slope: Array) -> tuple:
         nothing = jump_guess.GuessTable(None, None, last, None)
         of_slope = jump_guess.GuessTable(None, None, slope, None)
         guess = jump_guess.ReturnGuess(centre[None], nothing, of_slope)
         return jump_twin.finish_path(rewards, unravel(flat), guess, x, None)
 
     terminal, last_direct, last_reward = tracer.call(
-        leave, [flat, x, *rows.end], [theta, state, *end]
+        subtract_guess, [flat, x, *rows.end], [theta, state, *end]
     )
     zeros = [graph.const(0.0)] * parameters
     names = trace.names(call.numbers.theta)

@@ -83,7 +83,7 @@ class ReturnGuess(NamedTuple):
     slope: GuessTable
 
 
-def value_at(coefficients: Array, d: Array) -> Array:
+def evaluate_guess(coefficients: Array, d: Array) -> Array:
     """v + p·d + ½ dᵀHd of C numbers at one departure d (M,)."""
     m = d.size
     linear = coefficients[0] + coefficients[1 : 1 + m] @ d
@@ -92,7 +92,7 @@ def value_at(coefficients: Array, d: Array) -> Array:
     return linear + d @ coefficients[1 + m :].reshape(m, m) @ d / 2
 
 
-def changes_at(coefficients: Array, d: Array, changes: Array) -> Array:
+def evaluate_changes(coefficients: Array, d: Array, changes: Array) -> Array:
     """V(x + ν_i) − V(x) of every event. changes: ν (R, M). Shape (R,)."""
     m = d.size
     linear = changes @ coefficients[1 : 1 + m]
@@ -106,7 +106,7 @@ def move_centre(coefficients: Array, shift: Array) -> Array:
     """The same quadratic about another centre, `shift` from the old one."""
     m = shift.size
     slope = coefficients[1 : 1 + m]
-    level = value_at(coefficients, shift)
+    level = evaluate_guess(coefficients, shift)
     if coefficients.size == 1 + m:
         return jnp.concatenate([level[None], slope])
     bend = coefficients[1 + m :].reshape(m, m)
@@ -145,7 +145,7 @@ def _runge_kutta(slope: Callable[..., Array], y: Array, h: Array, points: Array)
     return (y + h * last.total).astype(y.dtype)
 
 
-class _Step(NamedTuple):
+class _GridStep(NamedTuple):
     """Numbers of one step of the grid. path: x̄ at its 2·DEGREE·SUBSTEPS + 1 points (·, M)."""
 
     t: Array
@@ -176,7 +176,7 @@ def _follow_rates(model: GuessModel, theta: Params, x0: Array, times: Times, con
 
 
 def _step_back(
-    model: GuessModel, theta: Params, twin: Params, after: Array, step: _Step, context: Any
+    model: GuessModel, theta: Params, twin: Params, after: Array, step: _GridStep, context: Any
 ) -> tuple[Array, tuple[Array, Array]]:
     """V_n about x̄_n from V_{n+1} about x̄_{n+1}; the rows of the table of step n."""
     changes = jnp.asarray(model.changes, after.dtype)
@@ -186,7 +186,7 @@ def _step_back(
     def slope(coefficients: Array, x: Array) -> Array:
         def phi(y: Array) -> Array:
             rates = model.rates(twin, y, t, context)
-            return rates @ changes_at(coefficients, y - x, changes)
+            return rates @ evaluate_changes(coefficients, y - x, changes)
 
         flow = model.rates(twin, x, t, context) @ changes
         moved = coefficients[1 : 1 + m] @ flow
@@ -216,7 +216,7 @@ def _step_back(
 
 
 def _expected_reward(
-    model: GuessModel, theta: Params, twin: Params, step: _Step, context: Any, x: Array
+    model: GuessModel, theta: Params, twin: Params, step: _GridStep, context: Any, x: Array
 ) -> Array:
     """g Δt + E[r | X_n = x], the latter by the rate equations and to second order in the noise."""
     t = step.t
@@ -264,6 +264,7 @@ def solve_guess(
         times: the grid.
         context: of the trajectory.
 
+    Returns: the guess about the rate equations, at every step of the grid.
     """
     flat, unravel = ravel_pytree(theta)
     flat_twin, unravel_twin = ravel_pytree(twin)
@@ -288,10 +289,10 @@ def solve_guess(
 
         last = expand(terminal, end, model.order)
 
-        def back(after: Array, step: _Step) -> tuple[Array, tuple[Array, Array]]:
+        def back(after: Array, step: _GridStep) -> tuple[Array, tuple[Array, Array]]:
             return _step_back(model, th, th_twin, after, step, context)
 
-        steps = _Step(times.t[:-1], times.dt.astype(x0.dtype), inside, centre[:-1])
+        steps = _GridStep(times.t[:-1], times.dt.astype(x0.dtype), inside, centre[:-1])
         first, (powers, collected) = jax.lax.scan(back, last, steps, reverse=True)
         return GuessTable(powers, collected, move_centre(last, centre[-1] - end), first)
 
@@ -320,6 +321,6 @@ def solve_each(
 
 
 def count_numbers(order: int, states: int, parameters: int, steps: int) -> int:
-    """Numbers that the guess of one start and context takes."""
+    """Count of the numbers in the guess of one start and context."""
     numbers = 1 + states + (states**2 if order == 2 else 0)
     return steps * (DEGREE + 2) * numbers * (1 + parameters)

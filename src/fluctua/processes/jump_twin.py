@@ -1,4 +1,4 @@
-"""The twin of a jump process: a guess at the remaining return takes most of the score's work.
+"""The twin of a jump process: a guess at the remaining return, and the score for the rest.
 
 Let V(x, t; θ) be any guess at the return that is still to come (`fluctua.processes.jump_guess`). By
 Dynkin's formula, with event rates a_i, changes ν_i and ΔV_i(x, t) = V(x + ν_i, t) − V(x, t), the
@@ -20,7 +20,7 @@ is zero and every trajectory gives the gradient itself.
 
 Rates and states are constant between two events, and V is a polynomial in time within a step, so
 three Gauss nodes give the integrals over each wait exactly. With U the score of the step up to time
-r, its own events meet ∫_s^{t_{n+1}} B dr as ∫ U(r) B(r) dr: nothing is known only afterwards.
+r, its own events meet ∫_s^{t_{n+1}} B dr as ∫ U(r) B(r) dr, which is known when the step ends.
 
 A reward r(X_n, X_{n+1}) of a step joins V within the step as its expansion ρ(x) about X_n; what is
 left on arrival, r − ρ(X_{n+1}), meets the score of the step.
@@ -97,7 +97,7 @@ class Wait(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """What is added up over the waits of a step.
+    """A sum over the waits of a step.
 
     begin: before the first. add: (sums, wait) -> sums.
     """
@@ -107,7 +107,7 @@ class Observer(NamedTuple):
 
 
 class EventRates(Protocol):
-    """What waits need of a process."""
+    """The part of a jump process that integrals over waits use."""
 
     @property
     def rates(self) -> Callable[..., Array]:
@@ -118,14 +118,14 @@ class EventRates(Protocol):
         """ν, rows (R, M)."""
 
 
-def start_sums(theta: Params, dtype: Any) -> WaitSums:
-    """No waits yet."""
+def start_wait_sums(theta: Params, dtype: Any) -> WaitSums:
+    """Sums before the first wait."""
     flat, _ = ravel_pytree(theta)
     zero = jnp.zeros(flat.size, flat.dtype)
     return WaitSums(jnp.zeros((), dtype), zero, zero)
 
 
-class Integrals(NamedTuple):
+class WaitIntegrals(NamedTuple):
     """Of one wait, from time s on. residual: ∫B dr. lever: ∫(r − s) B dr."""
 
     residual: Array
@@ -134,7 +134,7 @@ class Integrals(NamedTuple):
 
 def integrate_wait(
     process: EventRates, theta: Params, powers: Array, centre: Array, step: Step, wait: Wait
-) -> Integrals:
+) -> WaitIntegrals:
     """∫B dr and ∫(r − s)B dr over a wait. step: its t, Δt and context. powers: V, with ρ in it."""
     x = wait.x
     dt = step.dt.astype(x.dtype)
@@ -143,8 +143,8 @@ def integrate_wait(
     weights = jnp.asarray(WEIGHTS, x.dtype)
     changes = jnp.asarray(process.changes, x.dtype)
     d = x - centre
-    values = jax.vmap(jump_guess.value_at, in_axes=(0, None))(powers, d)
-    moves = jax.vmap(jump_guess.changes_at, in_axes=(0, None, None))(powers, d, changes)
+    values = jax.vmap(jump_guess.evaluate_guess, in_axes=(0, None))(powers, d)
+    moves = jax.vmap(jump_guess.evaluate_changes, in_axes=(0, None, None))(powers, d, changes)
     gains = moves @ process.rates(theta, x, step.t, step.context).astype(x.dtype)
     u = (wait.begin + length * nodes) / dt
     left = gains[0] + values[1] / dt
@@ -153,7 +153,7 @@ def integrate_wait(
         left = left + u**k * (gains[k] + rise)
     residual = length * (weights @ left)
     lever = length**2 * ((weights * nodes) @ left)
-    return Integrals(residual, lever)
+    return WaitIntegrals(residual, lever)
 
 
 def add_residual(
@@ -194,7 +194,7 @@ def add_wait(
 
 
 def expand_step_reward(rewards: Rewards, theta: Params, row: GuessRow, step: Step) -> GuessRow:
-    """The row with ρ, the expansion of the reward r(X_n, ·) about X_n; as it is without one."""
+    """The row with ρ, the expansion of the reward r(X_n, ·) about X_n; unchanged without one."""
     x = step.x
     per_step = rewards.per_step
     if per_step is None:
@@ -222,7 +222,7 @@ def expand_step_reward(rewards: Rewards, theta: Params, row: GuessRow, step: Ste
 
 
 class StepResult(NamedTuple):
-    """What one step leaves to the theorem.
+    """Terms of one step for the theorem.
 
     residual: its part of Λ. score: U (P,). direct, weighted: terms of the two parts (P,). reward:
     g Δt + r.
@@ -247,7 +247,7 @@ def finish_step(
     def collect(theta: Params, collected: Array) -> tuple[Array, Array]:
         """(δ_n, g Δt), with ρ(X_n) in δ_n."""
         running = rewards.running(theta, x, t, context).astype(x.dtype) * dt
-        delta = running - jump_guess.value_at(collected, x - row.centre)
+        delta = running - jump_guess.evaluate_guess(collected, x - row.centre)
         if per_step is not None:
             delta = delta + per_step(theta, x, x, t, step.dt, context).astype(x.dtype)
         return delta, running
@@ -263,11 +263,11 @@ def finish_step(
         def arrive(theta: Params) -> tuple[Array, Array]:
             """(r − ρ(X_{n+1}), r)."""
 
-            def pay(z: Array) -> Array:
+            def reward_at(z: Array) -> Array:
                 return per_step(theta, x, z, t, step.dt, context).astype(x.dtype)
 
-            r = pay(x_next)
-            rho = jump_guess.value_at(jump_guess.expand(pay, x, order), x_next - x)
+            r = reward_at(x_next)
+            rho = jump_guess.evaluate_guess(jump_guess.expand(reward_at, x, order), x_next - x)
             return r - rho, r
 
         (left, r), of_left = jax.value_and_grad(arrive, has_aux=True)(theta)
@@ -278,7 +278,7 @@ def finish_step(
     return StepResult(residual, flat, direct.astype(flat.dtype), weighted, reward)
 
 
-class End(NamedTuple):
+class PathEnd(NamedTuple):
     """What is left at the end: g_T − V_T, its explicit slope (P,), and g_T."""
 
     residual: Array
@@ -288,14 +288,16 @@ class End(NamedTuple):
 
 def finish_path(
     rewards: Rewards, theta: Params, guess: jump_guess.ReturnGuess, x: Array, context: PyTree
-) -> End:
+) -> PathEnd:
     """The terminal reward of one trajectory, less its guess."""
 
-    def leave(theta: Params, last: Array) -> tuple[Array, Array]:
+    def subtract_guess(theta: Params, last: Array) -> tuple[Array, Array]:
         reward = rewards.terminal(theta, x, context).astype(x.dtype)
-        return reward - jump_guess.value_at(last, x - guess.centre[-1]), reward
+        return reward - jump_guess.evaluate_guess(last, x - guess.centre[-1]), reward
 
-    slopes = jax.value_and_grad(leave, argnums=(0, 1), has_aux=True)(theta, guess.value.last)
+    slopes = jax.value_and_grad(subtract_guess, argnums=(0, 1), has_aux=True)(
+        theta, guess.value.last
+    )
     (residual, reward), (explicit, of_guess) = slopes
     direct = ravel_pytree(explicit)[0] + of_guess @ guess.slope.last
-    return End(residual, direct, reward)
+    return PathEnd(residual, direct, reward)

@@ -1,4 +1,4 @@
-"""The guess of a jump process with a twin: what it needs, and whether it is of use.
+"""Checks of the guess of a jump twin: its inputs, its size, its numbers and its gain.
 
 One guess serves all trajectories that have one start and no context; else each has its own, and
 they go `Twin.batch` at a time.
@@ -34,7 +34,7 @@ def refuse_model(model: terms.EstimatorModel) -> None:
 
 
 def refuse_call(call: sweep.TwinCall) -> None:
-    """Refuse what the twin of a simulated jump process does not do."""
+    """Refuse a simulated jump process or a start that its twin does not serve."""
     simulated: Any = call.substrate.recipe.process
     scored: Any = call.twin.model.process
     if scored.rates is not simulated.rates or scored.changes != simulated.changes:
@@ -45,18 +45,18 @@ def refuse_call(call: sweep.TwinCall) -> None:
     refuse_model(call.twin.model)
 
 
-def share_guess(recipe: simulate.Recipe) -> bool:
-    """Whether one guess serves all: nothing tells trajectories apart before their events."""
+def can_share_guess(recipe: simulate.Recipe) -> bool:
+    """Whether one guess serves all: one start, and no context."""
     return recipe.context is None and not isinstance(recipe.start, Density)
 
 
 def needs_returns(twin: TwinModel) -> bool:
-    """Whether the baseline of Λ looks at the Λ of other trajectories."""
+    """Whether the baseline of Λ uses the Λ of other trajectories."""
     alone = (baselines.none().function, baselines.time_only(np.zeros(1)).function)
     return twin.model.baseline not in alone
 
 
-def solve(
+def solve_and_check(
     twin: TwinModel, numbers: Numbers, x: Array, times: Times, context: PyTree, shared: bool
 ) -> ReturnGuess:
     """The guess for all trajectories, or (shared: False) one for each, leaves (E, …).
@@ -112,7 +112,7 @@ MIN_JUDGED = 32
 def warn_about_guess(residual: Array, reward: Array) -> None:
     """Warn where Λ₀ (E,) varies more than the return (E,): the guess then costs variance.
 
-    Returns that are all zero say nothing: the reward may be of a rare event.
+    Returns that are all zero are not compared: the reward may be of a rare event.
     """
     if len(residual) < MIN_JUDGED:
         return

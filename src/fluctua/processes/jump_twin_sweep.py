@@ -63,11 +63,11 @@ class TwinPass(NamedTuple):
     total: Array
 
 
-class Swept(NamedTuple):
+class SweepSums(NamedTuple):
     """Sums over the steps so far.
 
-    x: the states (E, M). residual: what Λ₀ has lost (E,). reward: collected (E,). score: ΣU (E, P).
-    direct, correction: (E, P).
+    x: the states (E, M). residual: part of Λ₀ up to them (E,). reward: collected (E,). score: ΣU
+    (E, P). direct, correction: (E, P).
     """
 
     x: Array
@@ -78,11 +78,11 @@ class Swept(NamedTuple):
     correction: Array
 
 
-class Steps(NamedTuple):
+class EnsembleSteps(NamedTuple):
     """One step of all trajectories, or with time before them several.
 
     n: number. t, dt: beginning and length. x, x_next: both ends (E, M). events: of a recording,
-    leaves (E, …); in `_add_step` the `StepResult`.
+    leaves (E, …); None in a simulation.
     """
 
     n: Array
@@ -90,20 +90,25 @@ class Steps(NamedTuple):
     dt: Array
     x: Array
     x_next: Array
-    events: Any
+    events: Any = None
 
 
-def _start_sums(run: TwinPass) -> Swept:
+def _start_sums(run: TwinPass) -> SweepSums:
     x = run.ensemble.x
     flat, _ = ravel_pytree(run.numbers.theta)
     nothing = jnp.zeros(len(x), x.dtype)
     zero = jnp.zeros((len(x), flat.size), flat.dtype)
-    return Swept(x, nothing, nothing, zero, zero, zero)
+    return SweepSums(x, nothing, nothing, zero, zero, zero)
 
 
-def _add_step(twin: TwinModel, run: TwinPass, swept: Swept, step: Steps) -> Swept:
-    """Add one step of all trajectories."""
-    left: jump_twin.StepResult = step.events
+def _add_step(
+    twin: TwinModel,
+    run: TwinPass,
+    swept: SweepSums,
+    step: EnsembleSteps,
+    left: jump_twin.StepResult,
+) -> SweepSums:
+    """Add one step of all trajectories. left: its terms, leaves (E, …)."""
     collected = swept.residual + left.residual
     to_go = run.total - collected  # Λ_{n+1}: the events of the step have met its own residual
 
@@ -115,7 +120,7 @@ def _add_step(twin: TwinModel, run: TwinPass, swept: Swept, step: Steps) -> Swep
         return twin.model.baseline(inputs)
 
     kicks = theorem.weigh_score(to_go, left.score, baseline) + left.weighted
-    return Swept(
+    return SweepSums(
         step.x_next,
         collected,
         swept.reward + left.reward,
@@ -132,8 +137,8 @@ def _select_rows(guess: ReturnGuess, n: Array, shared: bool) -> jump_twin.GuessR
     return jax.vmap(lambda own: jump_twin.select_row(own, n))(guess)
 
 
-def _end_paths(twin: TwinModel, run: TwinPass, shared: bool, x: Array) -> jump_twin.End:
-    def end(guess: ReturnGuess, x: Array, context: PyTree) -> jump_twin.End:
+def _end_paths(twin: TwinModel, run: TwinPass, shared: bool, x: Array) -> jump_twin.PathEnd:
+    def end(guess: ReturnGuess, x: Array, context: PyTree) -> jump_twin.PathEnd:
         return jump_twin.finish_path(twin.model.objective, run.numbers.theta, guess, x, context)
 
     return jax.vmap(end, in_axes=(None if shared else 0, 0, 0))(run.guess, x, run.ensemble.context)
@@ -141,7 +146,7 @@ def _end_paths(twin: TwinModel, run: TwinPass, shared: bool, x: Array) -> jump_t
 
 @partial(jit, static_argnums=(0, 1))
 def _finish(
-    twin: TwinModel, shared: bool, run: TwinPass, swept: Swept, means: Array
+    twin: TwinModel, shared: bool, run: TwinPass, swept: SweepSums, means: Array
 ) -> tuple[backward.Backward, Array]:
     """The sums with those of the last state and of V₀, and the mean of Λ (T+1,).
 
@@ -192,13 +197,15 @@ def simulated_parts(call: sweep.TwinCall) -> sweep.Parts:
     jump_twin_checks.refuse_call(call)
     recipe = substrate.recipe
     times = substrate.times
-    shared = jump_twin_checks.share_guess(recipe)
+    shared = jump_twin_checks.can_share_guess(recipe)
     pieces = []
     for low, high in [(0, count)] if shared else sweep.split_batches(count, batch):
         ensemble = sweep.start_batch(
             recipe, high - low, key, numbers.theta, substrate.x0, offset + low
         )
-        guess = jump_twin_checks.solve(twin, numbers, ensemble.x, times, ensemble.context, shared)
+        guess = jump_twin_checks.solve_and_check(
+            twin, numbers, ensemble.x, times, ensemble.context, shared
+        )
         run = TwinPass(numbers, guess, ensemble, times, jnp.zeros(high - low, ensemble.x.dtype))
         if jump_twin_checks.needs_returns(twin):
             run = run._replace(total=_sum_residuals(twin, recipe, shared, run))
@@ -216,7 +223,7 @@ def simulated_parts(call: sweep.TwinCall) -> sweep.Parts:
 
 
 class ResidualSums(NamedTuple):
-    """States (E, M), and what Λ₀ has lost on the way to them (E,)."""
+    """States (E, M), and the part of Λ₀ up to them (E,)."""
 
     x: Array
     residual: Array
@@ -240,7 +247,7 @@ def _sum_residuals(twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: 
             add = partial(jump_twin.add_residual, process, theta, full, step)
             observer = jump_twin.Observer(jnp.zeros((), x.dtype), add)
             x_next, score, residual = process.observe_events(theta, step, stream, n, observer)
-            sums = jump_twin.start_sums(theta, x.dtype)._replace(residual=residual)
+            sums = jump_twin.start_wait_sums(theta, x.dtype)._replace(residual=residual)
             step = step._replace(x_next=x_next)
             left = jump_twin.finish_step(rewards, theta, row, step, sums, score)
             return x_next, left.residual
@@ -258,7 +265,7 @@ def _sum_residuals(twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: 
 @partial(jit, static_argnums=(0, 1, 2))
 def _simulate(
     twin: TwinModel, recipe: simulate.Recipe, shared: bool, run: TwinPass
-) -> tuple[Swept, Array]:
+) -> tuple[SweepSums, Array]:
     """The sums over all steps, and the mean of what each step takes off Λ (T,)."""
     theta = run.numbers.theta
     rewards = twin.model.objective
@@ -266,7 +273,7 @@ def _simulate(
     context = run.ensemble.context
     streams = run.ensemble.streams
 
-    def body(swept: Swept, when: Any) -> tuple[Swept, Array]:
+    def body(swept: SweepSums, when: Any) -> tuple[SweepSums, Array]:
         n, t, dt = when
 
         def one(
@@ -281,8 +288,8 @@ def _simulate(
         rows = _select_rows(run.guess, n, shared)
         batched = jax.vmap(one, in_axes=(0, 0, 0, None if shared else 0))
         x_next, left = batched(swept.x, context, streams, rows)
-        step = Steps(n, t, dt, swept.x, x_next, left)
-        return _add_step(twin, run, swept, step), left.residual.mean()
+        step = EnsembleSteps(n, t, dt, swept.x, x_next)
+        return _add_step(twin, run, swept, step, left), left.residual.mean()
 
     return jax.lax.scan(body, _start_sums(run), simulate.enumerate_steps(run.times))
 
@@ -293,7 +300,7 @@ def _observe(
     """The observer of the waits of one step."""
     full = jump_twin.expand_step_reward(rewards, theta, row, step)
     add = partial(jump_twin.add_wait, process, theta, full, step)
-    return jump_twin.Observer(jump_twin.start_sums(theta, step.x.dtype), add)
+    return jump_twin.Observer(jump_twin.start_wait_sums(theta, step.x.dtype), add)
 
 
 # ------------------------------------------------------------------------------------- recordings
@@ -318,7 +325,7 @@ def recorded_parts(call: sweep.RecordedTwinCall) -> sweep.Parts:
         rows = slice(low, high)
         own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], context)
         ensemble = simulate.Ensemble(x[rows], own, None)
-        guess = jump_twin_checks.solve(twin, numbers, ensemble.x, times, own, shared)
+        guess = jump_twin_checks.solve_and_check(twin, numbers, ensemble.x, times, own, shared)
         run = TwinPass(numbers, guess, ensemble, times, jnp.zeros(high - low, x.dtype))
         part = RecordedRows(recording, rows, block_bytes)
         if jump_twin_checks.needs_returns(twin):
@@ -346,7 +353,7 @@ class RecordedRows(NamedTuple):
 
 def _read_through(
     twin: TwinModel, shared: bool, run: TwinPass, part: RecordedRows
-) -> tuple[Swept, Array]:
+) -> tuple[SweepSums, Array]:
     """The sums over all recorded steps, and the mean of what each step takes off Λ (T,)."""
     recording, rows, block_bytes = part
     swept = _start_sums(run)
@@ -359,7 +366,7 @@ def _read_through(
         index, t, dt = simulate.enumerate_steps(times)
         events = jax.tree.map(by_time, recording.read_events(n, n + len(times.dt)))
         path = by_time(x)
-        block = Steps(n + index, t, dt, path[:-1], path[1:], events)
+        block = EnsembleSteps(n + index, t, dt, path[:-1], path[1:], events)
         swept, mean = _add_block(twin, shared, run, swept, block)
         means.append(mean)
     return swept, jnp.concatenate(means)
@@ -367,14 +374,14 @@ def _read_through(
 
 @partial(jit, static_argnums=(0, 1))
 def _add_block(
-    twin: TwinModel, shared: bool, run: TwinPass, swept: Swept, block: Steps
-) -> tuple[Swept, Array]:
+    twin: TwinModel, shared: bool, run: TwinPass, swept: SweepSums, block: EnsembleSteps
+) -> tuple[SweepSums, Array]:
     theta = run.numbers.theta
     rewards = twin.model.objective
     process: Any = twin.model.process
     context = run.ensemble.context
 
-    def body(swept: Swept, at: Steps) -> tuple[Swept, Array]:
+    def body(swept: SweepSums, at: EnsembleSteps) -> tuple[SweepSums, Array]:
         def one(
             x: Array, x_next: Array, context: PyTree, events: Any, row: Any
         ) -> jump_twin.StepResult:
@@ -386,6 +393,6 @@ def _add_block(
         rows = _select_rows(run.guess, at.n, shared)
         batched = jax.vmap(one, in_axes=(0, 0, 0, 0, None if shared else 0))
         left = batched(at.x, at.x_next, context, at.events, rows)
-        return _add_step(twin, run, swept, at._replace(events=left)), left.residual.mean()
+        return _add_step(twin, run, swept, at, left), left.residual.mean()
 
     return jax.lax.scan(body, swept, block)
