@@ -1,4 +1,4 @@
-"""NESTbench25 (arXiv 2506.15122): train all five problems, and let their C++ engines score.
+"""NESTbench25 (arXiv 2506.15122): train all five problems, and score them with their C++ engines.
 
     python benchmarks/nestbench.py CHECKOUT
     python benchmarks/nestbench.py CHECKOUT --problems abp --seeds 0 --score-only

@@ -1,14 +1,15 @@
 """The active particle of NESTbench25: reach a target distribution, and extract work on the way.
 
-Minimised is Δ + 10⁻³⟨W⟩, with Δ the mean square difference of the histogram p of the final radius
-from a target q, over the bins that the target has: a function of means, one per bin. The reward of
-bin k comes at the end, so that its gradient is ∂p_k = ⟨1_k S⟩ with the whole score S = Σ U_n of a
-trajectory. One sweep with the final radius as reward and no baseline gives the radius and, divided
-by it, S: the derivatives of all bins at once. A second sweep over the same trajectories gives ∂⟨W⟩.
+The training minimises Δ + 10⁻³⟨W⟩, with Δ the mean square difference of the histogram p of the
+final radius from a target q, over the bins that the target has: a function of means, one per bin.
+The reward of bin k comes at the end, so that its gradient is ∂p_k = ⟨1_k S⟩ with the whole score S
+= Σ U_n of a trajectory. One sweep with the final radius as reward and no baseline gives the radius
+and, divided by it, S: the derivatives of all bins at once. A second sweep over the same
+trajectories gives ∂⟨W⟩.
 
-Δ rules some directions of the controls, and ⟨W⟩ falls slowly along the others. A step therefore
-minimises the model |q − p − ∂p δ|²/K + 10⁻³ ∂⟨W⟩ δ + μ|δ|²/2 within the bounds of the controls and
-a largest change (Gauss–Newton).
+Δ determines some directions of the controls, and ⟨W⟩ falls slowly along the others. A step
+therefore minimises the model |q − p − ∂p δ|²/K + 10⁻³ ∂⟨W⟩ δ + μ|δ|²/2 within the bounds of the
+controls and a largest change (Gauss–Newton).
 
 Known to the training: the equations and the target. No twin: the reward has jumps.
 """
@@ -49,7 +50,7 @@ HIGH = {"stiffness": 7.0, "swim": 11.0}
 KNOTS = 31
 LARGEST_CHANGE = 0.5
 DAMPING = 1e-5
-"""μ, for directions that the trajectories say nothing about."""
+"""μ, for directions that the trajectories do not determine."""
 
 
 def read_target(path: Path) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Fast erasure of NESTbench25: bring a particle into the left well, wherever it was.
 
 The engine scores the probability to be on the right a whole period after a protocol of half a
-period. That reward is flat at the default protocol, and nearly flat at a good one. Trained is a
-curriculum of rewards on the energy E = ((x + 5)² + v²)/2 in the left well at the end of the
+period. That reward is flat at the default protocol, and nearly flat at a good one. The training
+has a curriculum of rewards on the energy E = ((x + 5)² + v²)/2 in the left well at the end of the
 protocol, which is 1 in equilibrium and lets a particle escape above 12.5:
 
     −E      brings both wells to the left
@@ -10,7 +10,7 @@ protocol, which is 1 in equilibrium and lets a particle escape above 12.5:
     −100 σ((E − 12.5)/2)    nearly the probability to escape, in per cent
 
 The force jumps at x = c₀. A score needs ∂θ of the drift at given states, which misses the jump: the
-sign is tanh((x − c₀)/w) in the training, and the engine judges the sharp one.
+sign is tanh((x − c₀)/w) in the training, and the engine has the sharp one.
 
 Known to the training: the equations, with a step five times as long as the engine's. The twin is
 the smoothed model itself, of second order.

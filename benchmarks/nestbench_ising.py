@@ -2,7 +2,7 @@
 
 The engine updates one spin at a time by Glauber's rule, in a fixed order: first all sites whose row
 and column have an even sum, then the others. Sites of one colour do not interact, so a sweep is two
-parallel updates, and `fluctua.Chain` has the engine's own law: nothing is a surrogate. A protocol
+parallel updates, and `fluctua.Chain` has the engine's own law, without a surrogate. A protocol
 file has 1,000 rows of T and h for 100 sweeps. A row lasts 102.4 spins, so that the five rows of
 half a sweep belong to five groups of its sites.
 

@@ -87,7 +87,7 @@ class Log:
         return theta
 
     def result(self, protocol: np.ndarray) -> dict[str, Any]:
-        """What a problem hands to the benchmark."""
+        """Result of the training for the benchmark."""
         return {
             "protocol": np.asarray(protocol, float),
             "trajectories": self.trajectories,

@@ -8,9 +8,10 @@ of second order is the exact value function, and a few trajectories make a gradi
 
 The underdamped engine counts U(x, c') − U(x, c) at every switch while its positions move with the
 velocity before a step. A force F for one step Δt then costs F·vΔt and gives the kinetic energy
-F·vΔt + (FΔt)²/2: fast protocols are paid for nothing, and zigzags score below any bound. Trainings
-here count F·(v + v')/2·Δt instead, which is the energy given, and their kicks last 40 rows, so that
-the two sums differ little. `loophole` is the training on the engine's own sum, for comparison.
+F·vΔt + (FΔt)²/2: fast protocols gain energy from nothing, and zigzags score below any bound.
+Trainings here count F·(v + v')/2·Δt instead, which is the energy given, and their kicks last 40
+rows, so that the two sums differ little. `loophole` is the training on the engine's own sum, for
+comparison.
 """
 
 from __future__ import annotations
