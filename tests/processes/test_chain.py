@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.scipy.stats import norm
 
 import fluctua as fl
 from fluctua.compiled import backend
@@ -601,3 +602,91 @@ def test_chains_run_on_jax(key, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING, "fluctua"):
         estimate_with(key, THREE, backend="auto")
     assert "trajectories run on JAX, not on a kernel: `Chain`" in caplog.text
+
+
+# ------------------------------------------------------------------------- parameters of zero
+
+
+def pull(theta, x):
+    return theta["coupling"] @ x + theta["bias"]
+
+
+def draw_bits(key, theta, x):
+    up = jax.nn.sigmoid(2 * pull(theta, x))
+    return jnp.where(jax.random.uniform(key, x.shape) < up, 1.0, -1.0)
+
+
+def bits_law(theta, x, x_next):
+    return jnp.sum(jax.nn.log_sigmoid(2 * x_next * pull(theta, x)))
+
+
+HIDDEN_AT_ZERO = {
+    "a sign": lambda theta: jax.tree.map(jnp.negative, theta),
+    "a factor": lambda theta: jax.tree.map(lambda v: 2 * v, theta),
+    "an index": lambda theta: theta | {"coupling": theta["coupling"].T},
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN_AT_ZERO)
+def test_parameters_of_zero_hide_nothing(key, name):
+    """−w, 2w and wᵀ are one law at w = 0, with other scores and the identities of Bartlett."""
+    change = HIDDEN_AT_ZERO[name]
+    wrong = fl.Chain(draw_bits, lambda theta, x, x_next: bits_law(change(theta), x, x_next))
+    theta = {"coupling": jnp.zeros((3, 3)), "bias": jnp.zeros(3)}
+    up = fl.Objective(terminal=lambda theta, x: x[0])
+    for chain, fails in ((fl.Chain(draw_bits, bits_law), False), (wrong, True)):
+        run = fl.simulator(chain, -jnp.ones(3), jnp.arange(6.0))
+        if not fails:
+            fl.ppgt(run, up)(key, theta, 10)
+            continue
+        with pytest.raises(ValueError, match="mean score of `(bias|coupling).*that are zero"):
+            fl.ppgt(run, up)(key, theta, 10)
+
+
+@pytest.mark.parametrize("base", [0.001, 0.5, 0.999])
+def test_a_zero_beside_the_edge_of_its_range(key, base):
+    """A probability of 0.999 + w exists on one side of w = 0 only, as far as it is displaced."""
+    chain = fl.Chain(
+        lambda key, w, x: jax.random.bernoulli(key, base + w, x.shape) * 1.0,
+        lambda w, x, x_next: jnp.sum(jnp.log(jnp.where(x_next > 0.5, base + w, 1 - base - w))),
+    )
+    run = fl.simulator(chain, jnp.zeros(1), jnp.arange(6.0))
+    up = fl.Objective(terminal=lambda w, x: x[0])
+    estimate = fl.ppgt(run, up)(key, jnp.array(0.0), 4000)
+    assert abs(float(estimate.gradient) - 1) < 4 * float(estimate.stderr)
+
+
+def laplace_step(key, theta, x):
+    return theta["a"] * x + theta["s"] * jax.random.laplace(key, x.shape)
+
+
+def laplace_law(theta, x, x_next):
+    return jnp.sum(-jnp.abs(x_next - theta["a"] * x) / theta["s"] - jnp.log(theta["s"]))
+
+
+def normal_law(theta, x, x_next):
+    """Of the same mean and variance."""
+    return jnp.sum(norm.logpdf(x_next, theta["a"] * x, jnp.sqrt(2.0) * theta["s"]))
+
+
+def test_a_density_with_a_kink(key):
+    """|x' − ax| has no curvature but at its kink; E[x_T²] by its recursion."""
+    theta = {"a": jnp.array(0.8), "s": jnp.array(0.4)}
+
+    def square(theta):
+        value = 0.25
+        for _ in range(5):
+            value = theta["a"] ** 2 * value + 2 * theta["s"] ** 2
+        return value
+
+    objective = fl.Objective(terminal=lambda theta, x: x[0] ** 2)
+    for law in (laplace_law, normal_law):
+        run = fl.simulator(fl.Chain(laplace_step, law), jnp.array([0.5]), jnp.arange(6.0))
+        if law is normal_law:
+            with pytest.raises(ValueError, match="square of the score is"):
+                fl.ppgt(run, objective)(key, theta, 4000)
+            continue
+        estimate = fl.ppgt(run, objective)(key, theta, 4000)
+        exact = jax.grad(square)(theta)
+        for name in theta:
+            assert abs(estimate.gradient[name] - exact[name]) < 4 * estimate.stderr[name]

@@ -16,6 +16,7 @@ such as a site that was chosen at random and not flipped, is stored in a compone
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.dependence import depends
-from fluctua.core.likelihood.step_law import examine_steps
+from fluctua.core.likelihood.step_law import displace_zeros, examine_steps
 from fluctua.core.process import Step
 from fluctua.core.scores import Ratio
 from fluctua.core.simulate import Simulator, first_state
@@ -175,7 +176,21 @@ class Chain:
                 f"`sample` and `log_prob` of the `Chain` do not agree. {cause} ({count} "
                 "trajectories were simulated at these parameters.)"
             )
+        displaced = displace_zeros(self, theta, trajectories, tried) or ()
+        causes = (self._compare_at(substrate, other, count, tried) for other in displaced)
+        found = list(itertools.takewhile(bool, causes))
+        if found and len(found) == len(displaced):
+            raise ValueError(
+                f"`sample` and `log_prob` of the `Chain` do not agree. {found[0]} ({count} "
+                "trajectories were simulated with other numbers for the parameters that are zero: "
+                "at zero a sign, a factor and an index do not show.)"
+            )
         _remember(code)
+
+    def _compare_at(self, substrate: Simulator, theta: Params, count: int, tried: int) -> str:
+        """What is wrong with the steps simulated at these parameters; empty where nothing is."""
+        trajectories = substrate(jax.random.key(TRIAL), theta, count)
+        return examine_steps(self, theta, trajectories, tried, compare=False).cause
 
     def check_steps(self, theta: Params, trajectory: Trajectories, number: int) -> None:
         """Refuse a trajectory with a step that has no probability, and name the first one.

@@ -48,6 +48,17 @@ BLOCKS = 16
 UNLIKELY = 18.0
 """−ln of the probability with which chance may exceed a sum of squares."""
 
+DISPLACEMENT = 0.2
+"""Distance from zero at which sampler and log-probability are compared, in units of 1/√E[U²]. A
+wrong sign then has 0.4 √N standard errors after N steps, a factor of two 0.2 √N."""
+
+SIZES = 2.0 ** -np.arange(11)
+"""Distances from θ at which likelihoods are compared, in units of 1/√E[U²]."""
+
+DIFFERENCE = 0.05
+"""Distance from θ for differences of the score, in units of 1/√E[(d·U)²]. The curvature of a law
+with a kink is then off by some per cent, less than a tenth."""
+
 DIRECTIONS = 8
 """Random directions of the parameters, for v."""
 
@@ -85,17 +96,49 @@ def examine_steps(
     closely = np.s_[:, : len(suspects)]
     labels = np.array(names(theta))[suspects]
     cause = _judge_means(along[closely], curvature[closely], blocks, labels)
-    v, stderr = _compare_squares(along[:, len(suspects) :], curvature[:, len(suspects) :])
+    if cause and not _confirm_means(process, theta, steps, directions[: len(suspects)], blocks):
+        cause = ""
+    # random directions first, which are printed
+    order = np.roll(np.arange(len(directions)), -len(suspects))
+    v, stderr = _compare_squares(along[:, order], curvature[:, order])
     residuals = Residuals(v, stderr, len(log), cause=cause, law="score² / information")
+    if not cause and residuals.wrong.size:  # of kinks, |x' − m|, derivatives see nothing
+        differences = _difference_scores(process, theta, directions[order], steps)
+        smooth, error = _compare_squares(along[:, order], differences)
+        others = residuals._replace(v=smooth, stderr=error)
+        residuals = residuals if others.wrong.size else others
     if not cause and residuals.wrong.size:
-        factor = v[residuals.wrong[0]]
+        factor = residuals.v[residuals.wrong[0]]
         cause = (
             f"The square of the score is {factor:.3g} times what the curvature of ln p says: "
-            "`log_prob` has a wrong factor. A sweep has the sum over its sites, not their mean."
+            "`log_prob` has a wrong factor, or the shape of another law. A sweep has the sum over "
+            "its sites, not their mean."
         )
     if not cause and compare and getattr(process, "sample", None) is not None:
         cause = _compare_with_sampler(process, theta, steps, log)
     return residuals._replace(cause=cause)
+
+
+def displace_zeros(
+    process: StepLaw, theta: Params, data: Trajectories, max_transitions: int
+) -> tuple[Params, Params] | None:
+    """θ ± δ with δ at the parameters that are zero; None if there are none.
+
+    A parameter of zero hides its sign, its factor and its place: −w, 2w and wᵀ are the same law at
+    w = 0, whatever their scores, which obey both identities. Moved by a part of what one step tells
+    of it, 1/√E[U²], such a law differs. There are two sides because one may lie outside of the
+    parameters that are allowed: a probability of 0.99 + w.
+    """
+    vector, unravel = ravel_pytree(theta)
+    flat = np.asarray(vector)
+    if flat.all():
+        return None
+    steps = _collect_steps(theta, data, max_transitions)
+    square = np.nanmean(np.asarray(_score_steps(process, theta, steps)[1], np.float64) ** 2, axis=0)
+    scale = 1 / np.sqrt(np.maximum(square, 1))
+    signs = np.random.default_rng(2).choice([-1.0, 1.0], size=flat.size)
+    move = np.where(flat == 0, DISPLACEMENT * signs * scale, 0).astype(flat.dtype)
+    return unravel(jnp.asarray(flat + move)), unravel(jnp.asarray(flat - move))
 
 
 def _collect_steps(theta: Params, data: Trajectories, max_transitions: int) -> Step:
@@ -230,6 +273,53 @@ def _judge_means(
                 "or of other parameters than `log_prob` describes."
             )
     return ""
+
+
+def _confirm_means(
+    process: StepLaw, theta: Params, steps: Step, directions: np.ndarray, blocks: dict
+) -> bool:
+    """Whether other parameters make the steps more likely than chance allows.
+
+    The ratio of the likelihoods at θ + εd and θ has the mean 1, so that its logarithm exceeds u
+    with a probability below e⁻ᵘ; so has a mean of ratios over fixed ε, each block with its own. A
+    rare event that was not seen has a mean score far from zero, and no such gain.
+    """
+    flat, unravel = ravel_pytree(theta)
+    log = np.asarray(_score_steps(process, theta, steps)[0], np.float64)
+    sizes = np.concatenate([SIZES, -SIZES])
+    for direction in directions:
+        gains = []
+        for size in sizes:
+            moved = unravel(jnp.asarray(flat + size * direction, flat.dtype))
+            value = np.asarray(_score_steps(process, moved, steps)[0], np.float64)
+            if np.isfinite(value).all():  # else these are no parameters: a probability above 1
+                gains.append(value - log)
+        if not gains:
+            return True
+        for block in blocks.values():
+            sums = np.array([np.bincount(block, gain) for gain in gains])
+            best = sums.max(axis=0)
+            mixture = best + np.log(np.sum(np.exp(sums - best), axis=0) / len(sizes))
+            if mixture.sum() > UNLIKELY:
+                return True
+    return False
+
+
+def _difference_scores(
+    process: StepLaw, theta: Params, directions: np.ndarray, steps: Step
+) -> np.ndarray:
+    """d·∂U·d of every step by differences of the score, (N, K): kinks of ln p count in its mean."""
+    flat, unravel = ravel_pytree(theta)
+    score = np.asarray(_score_steps(process, theta, steps)[1], np.float64)
+    columns = []
+    for direction in directions:
+        size = DIFFERENCE / np.sqrt(max(np.mean((score @ direction) ** 2), 1.0))
+        ends = []
+        for sign in (1, -1):
+            moved = unravel(jnp.asarray(flat + sign * size * direction, flat.dtype))
+            ends.append(np.asarray(_score_steps(process, moved, steps)[1], np.float64) @ direction)
+        columns.append((ends[0] - ends[1]) / (2 * size))
+    return np.nan_to_num(np.stack(columns, axis=1))
 
 
 def _compare_squares(along: np.ndarray, curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
