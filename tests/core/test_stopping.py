@@ -602,3 +602,12 @@ def test_a_level_that_is_not_a_number_is_no_level(start):
     objective = exits.OBJECTIVE._replace(stop=lambda theta, x: jnp.sqrt(x[0]) - 1)
     with pytest.raises((ValueError, FloatingPointError), match="`stop`"):
         fl.ppgt(simulator, objective, baseline="none")(jax.random.key(0), exits.parameters(), 200)
+
+
+def test_a_record_without_numbers_after_its_stop():
+    """Trajectories that stopped must not be left out: those that go on are others."""
+    record = exits.simulator(DT, STEPS)(jax.random.key(18), exits.parameters(), 10)
+    x = np.array(record.x)
+    x[0, 5:] = np.nan
+    with pytest.raises(ValueError, match="1 of 10.*`stop`.*Repeat their last state"):
+        fl.gradient(exits.PROCESS, exits.OBJECTIVE, exits.parameters(), record._replace(x=x))

@@ -507,7 +507,8 @@ def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> N
             f"{len(bad)} of {trajectories} trajectories are not finite: "
             f"{list_indices([row[0] for row in bad])} (trajectory {j} first at time index {n}, "
             f"component {i}). They are never averaged: remove them, e.g. "
-            "x[np.isfinite(x).all(axis=(1, 2))], and their contexts."
+            "x[np.isfinite(x).all(axis=(1, 2))], and their contexts. Not so if they end at "
+            "a `stop`: without them J is of the others alone. Repeat their last state instead."
         )
 
 

@@ -178,10 +178,10 @@ class Chain:
             )
         displaced = displace_zeros(self, theta, trajectories, tried) or ()
         causes = (self._compare_at(substrate, other, count, tried) for other in displaced)
-        found = list(itertools.takewhile(bool, causes))
-        if found and len(found) == len(displaced):
+        faults = list(itertools.takewhile(bool, causes))
+        if faults and len(faults) == len(displaced):
             raise ValueError(
-                f"`sample` and `log_prob` of the `Chain` do not agree. {found[0]} ({count} "
+                f"`sample` and `log_prob` of the `Chain` do not agree. {faults[0]} ({count} "
                 "trajectories were simulated with other numbers for the parameters that are zero: "
                 "at zero a sign, a factor and an index do not show.)"
             )
