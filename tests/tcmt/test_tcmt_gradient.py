@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fluctua.core.draws import no_noise
-from fluctua.core.streamed import Run, _collect_returns
+from fluctua.core.streamed import Run, collect_returns
 from fluctua.tcmt import (
     Drive,
     Lead,
@@ -50,7 +50,7 @@ def returns(task, key, theta, count):
     estimator = task.estimator(baseline="none")
     run = task.simulator()
     rewards = estimator.method.model.objective
-    return _collect_returns(rewards, run.recipe, count, Run(key, theta, run.times, task.start))
+    return collect_returns(rewards, run.recipe, count, Run(key, theta, run.times, task.start))
 
 
 def finite_differences(task, key, theta, count, h=1e-3):
