@@ -239,6 +239,8 @@ def test_wrong_shapes_from_the_user_functions():
         estimate(objective=fl.Objective(running=lambda theta, x: x))
     with pytest.raises(ValueError, match=r"terminal reward .*\(2,\)"):
         estimate(objective=fl.Objective(terminal=lambda theta, x: x))
+    with pytest.raises(TypeError, match=r"terminal reward must be a real number; got bool"):
+        estimate(objective=fl.Objective(terminal=lambda theta, x: x[0] > 1))
 
 
 def test_callables_with_the_wrong_arguments():

@@ -388,6 +388,12 @@ def model(
                 f"the {name} reward must be one number per state, shape (); got shape "
                 f"{getattr(got, 'shape', type(got).__name__)}. Sum or index what it returns."
             )
+        if got.dtype == bool or jnp.issubdtype(got.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"the {name} reward must be a real number; got {got.dtype}. Write a condition as "
+                "jnp.where(x[0] > 1, 1.0, 0.0), and a complex amplitude by its real part or "
+                "modulus."
+            )
     if rewards.stop is not None:
         if isinstance(process, HistoryDependent):
             _check_observed_reward("stop", rewards.stop.level, (theta, x, t, context))
