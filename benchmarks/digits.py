@@ -589,7 +589,7 @@ def main() -> None:
     parser.add_argument("--forget-after", type=float, default=Plan().forget_after)
     parser.add_argument("--hidden-loss", type=float, default=HIDDEN_LOSS)
     parser.add_argument("--horizon", type=float, default=TIMES.horizon)
-    parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
