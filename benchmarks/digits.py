@@ -112,7 +112,7 @@ def make_task(
     network = tcmt.layered(sizes, gamma=losses, sigma_w=sigma_w)
     sites = np.arange(layout.inputs).reshape(layout.features, layout.copies).tolist()
     outputs = range(layout.inputs, layout.inputs + layout.classes)
-    return tcmt.classification(network, sites, outputs, span=SPAN, scale=scale, dynamics=times)
+    return tcmt.classification(network, sites, outputs, span=SPAN, scale=scale, times=times)
 
 
 def draw_start(seed: int, network: tcmt.Network, inputs: int) -> dict[str, jax.Array]:

@@ -22,7 +22,7 @@ EXAMPLES = tcmt.Examples(DATA, [0, 1, 1, 0])
 def small_task(**options):
     network = tcmt.layered([2, 2, 2], gamma=0.3, sigma_w=0.2)
     drives = [tcmt.Drive(0, 2.0), tcmt.Drive(1, 1.5, phase=0.7)]
-    settings = {"span": 2.0, "scale": 30.0, "drive": drives, "dynamics": EULER, **options}
+    settings = {"span": 2.0, "scale": 30.0, "drive": drives, "times": EULER, **options}
     return tcmt.classification(network, [0, 1], [2, 3], **settings)
 
 
@@ -88,7 +88,7 @@ def test_gradient_is_that_of_the_exact_log_likelihood(key, order, count):
 def test_powers_without_noise_are_those_of_the_steady_state():
     times = tcmt.ReadoutTimes(30.0, 0.1, "rk4")
     network = tcmt.layered([2, 2, 2], gamma=0.5, sigma_w=0.0)
-    task = tcmt.classification(network, [0, 1], [2, 3], span=2.0, dynamics=times)
+    task = tcmt.classification(network, [0, 1], [2, 3], span=2.0, times=times)
     theta = small_theta()
     answers = task.answer(jax.random.key(0), theta, EXAMPLES)
     hop = coupling_matrix(network.bonds, np.asarray(theta["kappa"]), 6)
@@ -122,9 +122,7 @@ def test_a_window_averages_the_log_likelihood_of_its_states(key):
 
 def test_features_as_amplitudes_are_those_of_drives():
     network = tcmt.layered([2, 2, 2])
-    task = tcmt.classification(
-        network, [1, 0], [2, 3], encoding="amplitude", span=3.0, dynamics=EULER
-    )
+    task = tcmt.classification(network, [1, 0], [2, 3], encoding="amplitude", span=3.0, times=EULER)
     driven = tcmt.process(network, [tcmt.Drive(1, 3.0 * 0.4), tcmt.Drive(0, 3.0 * 0.9)])
     x = jnp.asarray(np.random.default_rng(0).normal(size=12))
     context = {"features": jnp.array([0.4, 0.9]), "label": 0}
@@ -135,7 +133,7 @@ def test_features_as_amplitudes_are_those_of_drives():
 
 def test_a_feature_on_two_sites_shifts_both():
     network = tcmt.layered([4, 2])
-    task = tcmt.classification(network, [(0, 3), (1, 2)], [4, 5], span=2.0, dynamics=EULER)
+    task = tcmt.classification(network, [(0, 3), (1, 2)], [4, 5], span=2.0, times=EULER)
     plain = tcmt.process(network, task.process.drift.drift.drives)
     theta = {"omega": jnp.zeros(6)}
     shifted = {"omega": jnp.array([0.2, 1.0, 1.0, 0.2, 0.0, 0.0])}
@@ -169,7 +167,7 @@ def test_examples_are_drawn_alike_and_jitter_scatters(key):
     ],
 )
 def test_wrong_tasks_are_refused(change, fact):
-    settings = {"inputs": [0, 1], "outputs": [2, 3], "dynamics": EULER, **change}
+    settings = {"inputs": [0, 1], "outputs": [2, 3], "times": EULER, **change}
     with pytest.raises(ValueError, match=fact):
         tcmt.classification(tcmt.layered([2, 2, 2]), **settings)
 

@@ -236,7 +236,7 @@ def classification(
     span: float = 1.0,
     scale: float = 100.0,
     window: float = 0.0,
-    dynamics: ReadoutTimes | None = None,
+    times: ReadoutTimes | None = None,
 ) -> Classification:
     """Return the task of classification: the mean log-likelihood of labels.
 
@@ -256,7 +256,7 @@ def classification(
         scale: of the softmax, logits per fraction of the incoming power.
         window: time before the end over which the log-likelihood is averaged; 0 takes the state at
             the end.
-        dynamics: horizon, time step and integrator, `ReadoutTimes()` if not given.
+        times: horizon, time step and integrator, `ReadoutTimes()` if not given.
 
     Returns: the task; `estimator(examples)` trains it, `answer(key, theta, examples)` uses it.
 
@@ -265,7 +265,7 @@ def classification(
     >>> examples = Examples(np.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1])
     >>> task.estimator(examples)(key, initial_parameters(key, network), 50)
     """
-    times = ReadoutTimes() if dynamics is None else dynamics
+    times = ReadoutTimes() if times is None else times
     _check_encoding(encoding)
     groups = [np.atleast_1d(group).tolist() for group in inputs]
     numbered = [(site, j) for j, group in enumerate(groups) for site in group]
