@@ -84,6 +84,7 @@ def exports(folder):
 
 # Parts that few runs need, and the modules that load them when they do.
 ON_DEMAND = {
+    "core/diffusion.py",  # lineax, which only noises given by products need
     "core/estimation/recorded_samples.py",  # the guard of recorded trajectories
     "runs/build.py",  # devices with hidden errors, twins, shards
     "runs/evaluate.py",

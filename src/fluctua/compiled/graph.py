@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+import scipy
 
 THETA = 1
 TIME = 2
@@ -75,6 +75,11 @@ def _round_away(x: Any) -> Any:
     return np.sign(x) * np.floor(np.abs(x) + 0.5)
 
 
+def _use_special(name: str) -> Callable:
+    """A function of `scipy.special`, which is imported when the function is first called."""
+    return lambda *arguments: getattr(scipy.special, name)(*arguments)
+
+
 NUMPY: dict[str, Callable] = {
     name: _ignore_errors(function)
     for name, function in {
@@ -105,10 +110,10 @@ NUMPY: dict[str, Callable] = {
         "asinh": np.arcsinh,
         "acosh": np.arccosh,
         "atanh": np.arctanh,
-        "erf": special.erf,
-        "erfc": special.erfc,
-        "erf_inv": special.erfinv,
-        "lgamma": special.gammaln,
+        "erf": _use_special("erf"),
+        "erfc": _use_special("erfc"),
+        "erf_inv": _use_special("erfinv"),
+        "lgamma": _use_special("gammaln"),
         "floor": np.floor,
         "ceil": np.ceil,
         "trunc": np.trunc,

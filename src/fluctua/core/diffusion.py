@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import lineax
 import numpy as np
 from jax import tree_util
 from jax.flatten_util import ravel_pytree
@@ -240,6 +239,8 @@ def _matrix_free(
     deficient: bool,
 ) -> Diffusion:
     """Q by its products alone. deficient: some directions without noise are not components."""
+    import lineax  # on demand: its import takes 0.1 s
+
     mask = _mask(noiseless, x.size)
     structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
     operator = lineax.FunctionLinearOperator(
