@@ -18,6 +18,7 @@ from fluctua.compiled.passes import NotFinite, collect_samples
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import draws, simulate
 from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.estimation.batches import BatchSums
 from fluctua.core.process import AnyProcess
 from fluctua.core.streamed import Call, SweepResult
 from fluctua.core.twin import sweep as twin_sweep
@@ -110,6 +111,10 @@ class Compiled(NamedTuple):
         except Unsupported as problem:
             self._refuse(problem)
             return None
+
+    def batch_sums(self, call: Call, size: int) -> BatchSums | None:
+        """Return sums over batches of `size` trajectories; None leaves the call to JAX."""
+        return None
 
     def parts(self, call: twin_sweep.TwinCall) -> twin_sweep.Parts | None:
         """Return the two parts of the gradients with a twin; None leaves the call to JAX."""

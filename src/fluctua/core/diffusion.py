@@ -282,7 +282,7 @@ def _matrix_free(
 
 
 def lacks_score(
-    process: Process, theta: Params, x: Array, t: Array, context: PyTree, diffusion: Diffusion
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree
 ) -> Array | None:
     """Whether θ moves the state where no noise could: ∂θμ or ∂θQ leaves the range of σ (Girsanov).
 
@@ -292,6 +292,7 @@ def lacks_score(
     which = _find_reach(process, *map(check.tree_signature, (theta, x, t, context)))
     if not which.drift and not which.noise:
         return None
+    diffusion = diffusion_at(process, theta, x, t, context)
     flat, unravel = ravel_pytree(theta)
 
     def drift(v):
@@ -562,7 +563,7 @@ def _find_irregular(process: Process, theta: Params, x: Array, t: Array, context
 
     def at(x: Array, t: Array) -> Array:
         q = diffusion_at(process, theta, x, t, context)
-        lost = lacks_score(process, theta, x, t, context, q)
+        lost = lacks_score(process, theta, x, t, context)
         singular = ~jnp.all(jnp.isfinite(q.solve(q.apply(theta, jnp.ones_like(x)))))
         return singular if lost is None else singular | lost
 

@@ -122,6 +122,8 @@ class Estimate(NamedTuple):
         of which these are a sample.
     stopped: part of the trajectories that the `stop` of the objective ended before the horizon;
         None without a stop.
+    batches: number of batches of trajectories whose means give the errors of the gradient; None
+        where single trajectories do.
     """
 
     gradient: Params
@@ -135,6 +137,7 @@ class Estimate(NamedTuple):
     natural: Params | None = None
     groups: Groups | None = None
     stopped: float | None = None
+    batches: int | None = None
 
     def __repr__(self) -> str:
         return describe_estimate(self)
@@ -217,13 +220,13 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     return mean - error * back(q), mean - error * back(-q)
 
 
-def _student(nu: Array) -> Array:
+def _student(nu: Array | float) -> Array:
     """The quantile of 97.5 % of Student's t with ν ≥ 2/3 degrees of freedom, to 1e-4.
 
     ln(t/1.96) has a series in 1/ν without a constant; these are its first six terms, fitted. A
     table would have to be searched, which takes longer to compile than the rest of an interval.
     """
-    total = 0.0
+    total: Array | float = 0.0
     for term in (-0.03060321, 0.18688266, -0.40461362, 0.2063486, 0.70060854, 1.21057804):
         total = (total + term) / nu
     return 1.959964 * jnp.exp(total)
@@ -358,6 +361,49 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
         (number(mean - reach), number(mean + reach)),
         None,
         groups,
+    )
+
+
+def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -> Estimate:
+    """Mean, standard error and interval from sums over batches of trajectories.
+
+    The variance of one trajectory is Σ_b n_b (ḡ_b − ḡ)²/(B − 1), unbiased also where the last batch
+    is smaller; intervals are Student's with B − 1 degrees of freedom.
+
+    Args:
+        theta: θ, a pytree of floats.
+        sums: gradients of each batch, added up (B, P).
+        size: trajectories per batch; the last has the rest.
+        returns: R (E,).
+
+    """
+    batches = len(sums)
+    count = returns.shape[0]
+    sizes = np.full((batches, 1), float(size))
+    sizes[-1] = count - size * (batches - 1)
+    mean = sums.sum(axis=0) / count
+    variance = (sizes * (sums / sizes - mean) ** 2).sum(axis=0) / (batches - 1)
+    error = np.sqrt(variance / count)
+    reach = float(_student(batches - 1)) * error
+    leaves, structure = jax.tree.flatten(theta)
+    edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+
+    def tree(flat: np.ndarray) -> Params:
+        parts = zip(np.split(flat, edges), leaves, strict=True)
+        shaped = [put(v.astype(leaf.dtype).reshape(np.shape(leaf))) for v, leaf in parts]
+        return jax.tree.unflatten(structure, shaped)
+
+    value = _reduce(returns)
+    return Estimate(
+        tree(mean),
+        tree(error),
+        tree(mean**2 + variance),
+        value.mean,
+        value.stderr,
+        count,
+        (tree(mean - reach), tree(mean + reach)),
+        (value.low, value.high),
+        batches=batches,
     )
 
 

@@ -18,8 +18,8 @@ from fluctua.core import objective as objectives
 from fluctua.core import process as processes
 from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params
+from fluctua.core.estimation import batches, recorded_samples
 from fluctua.core.estimation import method as methods
-from fluctua.core.estimation import recorded_samples
 from fluctua.core.protocols import PlainEstimator
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.twin.correction import TwinSamples
@@ -220,7 +220,30 @@ class PPGT(PlainEstimator):
 
     def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Estimate ∇θJ from `count` trajectories."""
+        estimate = self._estimate_by_batches(key, theta, count)
+        if estimate is not None:
+            return estimate
         return estimates.reduce_samples(self.samples(key, theta, count))
+
+    def _estimate_by_batches(
+        self, key: Array, theta: Params, count: int
+    ) -> estimates.Estimate | None:
+        """The estimate from sums over batches; None where single gradients are needed."""
+        if not isinstance(self.substrate, simulate.Simulator) or self.method.twin:
+            return None
+        if self.method.means or not batches.is_large(theta, count):
+            return None
+        check.key(key)
+        check.count(count)
+        theta = check.parameters(theta, numbers=False)
+        call = self._call(key, theta, count)
+        if not batches.is_summable(call):
+            return None
+        swept = batches.sum_batches(call)
+        if swept is None:  # single trajectories show which is not finite, and why
+            return None
+        size = batches.batch_size(count)
+        return estimates.reduce_batches(theta, swept.sums, size, swept.returns)
 
     def samples(
         self,
@@ -289,8 +312,6 @@ class PPGT(PlainEstimator):
             )
         if self.method.twin:
             return methods.sum_parts(self.split(key, theta, count, first=first or 0))
-        plans = self.method.used_baselines
-
         simulator = self.substrate
 
         def start():
@@ -299,12 +320,18 @@ class PPGT(PlainEstimator):
         methods.check_baselines(
             self.method, baselines.Setting(theta, self.substrate.t, count, start)
         )
-        tables = self.method.tables if table is None else self.method.tables.fill_missing(table)
-        call = streamed.Call(
-            self.method.model, plans, tables, self.substrate, key, theta, count, first
-        )
+        call = self._call(key, theta, count)._replace(first=first)
+        if table is not None:
+            call = call._replace(tables=call.tables.fill_missing(table))
         flat, returns, survival = streamed.streamed_samples(call)
         return estimates.Samples(estimates.unflatten(theta, flat), returns, survival=survival)
+
+    def _call(self, key: Array, theta: Params, count: int) -> streamed.Call:
+        """The request to the simulator."""
+        assert isinstance(self.substrate, simulate.Simulator)
+        plans = self.method.used_baselines
+        tables = self.method.tables
+        return streamed.Call(self.method.model, plans, tables, self.substrate, key, theta, count)
 
     def split(
         self, key: Array, theta: Params, count: int, table: Array | None = None, *, first: int = 0
@@ -359,10 +386,7 @@ class PPGT(PlainEstimator):
             twin, numbers, batch = methods.prepare_twin(self.method, theta, None, 2, substrate.t)
             twin = twin._replace(model=twin.model._replace(process=model.process))
             return backend.source(twin_sweep.TwinCall(twin, numbers, batch, substrate, key, 2))
-        plans = self.method.used_baselines
-        return backend.source(
-            streamed.Call(model, plans, self.method.tables, substrate, key, theta, 1)
-        )
+        return backend.source(self._call(key, theta, 1)._replace(model=model))
 
     def recorded(
         self,

@@ -459,7 +459,7 @@ def _moving_scores(model: EstimatorModel, theta: Params, step: Step, origin: Arr
 
     def reward(th: Params) -> Array:
         moved = step._replace(x=step.x + before * move(th), x_next=step.x_next + after * move(th))
-        return _step_total(model.objective, th, moved)
+        return step_total(model.objective, th, moved)
 
     score = model.score(model.process, theta, step, shift=shift)  # type: ignore[call-arg]
     explicit = jax.grad(reward)(theta)
@@ -469,7 +469,7 @@ def _moving_scores(model: EstimatorModel, theta: Params, step: Step, origin: Arr
 def _explicit_terms(rewards: Rewards, theta: Params, step: Step) -> tuple[Array, Array | None]:
     """∂θ of what a step collects (P,), and of ln q of a bridge (P,), None without one."""
     rule = rewards.stop
-    explicit = ravel_pytree(jax.grad(lambda th: _step_total(rewards, th, step))(theta))[0]
+    explicit = ravel_pytree(jax.grad(lambda th: step_total(rewards, th, step))(theta))[0]
     if rule is None:
         return explicit, None
     if rule.bridge:
@@ -479,7 +479,7 @@ def _explicit_terms(rewards: Rewards, theta: Params, step: Step) -> tuple[Array,
     return explicit + jnp.where(crossing.going_on > 0, 0, ravel_pytree(at_end)[0]), None
 
 
-def _step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
+def step_total(rewards: Rewards, theta: Params, step: Step) -> Array:
     """g Δt + r of one step of one trajectory, with what a bridge makes of it."""
     running = rewards.running(theta, step.x, step.t, step.context) * step.dt
     if rewards.stop is not None and rewards.stop.bridge:

@@ -36,7 +36,6 @@ from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core.arrays import Array, Params, root_covariance
 from fluctua.core.diffusion import (
-    Diffusion,
     are_singular,
     diffusion_at,
     diffusion_matrix,
@@ -49,6 +48,9 @@ from fluctua.core.process import AnyProcess, Process, Score, Step, Transition
 __all__ = ["Step", "drift_score", "full_score", "local_linear", "local_linear_score", "residual"]
 
 DOUBLINGS = 6
+LogDensity = Callable[[Params], Array]
+"""θ' -> a number whose gradient at θ is the score of one step."""
+
 ORDER = 6
 """Relative errors of the series are (‖J‖Δ/2^d)^ORDER/ORDER!: 1e-7 at ‖J‖Δ = 10."""
 
@@ -84,12 +86,15 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
 
     >>> drift_score(process, theta, Step(x[0, 0], x[0, 1], t=0.0, dt=0.01))
     """
+    score = jax.grad(drift_log_density(process, theta, step))(theta)
+    return _mask_undefined(process, theta, step, score)
+
+
+def drift_log_density(process: Process, theta: Params, step: Step) -> LogDensity:
+    """θ' -> ½ rᵀQ⁻¹ μ(θ') with the residual at θ: its gradient at θ is `drift_score`."""
     q = diffusion_at(process, theta, step.x, step.t, step.context)
     half_y = q.solve(residual(process, theta, step)) / 2
-    score = jax.grad(
-        lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context)
-    )(theta)
-    return _mask_undefined(process, theta, step, q, score)
+    return lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context)
 
 
 def full_score(
@@ -113,6 +118,17 @@ def full_score(
 
     Returns: U, a pytree like θ.
     """
+    score = jax.grad(full_log_density(process, theta, step, shift))(theta)
+    return _mask_undefined(process, theta, step, jax.tree.map(jnp.asarray, score))
+
+
+def full_log_density(
+    process: Process,
+    theta: Params,
+    step: Step,
+    shift: Callable[[Params], tuple[Array, Array]] | None = None,
+) -> LogDensity:
+    """θ' -> a number whose gradient at θ is `full_score`; the value itself has no meaning."""
     if shift is None:
 
         def ends(th):
@@ -135,23 +151,46 @@ def full_score(
     # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
     y = q.solve(evaluate_residual(theta))
 
-    def log_density(th: Params) -> Array:  # its gradient at theta is exact; its value means nothing
+    def log_density(th: Params) -> Array:
         quadratic = y @ q.apply(th, y) / (4 * step.dt)
         return -q.trace(th) / 2 + quadratic - y @ evaluate_residual(th) / (2 * step.dt)
 
-    return _mask_undefined(
-        process, theta, step, q, jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
-    )
+    return log_density
 
 
-def _mask_undefined(
-    process: Process, theta: Params, step: Step, diffusion: Diffusion, score: Params
-) -> Params:
+def _mask_undefined(process: Process, theta: Params, step: Step, score: Params) -> Params:
     """The score of a step; NaN where θ moves the state without noise at this very state."""
-    lost = lacks_score(process, theta, step.x, step.t, step.context, diffusion)
+    lost = lacks_score(process, theta, step.x, step.t, step.context)
     if lost is None:
         return score
     return jax.tree.map(lambda u: jnp.where(lost, jnp.nan, u), score)
+
+
+def find_log_density(score: Score) -> Callable[[Process, Params, Step], LogDensity] | None:
+    """The function whose gradient a score is; None for a score that is not of the library.
+
+    The weighted sum of many scores is the gradient of the weighted sum: one reverse pass. Not a
+    number where θ moves the state without noise.
+    """
+    known: dict[Score, Callable[[Process, Params, Step], LogDensity]] = {
+        full_score: full_log_density,
+        drift_score: drift_log_density,
+        local_linear_score: local_linear_log_density,
+    }
+    if score not in known:
+        return None
+    find = known[score]
+
+    def masked(process: Process, theta: Params, step: Step) -> LogDensity:
+        log_density = find(process, theta, step)
+        if score is local_linear_score:
+            return log_density
+        lost = lacks_score(process, theta, step.x, step.t, step.context)
+        if lost is None:
+            return log_density
+        return lambda th: jnp.where(lost, jnp.nan, 1) * log_density(th)
+
+    return masked
 
 
 # ------------------------------------------------------------------------ ratios of densities
@@ -252,7 +291,13 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
 
     Returns: U, a pytree like θ.
     """
-    return jax.tree.map(jnp.asarray, jax.grad(lambda th: _log_normal(process, th, step))(theta))
+    score = jax.grad(local_linear_log_density(process, theta, step))(theta)
+    return jax.tree.map(jnp.asarray, score)
+
+
+def local_linear_log_density(process: Process, theta: Params, step: Step) -> LogDensity:
+    """θ' -> ln N(x'; E[X_Δ], Cov[X_Δ]), whose gradient is `local_linear_score`."""
+    return lambda th: _log_normal(process, th, step)
 
 
 def _log_normal(process: Process, theta: Params, step: Step) -> Array:

@@ -60,6 +60,9 @@ class Backend(Protocol):
     def samples(self, call: Any) -> Any | None:
         """What comes of a `Call`, as `SweepResult`; None to leave it to JAX."""
 
+    def batch_sums(self, call: Any, size: int) -> Any | None:
+        """Sums over batches of `size` trajectories, as `BatchSums`; None to leave it to JAX."""
+
     def parts(self, call: Any) -> Any | None:
         """The parts of the gradients with a twin, of a `TwinCall`; None to leave it to JAX."""
 

@@ -78,6 +78,11 @@ def describe_estimate(estimate: Any, max_rows: int = 12) -> str:
             f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} "
             "degrees of freedom"
         )
+    elif intervals and estimate.batches is not None:
+        lines.append(
+            f"  ±: standard error from {estimate.batches} batches of trajectories; […]: 95 %, "
+            f"Student's with {estimate.batches - 1} degrees of freedom"
+        )
     elif intervals and estimate.count < MIN_FOR_COVERAGE:
         lines.append(
             f"  ±: standard error; […]: 95 %, widened, because {estimate.count} samples show "
