@@ -88,7 +88,11 @@ def pendulum():
     return process, fl.Objective(running=lambda theta, x: x[1] ** 2 / 2), theta
 
 
-@pytest.mark.parametrize("options", [{}, {"wiener": philox}], ids=["threefry", "philox"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"wiener": philox}, {"wiener": "philox7"}],
+    ids=["threefry", "philox", "philox7"],
+)
 def test_single_precision_with_a_silent_component(options):
     with jax.enable_x64(False):
         process, objective, theta = pendulum()
@@ -98,6 +102,20 @@ def test_single_precision_with_a_silent_component(options):
     # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of
     # 6e-8·|x|
     assert_equal(results, 1e-5)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "twin"])
+def test_the_fastest_noise_of_several_components(baseline):
+    """Twenty-one steps: segments of a twin begin within the four steps of a block."""
+    with jax.enable_x64(True):
+        process = fl.Process(
+            lambda theta, x: -theta["k"] * x + jnp.roll(x, 1) ** 2,
+            lambda theta, x: theta["s"] * jnp.ones(3),
+        )
+        theta = {"k": jnp.array(1.3), "s": jnp.array(0.2)}
+        objective = fl.Objective(running=lambda theta, x: x[0] * x[2])
+        case = (process, objective, jnp.array([0.1, 0.2, 0.3]), jnp.linspace(0, 1, 22), theta)
+        assert_equal(both(*case, baseline=baseline, wiener="philox7"), 1e-9)
 
 
 def test_weights_of_a_pendulum_whose_scores_are_not_kept(monkeypatch):

@@ -93,6 +93,20 @@ def test_an_ensemble_that_the_kernel_begins():
 
 
 @pytest.mark.usefixtures("kernels_of_device")
+@pytest.mark.parametrize("memory", [cuda.NORMAL_BYTES, 0])  # of four steps, and of one
+@pytest.mark.parametrize("helpers", [0, cuda.HELPERS])
+def test_the_fastest_noise(monkeypatch, memory, helpers):
+    monkeypatch.setattr(cuda, "NORMAL_BYTES", memory)
+    monkeypatch.setattr(cuda, "HELPERS", helpers)
+    of_the_benchmark("pendulum", "time", 2e-5, wiener="philox7")
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+def test_a_twin_with_the_fastest_noise():
+    of_the_benchmark("pendulum", fl.Twin(batch=25), 1e-4, wiener="philox7")
+
+
+@pytest.mark.usefixtures("kernels_of_device")
 def test_a_better_step():
     with jax.enable_x64(False):
         own = PROCESSES["pendulum"]()

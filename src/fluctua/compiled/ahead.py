@@ -25,13 +25,15 @@ OUT_OF_RANGE = 4
 """Flags that passes set, as in native/sweep.hpp and native/ahead.cuh."""
 
 
+STREAM_WORDS = {0: 0, 1: 2, 2: 3, 3: 3}
+"""Words that identify the noise of a trajectory, by the number of the generator."""
+
+
 def encode_generator(wiener: Wiener) -> int:
     """Return the number of a source of noise in native/noise.hpp."""
-    known = {draws.no_noise: 0, threefry: 1, draws.philox: 2}
+    known = {draws.no_noise: 0, threefry: 1, draws.philox: 2, draws.philox7: 3}
     if wiener not in known:
-        raise Unsupported(
-            "wiener", "a source of noise other than `threefry`, `philox` and `no_noise`"
-        )
+        raise Unsupported("wiener", f"a source of noise other than {', '.join(draws.GENERATORS)}")
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     if wiener is threefry and not partitionable:
         raise Unsupported("wiener", "the noise of jax_threefry_partitionable = False")
@@ -96,7 +98,7 @@ def make_arrays(
     leaves = jax.tree.leaves(ensemble.context)
     rows = [np.asarray(leaf).reshape(count, -1).T for leaf in leaves]
     context = np.concatenate(rows) if rows else np.empty((0, count))
-    words = {0: _no_words, 1: threefry_words, 2: _philox_words}[
+    words = {0: _no_words, 1: threefry_words, 2: _philox_words, 3: _philox_words}[
         encode_generator(substrate.recipe.wiener)
     ]
     return compute_numbers(program, layout, real, substrate, flat, context) | {
@@ -124,7 +126,7 @@ def lay_out_ensemble(wiener: int, real: np.dtype, ensemble: Ensemble) -> dict[st
     if wiener == 1:
         raw = ensemble.streams.dtype == jnp.uint32
         table["stream"] = (ensemble.streams if raw else jax.random.key_data(ensemble.streams)).T
-    elif wiener == 2:
+    elif wiener >= 2:
         seed, trajectory = ensemble.streams
         words = jnp.broadcast_to(seed.reshape(-1, 2), (count, 2)).T
         table["stream"] = jnp.concatenate([words, trajectory.astype(jnp.uint32)[None]])

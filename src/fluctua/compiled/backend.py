@@ -51,7 +51,7 @@ def simulator(
     t: Array | None = None,
     *,
     context: Callable[[Array], PyTree] | simulate.Counted | None = None,
-    wiener: draws.Wiener = draws.threefry,
+    wiener: draws.Wiener | str = draws.threefry,
     integrator: str | Callable[..., Array] | None = None,
     backend: str = "auto",
 ) -> simulate.Simulator:
@@ -65,7 +65,8 @@ def simulator(
             process has its own (`Observed`).
         t: the time grid (T+1,).
         context: key -> pytree, drawn once per trajectory, or `Counted`.
-        wiener: the source of z.
+        wiener: the source of z. "threefry", JAX's own; "philox"; "philox7", the fastest in kernels;
+            "none"; or a `Wiener`.
         integrator: m; that of `process` if not given. "euler"; "heun" or "rk4", which allow longer
             steps where the drift rotates faster than it decays; `Exponential`. Estimators use the
             same integrator, and integrate running rewards by the trapezoid rule.

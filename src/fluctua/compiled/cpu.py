@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from fluctua.compiled import emit, toolchain
+from fluctua.compiled.ahead import STREAM_WORDS
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
@@ -80,7 +81,7 @@ def write_cpu_source(
         "DOUBLE": int(double),
         "NOISE64": int(noise64),
         "WIENER": wiener,
-        "STREAM": {0: 0, 1: 2, 2: 3}[wiener],
+        "STREAM": STREAM_WORDS[wiener],
         "SWEEP": sweep,
         "BEGINS": int(self_starting),
     }

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fluctua.compiled import toolchain
-from fluctua.compiled.ahead import concatenate_parameters, lay_out_ensemble
+from fluctua.compiled.ahead import STREAM_WORDS, concatenate_parameters, lay_out_ensemble
 from fluctua.compiled.emit import (
     Layout,
     count_waves,
@@ -48,6 +48,9 @@ MAX_THREADS = 512
 
 SUM_BYTES = 2**29
 """Largest memory for sums over the ensemble, of all warps together."""
+
+NORMAL_BYTES = 40 * 2**10
+"""Shared memory of a block for normals of several steps."""
 
 POINTERS = (
     "timed",
@@ -83,7 +86,7 @@ class GpuSource(NamedTuple):
     layout: where the kernel finds its numbers.
     real: type of states and sums.
     noise64: normals are drawn in double precision.
-    wiener: 0 for no noise, 1 for threefry, 2 for Philox.
+    wiener: 0 for no noise, 1 for threefry, 2 for Philox, 3 for Philox of 7 rounds.
     weighted: the baseline depends on scores.
     self_starting: the kernel starts its trajectories itself, from one state and a key.
     twin: text of the functions of a twin; "" for none.
@@ -111,28 +114,35 @@ class GpuSource(NamedTuple):
         """Threads of a block. helpers: warps that draw normals for each that takes steps."""
         return 32 if self.block_bytes(name) else 32 * (1 + helpers) if helpers else 64
 
+    def count_steps_drawn(self, threads: int) -> int:
+        """Steps whose normals are drawn together. threads: that take steps, of a block."""
+        normals = len(self.layout.normals)
+        together = {0: 1, 1: 4, 2: 2}.get(normals, 1)
+        if self.wiener == 3:  # one draw serves four steps, if the block has the memory
+            return 4 if 4 * normals * threads * self.real.itemsize <= NORMAL_BYTES else 1
+        return max(together, 2) if self.wiener == 2 else together
+
     def write(self, name: str, helpers: int = 0, threads: int = 0) -> str:
         """Return the complete text of a pass.
 
         name: "rewards_summed", "weights", "sweep", "twin_forward" or "twin_backward". helpers: as
         of `block_threads`. threads: of a block, in place of `block_threads`.
         """
-        together = {0: 1, 1: 4, 2: 2}.get(len(self.layout.normals), 1)
+        block = threads or self.block_threads(name, helpers)
         head = {
             "REAL": "double" if self.real == np.float64 else "float",
             "NOISE64": int(self.noise64),
             "WIENER": self.wiener,
-            "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener],
+            "STREAM": STREAM_WORDS[self.wiener],
             "WEIGHTED": int(self.weighted),
             "BEGINS": int(self.self_starting),
-            "THREADS": threads or self.block_threads(name, helpers),
+            "THREADS": block,
             "HELPERS": helpers,
             "IN_BLOCK": int(self.block_bytes(name) > 0),
             "PASS": name.upper(),
             "MANY_FUNCTIONS": int(count_waves(self.program) > MAX_INLINE_WAVES),
             "THETA": "double" if self.theta == np.float64 else "float",
-            # one draw of Philox serves two steps
-            "BATCH": max(together, 2) if self.wiener == 2 else together,
+            "BATCH": self.count_steps_drawn(32 if helpers else block),
         }
         ahead = []
         if self.ahead:

@@ -56,7 +56,7 @@ def _pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
 
     One array, since launches are what takes time on a GPU. key: of the call.
     """
-    words = draws.philox_key_words if wiener == 2 else jax.random.key_data
+    words = draws.philox_key_words if wiener >= 2 else jax.random.key_data
     pieces = [words(simulate.noise_key(noise)) for noise in split_key(key)]
     if theta is not None:
         pieces.append(jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel())

@@ -131,7 +131,7 @@ def simulator(
     t: Array | None = None,
     *,
     context: Callable[[Array], PyTree] | Counted | None = None,
-    wiener: draws.Wiener = draws.threefry,
+    wiener: draws.Wiener | str = draws.threefry,
     integrator: str | Callable[..., Array] | None = None,
 ) -> Simulator:
     """X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,), on JAX.
@@ -139,6 +139,7 @@ def simulator(
     The arguments are those of `fluctua.simulator`, which adds the choice of a backend.
     """
     process = check.process(with_integrator(process, integrator))
+    generator = draws.find_generator(wiener)
     if isinstance(process, Process) and process.noise is None:
         raise ValueError(
             "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate "
@@ -148,7 +149,7 @@ def simulator(
         raise TypeError("a simulator needs its time grid: simulator(process, start, t).")
     if isinstance(process, HistoryDependent):
         refuse_start(process, start)
-        return Simulator(Recipe(process, None, context, wiener), check.grid(t), None)
+        return Simulator(Recipe(process, None, context, generator), check.grid(t), None)
     if start is None:
         raise TypeError("a simulator needs a start: simulator(process, start, t).")
     moving, x0 = draws.check_start(start)
@@ -156,7 +157,7 @@ def simulator(
         raise ValueError(
             "a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,)."
         )
-    return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)
+    return Simulator(Recipe(process, moving, context, generator), check.grid(t), x0)
 
 
 def with_integrator(

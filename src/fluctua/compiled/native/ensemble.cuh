@@ -34,12 +34,6 @@ struct Run {
 
 // ------------------------------------------------------------------------------------------ noise
 
-#if NOISE64
-typedef double Z;
-#else
-typedef float Z;
-#endif
-
 #if HELPERS
 // Few trajectories: they are the first warp of a block, and the other warps draw the normals of the next DEPTH steps.
 #define PART  4
@@ -80,20 +74,31 @@ INLINE void draw(const U* stream, u32 n, int slot) {
   }
 #elif WIENER == 2
   const int sites = (WIDTH + 1) / 2;
-  const Z scale = (Z)2.3283064365386963e-10, turn = (Z)6.283185307179586;
 #pragma unroll
   for (int b = 0; b < BATCH; b += 2) {
 #pragma unroll 4
     for (int k = 0; k < NORMALS; k++) {
-      const int site = NORMAL_OF[k] < sites ? NORMAL_OF[k] : NORMAL_OF[k] - sites;
-      const int quarter = NORMAL_OF[k] < sites;
-      U c0 = site, c1 = (n + b) / 2, c2 = stream[2], c3 = 0;
-      philox(stream[0], stream[1], c0, c1, c2, c3);
-      const Z even = m_sqrt(-2 * log_of_positive(((Z)c0 + (Z)0.5) * scale)) * wave(turn * ((Z)c1 * scale), quarter);
-      const Z odd = m_sqrt(-2 * log_of_positive(((Z)c2 + (Z)0.5) * scale)) * wave(turn * ((Z)c3 * scale), quarter);
-      mine[(b * NORMALS + k) * SIDE] = (V)even;
-      mine[((b + 1) * NORMALS + k) * SIDE] = (V)odd;
+      const bool is_real = NORMAL_OF[k] < sites;
+      U c0 = is_real ? NORMAL_OF[k] : NORMAL_OF[k] - sites, c1 = (n + b) / 2, c2 = stream[2], c3 = 0;
+      philox<PHILOX_ROUNDS>(stream[0], stream[1], c0, c1, c2, c3);
+      N cosine, sine;
+      box_muller(c0, c1, cosine, sine);
+      mine[(b * NORMALS + k) * SIDE] = (V)(is_real ? cosine : sine);
+      box_muller(c2, c3, cosine, sine);
+      mine[((b + 1) * NORMALS + k) * SIDE] = (V)(is_real ? cosine : sine);
     }
+  }
+#elif WIENER == 3
+#pragma unroll 4
+  for (int k = 0; k < NORMALS; k++) {
+    N four[4];
+    philox7_normals(stream, NORMAL_OF[k], n / 4, four);
+#if BATCH == 4
+    EACH(b, 4) mine[(b * NORMALS + k) * SIDE] = (V)four[b];
+#else
+    const u32 b = n % 4;
+    mine[k * SIDE] = (V)(b & 2 ? (b & 1 ? four[3] : four[2]) : b & 1 ? four[1] : four[0]);
+#endif
   }
 #endif
 }
@@ -148,7 +153,7 @@ INLINE void begun(Trajectory& own, const Run& run, i64 j) {
   U a = 0, b = (u32)(run.first + j);
   threefry(run.stream[0], run.stream[1], a, b);
   own.stream[0] = a, own.stream[1] = b;
-#elif WIENER == 2
+#elif WIENER >= 2
   own.stream[0] = run.stream[0], own.stream[1] = run.stream[1], own.stream[2] = (u32)(run.first + j);
 #endif
 #else

@@ -1,5 +1,5 @@
 // Standard normals of (stream, step, component), number for number those of JAX: threefry2x32 with its own way from
-// bits to normals, and Philox4x32-10 with Box–Muller.
+// bits to normals, and Philox4x32 of 10 or 7 rounds with Box–Muller.
 //
 // Needs the types U, VF, VD, UL and the functions of lanes.hpp or those of a GPU by the same names.
 // NOISE64: normals are made in double precision, as JAX does with 64-bit numbers enabled.
@@ -209,10 +209,37 @@ struct LaneWords {
   static COMMON_MEMBER U mix(U a, U b, U c) { return a ^ b ^ c; }
 };
 
-INLINE void philox(U k0, U k1, U& c0, U& c1, U& c2, U& c3) {
-  for (int round = 0; round < PHILOX_ROUNDS; round++) {
+template <int ROUNDS> INLINE void philox(U k0, U k1, U& c0, U& c1, U& c2, U& c3) {
+#pragma GCC unroll 10
+  for (int round = 0; round < ROUNDS; round++) {
     philox_round<LaneWords>(c0, c1, c2, c3, k0, k1);
     k0 += PHILOX_KEY_0;
     k1 += PHILOX_KEY_1;
   }
+}
+
+#if NOISE64
+typedef VD N;  // in which Box–Muller is computed
+#else
+typedef VF N;
+#endif
+// two independent normals from two words
+INLINE void box_muller(U first, U second, N& cosine, N& sine) {
+#if NOISE64
+  const double scale = 2.3283064365386963e-10, turn = 6.283185307179586, half = 0.5;
+#else
+  const float scale = 2.3283064365386963e-10f, turn = 6.2831855f, half = 0.5f;
+#endif
+  const N a = __builtin_convertvector(first, N), b = __builtin_convertvector(second, N);
+  const N radius = m_sqrt((N)(-2 * log_of_positive((N)((a + half) * scale)))), angle = turn * (b * scale);
+  cosine = radius * wave(angle, 1);
+  sine = radius * wave(angle, 0);
+}
+
+// the four normals of a component in steps 4q to 4q + 3 (`philox7`); stream: two words of the key, and the trajectory
+INLINE void philox7_normals(const U* stream, uint32_t component, uint32_t q, N* four) {
+  U c0 = U{} + component, c1 = U{} + q, c2 = stream[2], c3 = U{};
+  philox<PHILOX7_ROUNDS>(stream[0], stream[1], c0, c1, c2, c3);
+  box_muller(c0, c1, four[0], four[1]);
+  box_muller(c2, c3, four[2], four[3]);
 }

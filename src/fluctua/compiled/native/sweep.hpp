@@ -30,6 +30,7 @@ struct Run {
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define SITES         ((WIDTH + 1) / 2)  // of Philox: two components each
 #define SPARE         (WIENER == 2 ? 2 * SITES : 0)
+#define LATER         (WIENER == 3 ? 4 * NORMALS : 0)
 
 template <class T, class S> INLINE T loaded(const S* from, int64_t j, int64_t count) {
   T v;
@@ -85,9 +86,14 @@ struct Sum {
   }
 };
 
+struct Spare {  // what Philox has drawn for later steps: words, and normals
+  U words[AT_LEAST_ONE(SPARE)];
+  V normals[AT_LEAST_ONE(LATER)];
+};
 struct Lanes {
   V x[STATE], c[AT_LEAST_ONE(CONTEXT)], reward;
-  U stream[AT_LEAST_ONE(STREAM)], spare[AT_LEAST_ONE(SPARE)];
+  U stream[AT_LEAST_ONE(STREAM)];
+  Spare spare;
 };
 
 INLINE void begun(Lanes& lanes, const Run& run, int64_t j) {
@@ -102,7 +108,7 @@ INLINE void begun(Lanes& lanes, const Run& run, int64_t j) {
 #if WIENER == 1
   lanes.stream[0] = U{}, lanes.stream[1] = number;
   threefry(high, low, lanes.stream[0], lanes.stream[1]);
-#elif WIENER == 2
+#elif WIENER >= 2
   lanes.stream[0] = high, lanes.stream[1] = low, lanes.stream[2] = number;
 #endif
 #else
@@ -129,8 +135,15 @@ INLINE V normal_of(U high, U low) {
 }
 #endif
 
-// The normals of step n. Philox gives those of two steps at once: `spare` keeps the second, unless a run begins there.
-INLINE void drawn(const U* stream, uint32_t n, V* z, U* spare, bool begins) {
+#if NOISE64 && !DOUBLE
+INLINE V rounded(N value) { return narrow(value); }
+#else
+INLINE V rounded(N value) { return value; }
+#endif
+
+// The normals of step n. Philox gives those of two or four steps at once: `spare` keeps the later ones, unless a run
+// begins there.
+INLINE void drawn(const U* stream, uint32_t n, V* z, Spare& spare, bool begins) {
 #if NORMALS && WIENER == 1
   U a = U{}, b = U{} + n;
   threefry(stream[0], stream[1], a, b);
@@ -140,39 +153,33 @@ INLINE void drawn(const U* stream, uint32_t n, V* z, U* spare, bool begins) {
     z[k] = normal_of(high, low);
   }
 #elif NORMALS && WIENER == 2
-#if NOISE64
-  typedef VD N;
-  const double scale = 2.3283064365386963e-10, turn = 6.283185307179586, half = 0.5;
-#else
-  typedef VF N;
-  const float scale = 2.3283064365386963e-10f, turn = 6.2831855f, half = 0.5f;
-#endif
   for (int site = 0; site < SITES; site++) {
     const int re = PLACE_OF[site], im = site + SITES < WIDTH ? PLACE_OF[site + SITES] : -1;
     if (re < 0 && im < 0) continue;
     U c0 = U{} + (uint32_t)site, c1 = U{} + n / 2, c2 = stream[2], c3 = U{};
     if (n % 2 == 0 || begins) {
-      philox(stream[0], stream[1], c0, c1, c2, c3);
-      spare[2 * site] = c2;
-      spare[2 * site + 1] = c3;
+      philox<PHILOX_ROUNDS>(stream[0], stream[1], c0, c1, c2, c3);
+      spare.words[2 * site] = c2;
+      spare.words[2 * site + 1] = c3;
     }
     if (n % 2) {
-      c0 = spare[2 * site];
-      c1 = spare[2 * site + 1];
+      c0 = spare.words[2 * site];
+      c1 = spare.words[2 * site + 1];
     }
-    const N first = __builtin_convertvector(c0, N), second = __builtin_convertvector(c1, N);
-    const N radius = m_sqrt((N)(-2 * log_of_positive((N)((first + half) * scale)))), angle = turn * (second * scale);
-    for (int part = 0; part < 2; part++) {
-      const int place = part ? im : re;
-      if (place < 0) continue;
-      const N value = radius * wave(angle, 1 - part);
-#if NOISE64 && !DOUBLE
-      z[place] = narrow(value);
-#else
-      z[place] = value;
-#endif
+    N cosine, sine;
+    box_muller(c0, c1, cosine, sine);
+    if (re >= 0) z[re] = rounded(cosine);
+    if (im >= 0) z[im] = rounded(sine);
+  }
+#elif NORMALS && WIENER == 3
+  if (n % 4 == 0 || begins) {
+    for (int k = 0; k < NORMALS; k++) {
+      N four[4];
+      philox7_normals(stream, (uint32_t)NORMAL_OF[k], n / 4, four);
+      EACH(b, 4) spare.normals[b * NORMALS + k] = rounded(four[b]);
     }
   }
+  EACH(k, NORMALS) z[k] = spare.normals[n % 4 * NORMALS + k];
 #endif
 }
 

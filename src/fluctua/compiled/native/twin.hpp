@@ -23,7 +23,8 @@ extern "C" void twin_forward(const TwinRun* given, int64_t first, int64_t stop) 
   const TwinRun run = *given;
   for (int64_t j = first; j < stop; j += LANES) {
     V x[STATE], p[STATE + GUESS], c[AT_LEAST_ONE(CONTEXT)];
-    U stream[AT_LEAST_ONE(STREAM)], spare[AT_LEAST_ONE(SPARE)];
+    U stream[AT_LEAST_ONE(STREAM)];
+    Spare spare;
     EACH(k, STATE) x[k] = p[k] = loaded<V>(run.x + k * run.count, j, run.count);
     EACH(k, CONTEXT) c[k] = loaded<V>(run.context + k * run.count, j, run.count);
     EACH(k, STREAM) stream[k] = loaded<U>(run.stream + k * run.count, j, run.count);
@@ -76,7 +77,7 @@ INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, Twin
       const F* at = run.kept + begin / run.segment * 2 * STATE * run.count;
       const int64_t j = first + b * LANES;
       V x[STATE], p[STATE + GUESS];
-      U spare[AT_LEAST_ONE(SPARE)];
+      Spare spare;
       EACH(k, STATE) x[k] = loaded<V>(at + k * run.count, j, stop);
       EACH(k, STATE) p[k] = loaded<V>(at + (STATE + k) * run.count, j, stop);
       for (int64_t n = begin; n < end; n++) {

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., SC'11), the counter-based generator of all kernels: its constants and its round.
+// Philox4x32 (Salmon et al., SC'11), the counter-based generator of all kernels: its constants and its round.
 //
 // A word is a number, a vector of them, or that of a GPU's thread. `Words` says how they are multiplied and mixed:
 //   Words::multiply(a, constant, high, low)    high and low words of the products
@@ -7,6 +7,7 @@
 #include "inline.hpp"
 
 #define PHILOX_ROUNDS     10
+#define PHILOX7_ROUNDS    7  // the fewest that pass BigCrush (their Table 2)
 #define PHILOX_MULTIPLY_0 0xD2511F53u
 #define PHILOX_MULTIPLY_1 0xCD9E8D57u
 #define PHILOX_KEY_0      0x9E3779B9u  // added to the key after every round
