@@ -8,6 +8,7 @@ binned baseline. A baseline that compares all of them cannot be cut, and is refu
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,21 @@ class Shared(NamedTuple):
     calls: int
 
 
-class Ranged(NamedTuple):
+class _Prepared(NamedTuple):
+    """An ensemble of the kernels as its shards use it.
+
+    shared: what it was made from.
+    theta: checked parameters.
+    call: for the kernels.
+    """
+
+    shared: Shared
+    theta: Params
+    call: fused.PreparedCall
+
+
+@dataclass(eq=False)
+class Ranged:
     """An estimator as a worker holds it, for trajectories first … first + count − 1.
 
     estimator: made by `ppgt` or a task.
@@ -54,6 +69,7 @@ class Ranged(NamedTuple):
 
     estimator: PPGT | fused.Fused
     carries: bool = False
+    _last: _Prepared | None = field(default=None, init=False, repr=False)
 
     @property
     def on_gpu(self) -> bool:
@@ -97,13 +113,15 @@ class Ranged(NamedTuple):
             used = None if e.method.twin else table
             with plan_calls(calls):
                 return sum_samples(e.samples(key, theta, count, first=first, table=used))
-        theta = check.parameters(theta)
+        prepared = self._prepare(e, shared)
+        theta = prepared.theta
         result = e.run(
             key,
             theta,
             count,
             table,
             first=first,
+            prepared=prepared.call,
             samples=conversion.needs_chain_rule(e.task, theta),
         )
         if result.samples is not None:
@@ -114,9 +132,20 @@ class Ranged(NamedTuple):
 
     def split(self, shared: Shared, first: int, count: int) -> TwinSamples:
         """Both parts of the twin correction, trajectory by trajectory."""
+        e = self.estimator
         key, theta, table, calls = shared
-        with plan_calls(calls):
-            return self.estimator.split(key, theta, count, table, first=first)
+        if isinstance(e, PPGT):
+            with plan_calls(calls):
+                return e.split(key, theta, count, table, first=first)
+        prepared = self._prepare(e, shared)
+        return e.split(key, prepared.theta, count, table, first=first, prepared=prepared.call)
+
+    def _prepare(self, estimator: fused.Fused, shared: Shared) -> _Prepared:
+        """Convert key and parameters once per ensemble: all its shards have the same `shared`."""
+        if self._last is None or self._last.shared is not shared:
+            theta = check.parameters(shared.theta)
+            self._last = _Prepared(shared, theta, estimator.prepare(shared.key, theta))
+        return self._last
 
 
 def sum_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
@@ -139,7 +168,7 @@ def sum_result(theta: Params, result: KernelResult | TwinResult, antithetic: boo
 def make_ranged(estimator: Any) -> Ranged:
     """An estimator whose ranges can be computed apart; others are refused."""
     if isinstance(estimator, fused.Carried):
-        return make_ranged(estimator.fused)._replace(carries=True)
+        return replace(make_ranged(estimator.fused), carries=True)
     if isinstance(estimator, PPGT):
         method = estimator.method
         if method.means is not None:

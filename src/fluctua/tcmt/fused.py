@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,19 @@ from fluctua.tcmt.kernel import run as kernel_run
 from fluctua.tcmt.kernel import twin as kernel_twin
 from fluctua.tcmt.measured_network import MeasuredNetwork
 from fluctua.tcmt.time_step import StabilityWatch
+
+
+class PreparedCall(NamedTuple):
+    """Key and parameters as the kernels take them: what all parts of an ensemble share.
+
+    spec: the kernels' arrays at θ.
+    seed: of the noise.
+    pilot_seed: of the pilot's noise.
+    """
+
+    spec: kernel_options.KernelSpec
+    seed: int
+    pilot_seed: int
 
 
 @dataclass(frozen=True)
@@ -105,10 +118,12 @@ class Fused(MeasuredNetwork):
         table: np.ndarray | None = None,
         *,
         first: int = 0,
+        prepared: PreparedCall | None = None,
     ) -> TwinSamples:
         """Return the two parts of the twin correction; `count` may be 1.
 
         first: number of the first trajectory.
+        prepared: `prepare(key, theta)`, where several parts of an ensemble share it.
 
         >>> parts = task.estimator("cpu", baseline="twin").split(key, theta, 64)
         >>> parts.correction["kappa"].mean(axis=0)  # how wrong the twin is
@@ -116,7 +131,7 @@ class Fused(MeasuredNetwork):
         if not isinstance(self.baseline, kernel_twin.KernelTwin):
             raise ValueError('`split` needs a twin: make the estimator with baseline="twin".')
         theta = check.parameters(theta, numbers=False)
-        result = self.run(key, theta, count, table, first=first, samples=True)
+        result = self.run(key, theta, count, table, first=first, prepared=prepared, samples=True)
         assert isinstance(result, kernel_twin.TwinResult)
         assert result.direct_samples is not None
         assert result.correction_samples is not None
@@ -153,21 +168,20 @@ class Fused(MeasuredNetwork):
         table: np.ndarray | None = None,
         *,
         first: int | None = None,
+        prepared: PreparedCall | None = None,
         **options: Any,
     ) -> kernel_run.KernelResult | kernel_twin.TwinResult:
         """Return the kernel's own result, with trajectories if `record_every` is given.
 
         table: (T+1,), replaces the baseline of this estimator; with a twin, its λ̄.
         first: number of the first trajectory of a part of an ensemble, of one or more.
+        prepared: `prepare(key, theta)`, where several parts of an ensemble share it.
         """
         twin = self.baseline if isinstance(self.baseline, kernel_twin.KernelTwin) else None
         check.count(
             count, minimum=1 if first is not None or (twin and options.get("samples")) else 2
         )
-        values = check.host_parameters(theta)
-        self.watch(self.task, values)
-        spec = self._make_spec(values)
-        seed, pilot_seed = estimate_seeds(key)
+        spec, seed, pilot_seed = prepared or self.prepare(key, theta)
         if options.get("samples"):
             options["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
         chosen = dict(**vars(self.options) | options, first_trajectory=first or 0)
@@ -176,13 +190,18 @@ class Fused(MeasuredNetwork):
         baseline = self._make_baseline(spec, pilot_seed) if table is None else table
         return kernel_run.run(spec, seed, count, baseline=baseline, **chosen)
 
+    def prepare(self, key: Array, theta: Params) -> PreparedCall:
+        """Convert key and parameters for the kernels; warn if the time step is unstable."""
+        values = check.host_parameters(theta)
+        self.watch(self.task, values)
+        return PreparedCall(self._make_spec(values), *estimate_seeds(key))
+
     def pilot_table(self, key: Array, theta: Params) -> np.ndarray | None:
         """Return λ̄ (T+1,) from the pilot of a time-only baseline; None if it has no pilot."""
         if not self.pilot:
             return None
-        values = check.host_parameters(check.parameters(theta, numbers=False))
-        self.watch(self.task, values)
-        table = self._make_baseline(self._make_spec(values), estimate_seeds(key)[1])
+        prepared = self.prepare(key, check.parameters(theta, numbers=False))
+        table = self._make_baseline(prepared.spec, prepared.pilot_seed)
         assert isinstance(table, np.ndarray)
         return table
 
