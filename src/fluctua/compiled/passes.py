@@ -16,6 +16,7 @@ from fluctua.compiled.scalar import Unsupported
 from fluctua.core import draws, simulate
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, jit
+from fluctua.core.host import keys
 from fluctua.core.model import Tables
 from fluctua.core.streamed import Call, SweepResult, split_key
 from fluctua.core.theorem import Sums
@@ -61,6 +62,18 @@ def _pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
     if theta is not None:
         pieces.append(jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel())
     return jnp.concatenate(pieces)
+
+
+def compute_noise_words(wiener: int, key: Array) -> np.ndarray:
+    """Return the words of `_pack_words` without θ, on the host: nothing is compiled. (4,)"""
+    words = keys.read_words(key)
+    if words is None:
+        return np.asarray(_pack_words(wiener, key, None))
+    pieces: list[int] = []
+    for part in range(2):  # run and pilot, as `split_key` has them
+        noise = keys.split_words(keys.split_words(words, part), simulate.NOISE)
+        pieces += reversed(noise) if wiener >= 2 else noise
+    return np.array(pieces, np.uint32)
 
 
 class KernelCall(NamedTuple):
@@ -286,14 +299,12 @@ def collect_samples(call: Call, place: str) -> SweepResult:
     library = work.library
     real = kernel.real
     if kernel.self_starting:
-        words = _pack_words(
-            precomputed.encode_generator(substrate.recipe.wiener),
-            call.key,
-            theta if work.device else None,
-        )
-        work = work._replace(
-            words=work.device.from_jax(words) if work.device else np.asarray(words)
-        )
+        wiener = precomputed.encode_generator(substrate.recipe.wiener)
+        if work.device:
+            words = work.device.from_jax(_pack_words(wiener, call.key, theta))
+        else:
+            words = compute_noise_words(wiener, call.key)
+        work = work._replace(words=words)
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
         tables = tables.fill_missing(

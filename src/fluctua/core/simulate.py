@@ -267,9 +267,13 @@ def _keys(key: Array) -> tuple[Array, Array, Array]:
     return k_context, k_start, k_wiener
 
 
+NOISE = 2
+"""Number of the key of the noise among those of `_keys`."""
+
+
 def noise_key(key: Array) -> Array:
     """The key that `simulator(...)(key, ...)` gives to its noise."""
-    return _keys(key)[2]
+    return _keys(key)[NOISE]
 
 
 def start_trajectory(

@@ -1,0 +1,1 @@
+"""Small arithmetic on the host, by NumPy: nothing is compiled for it."""

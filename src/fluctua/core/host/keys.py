@@ -1,0 +1,56 @@
+"""Keys of JAX's threefry generator, split on the host: nothing is compiled or launched for it.
+
+Words agree with `jax.random.split` bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.core.arrays import Array
+
+PARITY = 0x1BD11BDA
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+ROUNDS = 5
+"""Groups of four rotations: Threefry-2x32 with 20 rounds (Salmon et al. 2011), as JAX has it."""
+
+MASK = 0xFFFFFFFF
+
+
+class Words(NamedTuple):
+    """Two words of 32 bits: a key, a counter, or a block of random bits."""
+
+    first: int
+    second: int
+
+
+def read_words(key: Array) -> Words | None:
+    """The words of a key; None for a generator whose keys are not split in this way."""
+    partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    raw = key.dtype == np.uint32
+    if not partitionable or not (raw or jax.random.key_impl(key) == "threefry2x32"):
+        return None
+    words = key if raw else jax.random.key_data(key)
+    return Words(*np.asarray(words).tolist())
+
+
+def split_words(key: Words, index: int) -> Words:
+    """Key number `index` of `jax.random.split(key, count)`, whatever the count."""
+    return encrypt(key, Words(0, index))
+
+
+def encrypt(key: Words, counter: Words) -> Words:
+    """The block of Threefry-2x32 with a key and a counter."""
+    schedule = (*key, key.first ^ key.second ^ PARITY)
+    x = (counter.first + schedule[0]) & MASK
+    y = (counter.second + schedule[1]) & MASK
+    for group in range(ROUNDS):
+        for bits in ROTATIONS[group % 2]:
+            x = (x + y) & MASK
+            y = ((y << bits | y >> (32 - bits)) & MASK) ^ x
+        x = (x + schedule[(group + 1) % 3]) & MASK
+        y = (y + schedule[(group + 2) % 3] + group + 1) & MASK
+    return Words(x, y)

@@ -1,0 +1,44 @@
+"""Keys on the host are those of JAX, bit for bit."""
+
+import jax
+import numpy as np
+import pytest
+
+from fluctua.compiled import passes
+from fluctua.core.host import keys
+
+SEEDS = (0, 1, 12345, 2**31 - 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_split_words_are_those_of_jax(make, seed):
+    key = make(seed)
+    words = keys.read_words(key)
+    for count in (2, 3, 10):
+        parts = jax.random.split(key, count)
+        expected = parts if parts.dtype == np.uint32 else jax.random.key_data(parts)
+        found = [keys.split_words(words, index) for index in range(count)]
+        np.testing.assert_array_equal(np.array(found, np.uint32), expected)
+
+
+def test_a_known_block_of_threefry():
+    """From the known answers of Random123."""
+    most = keys.Words(keys.MASK, keys.MASK)
+    assert keys.encrypt(keys.Words(0, 0), keys.Words(0, 0)) == (0x6B200159, 0x99BA4EFE)
+    assert keys.encrypt(most, most) == (0x1CB996FC, 0xBB002BE7)
+
+
+def test_keys_of_other_generators_are_left_to_jax():
+    assert keys.read_words(jax.random.key(0, impl="rbg")) is None
+    with jax.threefry_partitionable(False):
+        assert keys.read_words(jax.random.key(0)) is None
+
+
+@pytest.mark.parametrize("wiener", [1, 2, 3])
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_noise_words_are_those_that_jax_packs(wiener, partitionable):
+    with jax.threefry_partitionable(partitionable):
+        key = jax.random.fold_in(jax.random.key(7), 3)
+        expected = passes._pack_words(wiener, key, None)
+        np.testing.assert_array_equal(passes.compute_noise_words(wiener, key), expected)
