@@ -144,7 +144,7 @@ inline u32 fixed(u32 v) { return v; }
 inline u32 block_rank() { return running->block; }
 inline void sync_cluster() { meet(CLUSTER > 1 ? cluster_meeting : block_meetings[running->block]); }
 
-struct Mail : Meeting {  // the two barriers of a block that count bytes
+struct Mail : Meeting {  // a barrier of a block that counts bytes
   long bytes = 0;
   bool expected = false;
   void count(long more) {
@@ -155,8 +155,9 @@ struct Mail : Meeting {  // the two barriers of a block that count bytes
     }
   }
 };
-Mail mails[LARGEST_CLUSTER][2];
-inline Mail& mail_of(u32 block, u32 barrier) { return mails[block][barrier / 8 % 2]; }
+const unsigned MAILS = 16;  // barriers of a block lie side by side
+Mail mails[LARGEST_CLUSTER][MAILS];
+inline Mail& mail_of(u32 block, u32 barrier) { return mails[block][barrier / 8 % MAILS]; }
 inline void make_barrier(u32 barrier) { mail_of(running->block, barrier) = Mail(); }
 template <class T> void send(u32 block, u32 address, u32 barrier, T v) {
   std::memcpy(memory[block] + address, &v, sizeof v);

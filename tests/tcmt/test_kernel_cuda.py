@@ -191,6 +191,19 @@ CLUSTERS = {  # network, options, and (blocks, sites a thread) of 80 sites or mo
     "any graph": (scattered, {"sigma_kappa": 0.2, "steps": 20}, {}, (3, 1)),
     "chain": (chain, {"steps": 30}, {}, (5, 1)),
     "no scores": (rectangle, {"steps": 20}, {"scores": False}, (3, 1)),
+    "Heun": (
+        rectangle,
+        {"integrator": "heun", "lab": True, "steps": 23},
+        {"rates": True, "baseline": True},
+        (3, 1),
+    ),
+    "Heun, modulated": (
+        scattered,
+        {"integrator": "heun", "sigma_kappa": 0.2, "steps": 20},
+        {"antithetic": True},
+        (2, 2),
+    ),
+    "Heun, no scores": (chain, {"integrator": "heun", "steps": 20}, {"scores": False}, (5, 1)),
 }
 
 

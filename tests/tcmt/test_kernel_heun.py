@@ -159,7 +159,6 @@ def test_overflow_names_its_step():
 def test_what_has_no_heun_says_so():
     for refused, message in [
         (lambda: kernel.run(heun(), 0, 4, baseline=Binned(2)), "binned.*heun"),
-        (lambda: run_twin(heun(), 0, 4, backend="cuda"), "twin.*heun"),
         (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`integrator` differs"),
         (
             lambda: sum_measured_scores(

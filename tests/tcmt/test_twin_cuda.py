@@ -13,6 +13,7 @@ from fluctua.tcmt.kernel import cuda, cuda_twin
 from fluctua.tcmt.kernel.layout import make_plan, read_sources
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
+from heun_reference import corrected_heun
 from in_turn import in_turn
 from kernel_reference import rectangle
 from twin_cases import CASES, FAMILIES, SEED, deviation, problem, wrong
@@ -70,6 +71,111 @@ def test_the_default_table_and_several_sites_a_thread(device):
     cpu, gpu = both(rectangle(33, 33, steps=6), 2, dtype="float64", rank=2, segment=4)
     assert_same(gpu, cpu, 1e-9)
     np.testing.assert_allclose(gpu.table, cpu.table, rtol=1e-9)
+
+
+LARGE = {  # network, options, and (blocks, sites per thread) of 80 sites
+    "shared by all": ({"lab": True, "steps": 23}, {"rates": True}, (3, 1)),
+    "several sites per thread": ({"steps": 22}, {}, (2, 2)),
+    "own modulation": (
+        {"sigma_kappa": 0.2, "steps": 21},
+        {"antithetic": True, "rates": True},
+        (3, 1),
+    ),
+    "quadratic": ({"steps": 19}, {"rank": 5, "segment": 7}, (5, 1)),
+    "two steps": ({"steps": 2}, {}, (3, 1)),
+    "Heun": ({"integrator": "heun", "lab": True, "steps": 15}, {"rates": True}, (3, 1)),
+    "Heun, own modulation": (
+        {"integrator": "heun", "sigma_kappa": 0.2, "steps": 14},
+        {"antithetic": True},
+        (2, 2),
+    ),
+    "Heun, quadratic": ({"integrator": "heun", "steps": 13}, {"rank": 3, "segment": 5}, (3, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "float64") for case in LARGE), ("Heun", "float32")]
+)
+def test_a_cluster_of_blocks_sums_what_the_cpu_does(device, case, dtype, monkeypatch):
+    network, options, spread = LARGE[case]
+    monkeypatch.setattr(cuda, "spread_with_twin", lambda *_: spread)
+    spec = rectangle(8, 10, **network)
+    spec = spec.replace(port_sites=np.array([79, 0]))  # in both outer blocks
+    table = np.linspace(3e-3, 0, spec.steps + 1)
+    cpu, gpu = both(spec, 6, dtype=dtype, twin=wrong(spec), table=table, **options)
+    tolerance = 1e-9 if dtype == "float64" else 1e-3
+    assert_same(gpu, cpu, tolerance)
+    assert deviation(gpu.returns, cpu.returns) < tolerance
+    assert deviation(gpu.mean_return_to_go, cpu.mean_return_to_go) < tolerance
+    assert deviation(gpu.mean_lambda, cpu.mean_lambda, np.abs(cpu.returns).max()) < tolerance
+    if options.get("rates"):
+        for name in ("damping", "log_diffusion", "drive", "gain"):
+            expected = getattr(cpu.gradient, name)
+            assert deviation(getattr(gpu.gradient, name), expected) < tolerance, name
+
+
+def test_blocks_of_the_twin_have_no_more_sites_than_threads():
+    for item, block in [(4, 512), (8, 256)]:
+        for sites in (1, 143, block, block + 1, 4096, 10_000, 16 * block):
+            cluster, per = cuda.spread_with_twin(sites, item, 16)
+            assert sites <= cluster * per * 1024
+            assert (cluster == 1) == (sites <= block)
+        assert cuda.spread_with_twin(10_000, item, 1) == (1, 10)  # a GPU without clusters
+
+
+HEUN = {
+    "a drive that changes in time": ({"lab": True}, {}),
+    "in segments": ({"steps": 37}, {"segment": 7}),
+    "modulated": ({"sigma_kappa": 0.2, "steps": 41, "lab": True}, {"segment": 8}),
+    "modulated, longer pieces, antithetic": (
+        {"sigma_kappa": 0.2, "dt": 2e-3},
+        {"antithetic": True},
+    ),
+    "knows no modulation": ({"sigma_kappa": 0.2}, {"knows_modulation": False}),
+}
+
+
+@pytest.mark.parametrize(("case", "dtype"), in_turn(HEUN, ["float32", "float64"]))
+def test_heuns_step_is_that_of_the_reference(device, case, dtype):
+    network, options = HEUN[case]
+    spec = rectangle(**{"steps": 40, "dt": 0.02, **network}, integrator="heun")
+    spec = spec.replace(
+        chi=20 * spec.chi
+    )  # 2χ|ψ|² turns a state by a fraction of a radian per step
+    twin = spec.replace(omega=1.05 * spec.omega + 0.01, kappa=0.95 * spec.kappa, chi=1.2 * spec.chi)
+    table = np.linspace(0.3, 0.1, spec.steps + 1)
+    reference = corrected_heun(
+        spec,
+        SEED,
+        18,
+        table,
+        twin=twin,
+        antithetic=options.get("antithetic", False),
+        knows=options.get("knows_modulation", True),
+    )
+    run = run_twin(
+        spec,
+        SEED,
+        18,
+        twin=twin,
+        table=table,
+        rates=True,
+        samples=True,
+        dtype=dtype,
+        backend="cuda",
+        **options,
+    )
+    tolerance = 3e-5 if dtype == "float32" else 1e-9
+    returns = reference.path.rewards.sum(1)
+    assert deviation(run.returns, returns) < tolerance
+    assert deviation(run.mean_lambda, reference.lam.mean(0), np.abs(returns).max()) < tolerance
+    plain = reference.path.gradient() | {"gain": reference.direct["gain"]}
+    for name, expected in reference.direct.items():
+        scale = np.abs(plain[name]).max()
+        direct = getattr(run.direct_samples, name)
+        correction = getattr(run.correction_samples, name)
+        assert deviation(direct, expected, np.abs(expected).max() or 1.0) < tolerance, name
+        assert deviation(correction, reference.correction[name], scale) < tolerance, name
 
 
 def test_any_degree(device):

@@ -66,7 +66,7 @@ def make_fused(
         )
     coupled_modes.coefficients(task.simulated, {})  # raises for leads on several resonators
     served, pilot, carries = _resolve_baseline(task, device, baseline)
-    _check_integrator(task.integrator, device, served)
+    _check_integrator(task.integrator, served)
     if isinstance(served, KernelTwin) and served.rank > task.simulated.sites:
         raise ValueError(
             f"`rank` must be at most {task.simulated.sites}, the resonators of the network; got "
@@ -78,13 +78,11 @@ def make_fused(
     return Carried(estimator) if carries else estimator
 
 
-def _check_integrator(integrator: str, device: str, baseline: Any) -> None:
+def _check_integrator(integrator: str, baseline: Any) -> None:
     """Raise for an integrator that these kernels do not have, before the first call."""
     check_integrator(integrator)
     if isinstance(baseline, Binned):
         require_euler(integrator, "the kernels' binned baseline")
-    if isinstance(baseline, KernelTwin) and device == "cuda":
-        require_euler(integrator, "the twin on the GPU")
 
 
 def _resolve_baseline(

@@ -128,6 +128,7 @@ def borrow_network(
         sources,
         tuple((macros or {}).items()),
         parts,
+        layout and (layout.threads, layout.per, layout.cluster),
     )
     try:
         device = _free[key].pop()
@@ -168,8 +169,7 @@ class LoadedNetwork:
         self.key = key
         self.real = ensemble.options.real
         self._sent: dict[str, Bundle] = {}
-        # Heun's step has no clusters
-        limits = [1] if layout or plan.heun else cluster_limits(cp)
+        limits = [1] if layout else cluster_limits(cp)
         for max_blocks in limits:
             self.layout = layout or lay_out(
                 plan, *spread(plan.sites, self.real.itemsize, max_blocks)

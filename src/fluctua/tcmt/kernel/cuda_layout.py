@@ -23,6 +23,10 @@ and 20 idle, and other numbers up to 62: a cluster lies within one of eight grou
 multiprocessors."""
 
 
+BARRIERS = 8
+"""Barriers of a cluster's block, as in `native/cuda/step.cuh`."""
+
+
 class SiteLayout(NamedTuple):
     """How the sites are spread over the blocks of a trajectory, in order, `local` per block.
 
@@ -37,7 +41,7 @@ class SiteLayout(NamedTuple):
     half: places of each bond's halves (B, 2): slot·N + site.
     mirrors: number of mirrors of a block.
     mirror: (rows,) place of the mirror, 1 bit for a port, 16 bits for the blocks that have it.
-    mail: states that a block receives per step, of mirrors and ports (cluster,).
+    mail: states that a block receives per step, of mirrors (cluster,).
     neighbour: places in the buffer of the site's block (degree, rows).
     bonds: bonds of each block (cluster, ·) in the kernels' order; padded with the first.
     wave: index of each slot's bond among those of its block (degree, rows).
@@ -146,7 +150,7 @@ def _between_blocks(
     return {
         "mirrors": int(taken.max()) - local,
         "mirror": place | bits.astype(np.uint32),
-        "mail": (held.sum(axis=0) + plan.ports).astype(np.int32),
+        "mail": held.sum(axis=0).astype(np.int32),
         "neighbour": np.where(apart, place[near], own[near]).astype(np.int32),
         "bonds": bonds,
         "wave": wave,
@@ -175,9 +179,18 @@ def measure_shared_memory(
         2 * buffers * (layout.local + layout.mirrors) + 32 + (3 * bonds if plan.harmonics else 0)
     )
     if layout.cluster > 1:
-        state += 16 + 4 * plan.ports * 2 * item  # barriers, and the ports of four steps
+        state += 8 * BARRIERS + 4 * plan.ports * 2 * item  # and the ports of four steps
     fits = state + waves <= attributes["MaxSharedMemoryPerMultiprocessor"] // 8 - 1024
     return SharedMemory(state + (waves if fits else 0), fits)
+
+
+def spread_with_twin(sites: int, item: int, max_blocks: int) -> tuple[int, int]:
+    """Return the same as `spread` for the twin, which keeps more numbers per site in registers."""
+    block = 2048 // item
+    if sites <= block or max_blocks == 1:
+        return 1, -(-sites // 1024)
+    cluster = next((c for c in CLUSTERS if c <= max_blocks and sites <= c * block), max_blocks)
+    return cluster, -(-sites // (cluster * 1024))
 
 
 def spread(sites: int, item: int, max_blocks: int) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """Twin correction on NVIDIA GPUs: layout of the twin beside the network, and launches.
 
-The kernel is `native/cuda/twin.cu`. If all trajectories share the twin's path, one block tabulates
-it at every step before the others start. If each has its own, a block keeps its path and adjoint at
-the ends of segments of about √T steps.
+The kernel is `native/cuda/twin.cu`, a trajectory being a block or a cluster of blocks. If all
+trajectories share the twin's path, one block or cluster tabulates it at every step before the
+others start. If each has its own, path and adjoint are kept at the ends of segments of about √T
+steps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from fluctua.tcmt.kernel import cuda, gpus
 from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.cuda import LaunchOutput, address
+from fluctua.tcmt.kernel.cuda_layout import SiteLayout, spread_with_twin
 from fluctua.tcmt.kernel.cuda_memory import Bundle
 from fluctua.tcmt.kernel.layout import (
     fit_modulation,
@@ -70,7 +72,7 @@ def run(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
         out.reward_sum += sums["reward_sum"]
         flags = sums["overflow"]
         for which, bit in enumerate((1, 2)):
-            bad = np.flatnonzero(flags & bit)
+            bad = np.flatnonzero((flags & bit).any(axis=1))
             if bad.size and out.overflow[which] < 0:
                 out.overflow[which] = e.first + begin + int(bad[0])
         out.moments += sums["moments"].reshape(3, 3, p).swapaxes(0, 1)
@@ -93,47 +95,64 @@ class TwinDevice:
         self.own = bool(self.model.harmonics)
         self.real = e.options.real
         self.steps = self.plan.steps
-        attributes = cp.cuda.Device().attributes
-        item = self.real.itemsize
-        layout = cuda.lay_out(self.plan)
-        before = (
-            -(-cuda.measure_shared_memory(self.plan, layout, item, attributes).shared // 16) * 16
-        )
-        self.shared = before + item * (4 * layout.rows + 4 * twin.rank) + 64 * 8
-        cuda.check_shared_memory(
-            self.shared, f"{self.plan.sites} resonators and their twins", attributes
-        )
-        kinds = 2 + layout.degree + (4 if e.rates else 0)
-        each = 3 * item * self.plan.sites * kinds
-        self.chunk = gpus.choose_piece(e.count, cuda.CHUNK_BYTES // each)
-        blocks = _count_blocks(attributes, layout.threads, item, self.shared, self.chunk)
         self.segment = self._choose_segment()
         self.segments = -(-self.steps // self.segment)
+        for max_blocks in cuda.cluster_limits(cp):
+            how = spread_with_twin(self.plan.sites, self.real.itemsize, max_blocks)
+            resident = self._compile(cuda.lay_out(self.plan, *how))
+            if resident:
+                break
         kept = (2 * (self.segment + 1) if self.own or twin.rank else 0) + (
             2 * (self.segments + 1) if self.own else 0
         )
-        row = 2 * item * layout.rows
-        self.grid = min(self.chunk, blocks * attributes["MultiProcessorCount"])
+        row = 2 * self.real.itemsize * self.rows
+        self.grid = min(self.chunk, resident)
         if kept:
             self.grid = max(1, min(self.grid, MAX_PATH_BYTES // (kept * row)))
+        self._upload(kept)
+        self._tabulate()
+
+    def _compile(self, layout: SiteLayout) -> int:
+        """Compile the kernels for a layout. Returns the trajectories that the GPU runs at once."""
+        e = self.ensemble
+        rank = self.twin.rank
+        attributes = self.cp.cuda.Device().attributes
+        item = self.real.itemsize
+        cluster = layout.cluster
+        state = cuda.measure_shared_memory(self.plan, layout, item, attributes)
+        before = -(-state.shared // 16) * 16
+        pairs = (3 if self.plan.heun else 2) * (layout.local + layout.mirrors) + 2 * rank
+        sums = 64
+        if cluster > 1:  # sums and projections of every block
+            sums += 4 * cluster
+            pairs += cluster * rank
+        self.shared = before + 2 * item * pairs + 8 * sums
+        cuda.check_shared_memory(
+            self.shared, f"{self.plan.sites} resonators and their twins", attributes
+        )
+        self.kinds = 2 + layout.degree + (4 if e.rates else 0)
+        self.rows = layout.rows
+        each = 3 * item * self.plan.sites * self.kinds
+        self.chunk = gpus.choose_piece(e.count, cuda.CHUNK_BYTES // each)
+        blocks = _count_blocks(attributes, layout.threads, item, self.shared, self.chunk * cluster)
         macros = {
-            "RANK": twin.rank,
+            "RANK": rank,
             "OWN": int(self.own),
             "TWIN_HARMONICS": self.model.harmonics,
             "TWIN_AT": f"{before}u",
             "TWIN_BLOCKS": blocks,
         }
-        self.device = cuda.borrow_network(cp, e, self.plan, SOURCES, macros, layout, parts=3)
+        self.device = cuda.borrow_network(self.cp, e, self.plan, SOURCES, macros, layout, parts=3)
         self.pass_ = self.device.module.get_function("twin_pass")
-        self.kinds = kinds
-        self.rows = layout.rows
         self.tabulate = self.device.module.get_function("tabulate")
-        if self.shared > 48 * 1024:
-            self.pass_.max_dynamic_shared_size_bytes = (
-                self.tabulate.max_dynamic_shared_size_bytes
-            ) = self.shared
-        self._upload(kept)
-        self._tabulate()
+        for kernel in (self.pass_, self.tabulate):
+            if self.shared > 48 * 1024:
+                kernel.max_dynamic_shared_size_bytes = self.shared
+        if cluster == 1:
+            return blocks * attributes["MultiProcessorCount"]
+        if not cuda.resident_clusters(self.tabulate, layout, self.shared):
+            return 0
+        return min(self.device.grid, cuda.resident_clusters(self.pass_, layout, self.shared))
 
     def release(self) -> None:
         """Release the network after a run."""
@@ -198,21 +217,24 @@ class TwinDevice:
         if self.own:
             return
         self.device.set_constants(c_trail=self._pack_trail())
+        layout = self.device.layout
         self.tabulate(
-            (1,), (self.device.layout.threads,), (np.int32(self.steps),), shared_mem=self.shared
+            (layout.cluster,), (layout.threads,), (np.int32(self.steps),), shared_mem=self.shared
         )
         if self.twin.rank:
             assert self.path is not None
             twin = self.twin.spec
             out = np.stack(
-                [self.path[:-1, site].get().astype(float) for site in twin.port_sites], axis=1
+                [self.path[: twin.times, site].get().astype(float) for site in twin.port_sites],
+                axis=1,
             )
             if not np.isfinite(out).all():
                 return  # `is_tabulated` is then False
             s = twin.port_gain * (out[..., 0] + 1j * out[..., 1]) - twin.incoming
-            to_go = np.append(
-                np.cumsum(((np.abs(s) ** 2) @ twin.port_weight)[::-1])[::-1] * twin.dt, 0.0
-            )
+            rewards = (np.abs(s) ** 2) @ twin.port_weight * twin.dt
+            if self.plan.heun:
+                rewards[[0, -1]] *= 0.5  # trapezoid rule
+            to_go = np.append(np.cumsum(rewards[::-1])[::-1], 0.0)
             ends = np.minimum(np.arange(self.segments + 1) * self.segment, self.steps)
             self.value.set(to_go[ends])
 
@@ -220,26 +242,27 @@ class TwinDevice:
         """Run `count` trajectories from `first`, and reduce; asynchronous."""
         cp = self.cp
         grid = min(self.grid, count)
+        cluster = self.device.layout.cluster
         n = self.plan.sites
         sums = Bundle(
             cp,
             returns=((count,), np.float64),
             gained=((count,), np.float64),
-            reward_sum=((self.steps,), np.float64),
+            reward_sum=((self.ensemble.spec.times,), np.float64),
             prefix_sum=((self.steps + 1,), np.float64),
             moments=((3, 3 * self.ensemble.width), np.float64),
             ends=((0 if self.own else 2, n, 2), self.real),
-            overflow=((count,), np.int32),
+            overflow=((count, cluster), np.int32),
         )
         part = LaunchOutput(count, cp.empty((count, 3 * self.kinds * n), self.real), sums)
-        rewards = cp.zeros((grid, self.steps))
+        rewards = cp.zeros((grid, self.ensemble.spec.times))
         prefixes = cp.zeros((grid, self.steps + 1))
         self.device.set_constants(
             c_out=self.device.pack_outputs(part, rewards, record=0),
             c_trail=self._pack_trail(address(prefixes), sums.address("gained")),
         )
         self.pass_(
-            (grid,),
+            (grid * cluster,),
             (self.device.layout.threads,),
             (
                 np.uint32(first),

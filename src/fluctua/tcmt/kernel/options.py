@@ -407,9 +407,9 @@ def require_euler(integrator: str, what: str) -> None:
     """Raise for another integrator than "euler". what: the kernel that needs it."""
     if integrator != "euler":
         raise ValueError(
-            f'{what} has no integrator="{integrator}". The kernels have it without a baseline '
-            'and with a time-only one ("time", "carried"), those of the CPU with a twin too; '
-            'backend="jax" has it with every baseline.'
+            f'{what} has no integrator="{integrator}". The kernels have it without a baseline, '
+            'with a time-only one ("time", "carried") and with a twin; backend="jax" has it with '
+            "every baseline."
         )
 
 

@@ -36,7 +36,6 @@ from fluctua.tcmt.kernel.options import (
     KernelOptions,
     KernelSpec,
     KernelTwinModel,
-    require_euler,
 )
 from fluctua.tcmt.kernel.run import (
     Families,
@@ -154,8 +153,6 @@ def run_twin(
 
     """
     settings = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
-    if options.get("backend") == "cuda":
-        require_euler(spec.integrator, "the twin on the GPU")
     ensemble = KernelJob(
         spec,
         seed,

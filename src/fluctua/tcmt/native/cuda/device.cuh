@@ -55,6 +55,12 @@ __device__ __forceinline__ void send(u32 block, u32 address, u32 barrier, double
                "d"(v.x), "d"(v.y), "r"(address_in(block, barrier))
                : "memory");
 }
+__device__ __forceinline__ void send(u32 block, u32 address, u32 barrier, double v) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(
+                   address_in(block, address)),
+               "d"(v), "r"(address_in(block, barrier))
+               : "memory");
+}
 __device__ __forceinline__ void make_barrier(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier)
                : "memory");

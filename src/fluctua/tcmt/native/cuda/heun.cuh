@@ -1,5 +1,5 @@
-// Heun's step on the device; see cpu/heun.hpp for the equations. A trajectory is one block. Besides the two buffers of
-// ψ there are ψ̃ and ζ of all sites, and one barrier more per step: between the stages. Follows drift.cuh.
+// Heun's step on the device; see cpu/heun.hpp for the equations. Besides the two buffers of ψ there are ψ̃ and ζ of all
+// sites, and one exchange more per step: between the stages. Follows drift.cuh.
 #if HEUN
 
 #define AHEAD (2 * BUFFER)  // ψ̃
@@ -16,7 +16,7 @@ __device__ __forceinline__ Real trapezoid(int step, int steps) {
 
 // ψ̃ = ψ + Δtμ(ψ, t), and ζ.
 template <int odd>
-__device__ __forceinline__ Held predict(const Site& s, int n, u32 first, u32 second, Real tau, int step) {
+__device__ __forceinline__ Held predict(const Site& s, int n, u32 psi, u32 first, u32 second, Real tau, int step) {
   constexpr u32 from = odd ? BUFFER : 0;
   const Pair y = load(s.self + from, Pair());
   Real zr = 0, zi = 0;
@@ -25,9 +25,9 @@ __device__ __forceinline__ Held predict(const Site& s, int n, u32 first, u32 sec
 #endif
   const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [](int, Pair) {});
   const Pair small = drift(s, y, h, force(n, step, c_in.drive, c_force), y.x * y.x + y.y * y.y);
-  store(s.self + AHEAD, pair(y.x + small.x, y.y + small.y));
+  share(s, psi, AHEAD, barrier_address(psi, STAGE), pair(y.x + small.x, y.y + small.y));
 #if SCORES
-  store(s.self + KICKS, pair(zr, zi));
+  share(s, psi, KICKS, barrier_address(psi, STAGE), pair(zr, zi));
 #endif
   return {small, pair(zr, zi)};
 }
@@ -47,17 +47,19 @@ __device__ __forceinline__ void add_score(Site& s, int i, Real u, Real w) {
 }
 #endif
 
-// The rest of the step, and its scores: Euler's of (ψ, η/2) and (ψ̃, ζ/2). tau: at t + Δt. part: of the reward.
+// The rest of the step, and its scores: Euler's of (ψ, η/2) and (ψ̃, ζ/2). tau: at t + Δt. part: of the reward. The new
+// state is sent last: others write ψ̃ again once they have it.
 template <int odd>
-__device__ __forceinline__ void correct(Site& s, int n, const Held& held, Real w, Real tau, int step, Real part) {
+__device__ __forceinline__ void correct(Site& s, int n, u32 psi, const Held& held, Real w, Real tau, int step,
+                                        Real part) {
   constexpr u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
   const Pair y = load(s.self + from, Pair()), a = load(s.self + AHEAD, Pair()), z = held.zeta;
   const Pair f = force(n, step + 1, c_in.drive, c_force);
   const Pair h = couple<(HARMONICS > 0)>(s, AHEAD, tau, [](int, Pair) {});
   const Real power = a.x * a.x + a.y * a.y, half = (Real)0.5;
   const Pair small = drift(s, a, h, f, power);
-  store(s.self + to, pair(y.x + (half * (held.small.x + small.x) + s.kick * z.x),
-                          y.y + (half * (held.small.y + small.y) + s.kick * z.y)));
+  const Pair next = pair(y.x + (half * (held.small.x + small.x) + s.kick * z.x),
+                         y.y + (half * (held.small.y + small.y) + s.kick * z.y));
 #if SCORES
   const Pair e = pull_back(s, a, power, z, couple<(HARMONICS > 0)>(s, KICKS, tau, [](int, Pair) {}));
   const Real now = half * cross(e.x, e.y, y), then = half * cross(z.x, z.y, a);
@@ -81,6 +83,7 @@ __device__ __forceinline__ void correct(Site& s, int n, const Held& held, Real w
   add_part_of_gain(s, n, y, step, part);
 #endif
 #endif
+  publish(s, n, psi, to, next, step + 1);
 }
 
 #endif

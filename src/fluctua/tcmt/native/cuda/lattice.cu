@@ -71,8 +71,8 @@ struct Clock {     // the same for all threads of a trajectory
 
 template <int odd>
 __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][4], Clock& c, u32 psi, u32 half_turn,
-                                         int row, int step, int chunk, Real bar, int j, int steps, Real tau_step,
-                                         int record_every) {
+                                         Post& post, int row, int step, int chunk, Real bar, int j, int steps,
+                                         Real tau_step, int record_every) {
 #if RECORD
   if (step % record_every == 0)
     for (int n = row, at = threadIdx.x; n < N && at < LOCAL; n += THREADS, at += THREADS)
@@ -91,11 +91,11 @@ __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][
   Held held[PER];
 #pragma unroll
   for (int i = 0; i < PER; ++i)
-    held[i] = predict<odd>(site[i], row + i * THREADS, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, c.tau, step);
-  __syncthreads();
+    held[i] = predict<odd>(site[i], row + i * THREADS, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, c.tau, step);
+  gather(post, psi, STAGE, (SCORES ? 2 : 1) * post.mirrors, threadIdx.x);
 #pragma unroll
   for (int i = 0; i < PER; ++i)
-    correct<odd>(site[i], row + i * THREADS, held[i], weight, c.tau + tau_step, step, trapezoid(step, steps));
+    correct<odd>(site[i], row + i * THREADS, psi, held[i], weight, c.tau + tau_step, step, trapezoid(step, steps));
 #else
 #pragma unroll
   for (int i = 0; i < PER; ++i)
@@ -133,10 +133,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
   const int block = blockIdx.x / CLUSTER;  // the trajectory's: a cluster counts as one
   Site site[PER];
   Post post;
-#if CLUSTER > 1
-  post.mail = c_in.mail[rank] * (u32)sizeof(Pair);
-  if (threadIdx.x < 2) make_barrier(psi + MAIL + 8 * threadIdx.x);
-#endif
+  open_post(post, psi);
 
   for (int j = block; j < count; j += blocks) {
     const u32 trajectory = first + j;
@@ -178,15 +175,15 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
       for (int step = chunk; step < end; step += 2) {
         if (CLUSTER == 1) draw(row, w, stream, step);
         const Pair bar = bars(step);
-        step_all<0>(site, w, c, psi, half_turn, row, step, chunk, bar.x, j, steps, tau_step, record_every);
+        step_all<0>(site, w, c, psi, half_turn, post, row, step, chunk, bar.x, j, steps, tau_step, record_every);
         gather<1>(post, psi);
-        step_all<1>(site, w, c, psi, half_turn, row, step + 1, chunk, bar.y, j, steps, tau_step, record_every);
+        step_all<1>(site, w, c, psi, half_turn, post, row, step + 1, chunk, bar.y, j, steps, tau_step, record_every);
         if (CLUSTER > 1) draw(row, w, stream, step + 2);
         gather<0>(post, psi);
       }
       if ((steps & 1) && steps - chunk <= chunk_steps) {  // the last step of an odd number
         if (CLUSTER == 1) draw(row, w, stream, end);
-        step_all<0>(site, w, c, psi, half_turn, row, end, chunk, bars(end).x, j, steps, tau_step, record_every);
+        step_all<0>(site, w, c, psi, half_turn, post, row, end, chunk, bars(end).x, j, steps, tau_step, record_every);
         gather<1>(post, psi);
       }
       if (rank == 0 && threadIdx.x < chunk_steps && chunk + threadIdx.x < steps)
@@ -203,7 +200,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
 #if HEUN
     const Real last_reward = reward(psi, (steps & 1) * BUFFER, steps) * trapezoid(steps, steps);
     total += (double)last_reward;
-    if (threadIdx.x == 0) atomicAdd(c_out.reward_sum + (long long)block * (steps + 1) + steps, (double)last_reward);
+    if (rank == 0 && threadIdx.x == 0)
+      atomicAdd(c_out.reward_sum + (long long)block * (steps + 1) + steps, (double)last_reward);
 #endif
     bool finite = true;
 #pragma unroll

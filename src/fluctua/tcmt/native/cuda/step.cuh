@@ -30,9 +30,13 @@ __constant__ int c_drive[DRIVES + 1];       // and their sites
 #define ROWS    (CLUSTER * LOCAL)
 #define BUFFER  ((LOCAL + MIRRORS) * (u32)sizeof(Pair))  // bytes of one state
 #define REWARDS ((HEUN ? 4 : 2) * BUFFER)                // where the rewards of up to 32 steps wait to be added up
-#define MAIL    (REWARDS + 32 * (u32)sizeof(Real))  // of a cluster's block: barriers of both buffers, and its ports
-#define PORT_AT (MAIL + 16)
+#define MAIL    (REWARDS + 32 * (u32)sizeof(Real))  // of a cluster's block: its barriers, and its ports
+#define PORT_AT (MAIL + 8 * BARRIERS)
 #define WAVES   (CLUSTER > 1 ? PORT_AT + 4 * PORTS * (u32)sizeof(Pair) : MAIL)
+
+// Barriers of a cluster's block, one for each buffer that is exchanged: ψ of even and odd steps, the stage of Heun's
+// step, two of the twin's path and adjoint, projections of a quadratic term.
+enum Barrier { EVEN, ODD, STAGE, TWIN_EVEN, TWIN_ODD, PROJECTED, BARRIERS = 8 };
 
 __device__ __forceinline__ Real cross(Real ar, Real ai, Pair b) { return ar * b.y - ai * b.x; }
 
@@ -179,43 +183,71 @@ __device__ void open_site(Site& s, int n, u32 psi) {
 #endif
 }
 
-// The state of site n before `step`, for its own block, and sent to those that have a mirror of it.
+// A site's number, into the buffer at `base + offset`: of its own block, and sent to those that have a mirror of it.
+template <class S>
+__device__ __forceinline__ void share(const S& s, u32 base, u32 offset, u32 barrier, Pair v) {
+  store(s.self + offset, v);
+#if CLUSTER > 1
+  const u32 there = base + (s.mirror & 0x7FFF) * (u32)sizeof(Pair) + offset;
+  for (u32 left = s.mirror >> 16; left; left &= left - 1) send(__ffs(left) - 1, there, barrier, v);
+#endif
+}
+
+__device__ __forceinline__ u32 barrier_address(u32 psi, int barrier) { return psi + MAIL + 8 * barrier; }
+
+// The state of site n before `step`, for its own block and for those that have a mirror of it; of a port, for all.
 //
 // Blocks wait for what they are sent and for nothing else, so one can be ahead of another, but not by so much that it
 // writes what is still read. To send ψ_k it must have ψ_{k−1} of all its mirrors. Sites that read its mirrors are
 // mirrored to it in turn (bonds have two ends), and have read ψ_{k−2} by then: two buffers do. Ports are read by all
 // threads of a block, of which one at least is mirrored to the port's block (the host ensures that); when it sent
 // ψ_{k−1} all of them had read ψ_{k−3}: three would do, and four are simpler.
+//
+// Where two kinds of buffers are exchanged in turn, such as ψ and the stage of Heun's step, each is needed once: what is
+// sent of one kind has waited for the other, which was sent by threads that had read the last one.
 __device__ __forceinline__ void publish(const Site& s, int n, u32 psi, u32 buffer, Pair y, int step) {
-  store(s.self + buffer, y);
 #if CLUSTER > 1
-  if (s.mirror >> 15) {
-    const u32 barrier = psi + MAIL + (buffer ? 8 : 0), there = psi + (s.mirror & 0x7FFF) * (u32)sizeof(Pair) + buffer;
-    for (u32 left = s.mirror >> 16; left; left &= left - 1) send(__ffs(left) - 1, there, barrier, y);
-    if (s.mirror >> 15 & 1)
-      for (int p = 0; p < PORTS; ++p)
-        if (is_port(p, n))
-          for (u32 block = 0; block < CLUSTER; ++block) send(block, port_address(psi, p, step), barrier, y);
-  }
+  const u32 barrier = barrier_address(psi, buffer ? ODD : EVEN);
+  share(s, psi, buffer, barrier, y);
+  if (s.mirror >> 15 & 1)
+    for (int p = 0; p < PORTS; ++p)
+      if (is_port(p, n))
+        for (u32 block = 0; block < CLUSTER; ++block) send(block, port_address(psi, p, step), barrier, y);
+#else
+  store(s.self + buffer, y);
 #endif
 }
 
-struct Post {     // of a cluster's block
-  u32 mail = 0;   // what it is sent in a step
-  u32 phase = 0;  // of both barriers, a bit each
+struct Post {        // of a cluster's block
+  u32 mirrors = 0;   // bytes that it is sent of the sites of others
+  u32 phase = 0;     // of its barriers, a bit each
 };
 
-// Waits until the complete state of a buffer has arrived.
-template <int odd> __device__ __forceinline__ void gather(Post& post, u32 psi) {
+__device__ __forceinline__ u32 state_bytes(const Post& post) { return post.mirrors + PORTS * (u32)sizeof(Pair); }
+
+// Waits until all threads of the block are here and all `bytes` for a barrier have arrived. thread: of the trajectory.
+__device__ __forceinline__ void gather(Post& post, u32 psi, int barrier, u32 bytes, int thread) {
 #if CLUSTER > 1
-  const u32 barrier = psi + MAIL + 8 * odd;
-  if (threadIdx.x == 0) expect(barrier, post.mail);
+  const u32 address = barrier_address(psi, barrier);
+  if (thread == 0) expect(address, bytes);
 #endif
   __syncthreads();
 #if CLUSTER > 1
-  while (!received(barrier, post.phase >> odd & 1)) {
+  while (!received(address, post.phase >> barrier & 1)) {
   }
-  post.phase ^= 1 << odd;
+  post.phase ^= 1 << barrier;
+#endif
+}
+
+// The same of ψ, whose buffer is that of even or odd steps.
+template <int odd> __device__ __forceinline__ void gather(Post& post, u32 psi) {
+  gather(post, psi, odd ? ODD : EVEN, state_bytes(post), threadIdx.x);
+}
+
+__device__ __forceinline__ void open_post(Post& post, u32 psi) {  // sync_cluster must follow
+#if CLUSTER > 1
+  post.mirrors = c_in.mail[block_rank()] * (u32)sizeof(Pair);
+  if (threadIdx.x < BARRIERS) make_barrier(barrier_address(psi, threadIdx.x));
 #endif
 }
 

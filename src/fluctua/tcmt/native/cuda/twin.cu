@@ -1,51 +1,133 @@
-// The twin correction on the device; see twin.hpp for what is summed. One block per trajectory and one thread per site,
-// as in lattice.cu; follows that and twin_path.cu.
+// The twin correction on the device; see twin.hpp for what is summed. A block or a cluster per trajectory and a thread
+// per site, as in lattice.cu; follows that and twin_path.cu.
 //
-// q·(X − x̄) and all that Λ is summed from are added up over the block once per step; the sum is ready after the step's
-// one barrier, so each score waits a step for its weight.
+// q·(X − x̄) and all that Λ is summed from are added up over the network once per step. Of one block the sum is ready
+// after the step's one barrier, so each score waits a step for its weight. In a cluster a warp adds up its block during
+// the next step and sends the sum to all blocks with the state: each score waits two steps.
 //
 // Set before this text, besides theirs (with SCORES and BASELINE 1): RANK, TWIN_BLOCKS (per multiprocessor).
 
 #define SCORED       (2 + DEGREE)
 #define WARPS        ((THREADS + 31) / 32)
-#define SUMS_AT      (TWIN_AT + 2 * BUFFER)                // two times a number of every warp
-#define PROJECTED_AT (SUMS_AT + 64 * (u32)sizeof(double))  // B†d, then CB†d
+#define HOLD         (CLUSTER > 1 ? 2 : 1)                 // steps that a score waits
+#define SUMS_AT      (TWIN_AT + TWIN_BUFFERS * BUFFER)     // two times a number of every warp
+#define TOTALS_AT    (SUMS_AT + 64 * (u32)sizeof(double))  // a number of every block, of four steps in turn
+#define PROJECTED_AT (TOTALS_AT + (CLUSTER > 1 ? 4 * CLUSTER * (u32)sizeof(double) : 0))  // B†d, CB†d, B†d of blocks
+#define TOTAL_BYTES  (CLUSTER * (u32)sizeof(double))
 
-// What one thread sums, in double: −Σq·r and Σg of its sites, and its part of what Λ_0 has grown to but for q·d.
+// What one thread sums, in double: −Σq·r and Σg of its sites, and its part of what Λ_0 has grown to but for q·d and
+// Σq·r.
 struct Grown {
-  double moved, earned, grown;
+  double moved, earned, base;
 };
+
+template <class T> __device__ __forceinline__ T warp_sum(T v) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
+  return v;
+}
+
+// The numbers of all warps, added up; every thread of the warp must come.
+__device__ __forceinline__ double add_warps(const double* sums) {
+#if THREADS <= 256
+  double total = 0;
+#pragma unroll
+  for (int i = 0; i < WARPS; ++i) total += sums[i];
+  return total;
+#else
+  const int lane = threadIdx.x & 31;
+  return warp_sum(lane < WARPS ? sums[lane] : 0.0);
+#endif
+}
+
+// Every thread's v of the block; the last barrier before `sums` is used again is the caller's.
+__device__ double block_sum(double v, double* sums) {
+  v = warp_sum(v);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = v;
+  __syncthreads();
+  return add_warps(sums);
+}
+
+// Where the sum of a block at a step is.
+__device__ __forceinline__ u32 total_address(u32 psi, int step, int rank) {
+  return psi + TOTALS_AT + ((step & 3) * CLUSTER + rank) * (u32)sizeof(double);
+}
+
+// A number of this block, to all blocks: its place among the totals is that of `step`.
+__device__ __forceinline__ void send_total(u32 psi, int step, u32 barrier, double v) {
+#if CLUSTER > 1
+  const int lane = threadIdx.x & 31;
+  if (lane < CLUSTER) send(lane, total_address(psi, step, block_rank()), barrier, v);
+#endif
+}
+
+__device__ __forceinline__ double add_totals(const double* totals, int step) {
+  double total = 0;
+#pragma unroll
+  for (int i = 0; i < CLUSTER; ++i) total += totals[(step & 3) * CLUSTER + i];
+  return total;
+}
+
+// Every thread's v of the trajectory. step: a place among the totals that is free.
+__device__ double trajectory_sum(double v, double* sums, const double* totals, Post& post, u32 psi, int step) {
+  const double mine = block_sum(v, sums);
+#if CLUSTER > 1
+  sync_cluster();  // all have received what was last sent for the barrier
+  if (threadIdx.x < 32) send_total(psi, step, barrier_address(psi, PROJECTED), mine);
+  gather(post, psi, PROJECTED, TOTAL_BYTES, threadIdx.x);
+  return add_totals(totals, step);
+#else
+  return mine;
+#endif
+}
 
 #if RANK
 // What V is at the end of a segment whose path started from X: q' = q + BCB†d in q, for d = x − x̄; returns this
 // thread's part of ν + q·d + ½d†BCB†d.
-__device__ double bend(TwinSite (&site)[PER], const Pair (&x)[PER], Pair (&q)[PER], int segment, int end,
-                       unsigned char* shared) {
+__device__ double bend(TwinSite (&site)[PER], const Pair (&x)[PER], Pair (&q)[PER], Post& post, u32 psi, int segment,
+                       int end, unsigned char* shared) {
   Pair* const y = reinterpret_cast<Pair*>(shared + PROJECTED_AT);
   Pair* const z = y + RANK;
   const Pair* const d = reinterpret_cast<const Pair*>(shared + TWIN_AT);
-  double value = threadIdx.x == 0 ? c_trail.value[segment + 1] - c_trail.value[0] : 0;
-  __syncthreads();
+  const int row = first_row() + threadIdx.x, lane = threadIdx.x & 31, rank = block_rank();
+  double value = rank == 0 && threadIdx.x == 0 ? c_trail.value[segment + 1] - c_trail.value[0] : 0;
+  sync_cluster();
   for (int i = 0; i < PER; ++i) {
-    const int n = threadIdx.x + i * THREADS;
+    const int n = row + i * THREADS;
     const Pair at = c_trail.path[end * (long long)ROWS + n];
     q[i] = c_trail.adjoint[end * (long long)ROWS + n];
-    Pair away;
-    away.x = x[i].x - at.x;
-    away.y = x[i].y - at.y;
+    const Pair away = pair(x[i].x - at.x, x[i].y - at.y);
     store(site[i].self, away);
     value += (double)(q[i].x * away.x + q[i].y * away.y);
   }
   __syncthreads();
-  for (int a = threadIdx.x; a < RANK; a += THREADS) {
+  for (int a = threadIdx.x / 32; a < RANK; a += WARPS) {
     Pair sum = Pair();
-    for (int n = 0; n < N; ++n) {
-      const Pair b = c_trail.basis[a * (long long)ROWS + n], v = d[n];
+    for (int n = lane; n < LOCAL; n += 32) {  // B is 0 in idle rows
+      const Pair b = c_trail.basis[a * (long long)ROWS + first_row() + n], v = d[n];
       sum.x += b.x * v.x + b.y * v.y;
       sum.y += b.x * v.y - b.y * v.x;
     }
+    sum = pair(warp_sum(sum.x), warp_sum(sum.y));
+#if CLUSTER > 1
+    const u32 there = psi + PROJECTED_AT + ((2 + rank) * RANK + a) * (u32)sizeof(Pair);
+    if (lane < CLUSTER) send(lane, there, barrier_address(psi, PROJECTED), sum);
+#else
+    if (lane == 0) y[a] = sum;
+#endif
+  }
+#if CLUSTER > 1
+  gather(post, psi, PROJECTED, CLUSTER * RANK * (u32)sizeof(Pair), threadIdx.x);
+  for (int a = threadIdx.x; a < RANK; a += THREADS) {
+    Pair sum = Pair();
+    for (int block = 0; block < CLUSTER; ++block) {
+      const Pair part = y[(2 + block) * RANK + a];
+      sum = pair(sum.x + part.x, sum.y + part.y);
+    }
     y[a] = sum;
   }
+#endif
   __syncthreads();
   for (int a = threadIdx.x; a < RANK; a += THREADS) {
     const Pair* c = c_trail.curvature + ((long long)segment * RANK + a) * RANK;
@@ -55,12 +137,12 @@ __device__ double bend(TwinSite (&site)[PER], const Pair (&x)[PER], Pair (&q)[PE
       sum.y += c[e].x * y[e].y + c[e].y * y[e].x;
     }
     z[a] = sum;
-    value += 0.5 * (double)(sum.x * y[a].x + sum.y * y[a].y);
+    if (rank == 0) value += 0.5 * (double)(sum.x * y[a].x + sum.y * y[a].y);
   }
   __syncthreads();
   for (int i = 0; i < PER; ++i)
     for (int a = 0; a < RANK; ++a) {
-      const Pair b = c_trail.basis[a * (long long)ROWS + threadIdx.x + i * THREADS];
+      const Pair b = c_trail.basis[a * (long long)ROWS + row + i * THREADS];
       q[i].x += b.x * z[a].x - b.y * z[a].y;
       q[i].y += b.x * z[a].y + b.y * z[a].x;
     }
@@ -68,84 +150,136 @@ __device__ double bend(TwinSite (&site)[PER], const Pair (&x)[PER], Pair (&q)[PE
 }
 #endif
 
-struct Score {  // besides Site's two sums: the scores with q for ζ, and those of the last step, whose weight is not
-                // known yet
-  Real direct[SCORED], held[SCORED];
+struct Score {  // besides Site's two sums: the scores with q for ζ, and those of steps whose weight is not known yet
+  Real direct[SCORED], held[HOLD][SCORED];
 #if RATES
-  Real direct_rate[2], held_rate[3];  // damping and drive; and ln Q
+  Real direct_rate[2], held_rate[HOLD][3];  // damping and drive; and ln Q
 #endif
 };
 
-__device__ __forceinline__ void settle(Site& s, const Score& a, Real w) {
+// The scores that were held longest, with their weight.
+template <int slot> __device__ __forceinline__ void settle(Site& s, const Score& a, Real w) {
   EACH_SLOT
-  for (int i = 0; i < SCORED; ++i) s.weighted[i] += w * a.held[i];
+  for (int i = 0; i < SCORED; ++i) s.weighted[i] += w * a.held[slot][i];
 #if RATES
 #pragma unroll
-  for (int i = 0; i < 3; ++i) s.rate[2 * i] += w * a.held_rate[i];
+  for (int i = 0; i < 3; ++i) s.rate[2 * i] += w * a.held_rate[slot][i];
 #endif
 }
 
-template <class T> __device__ __forceinline__ T warp_sum(T v) {
+template <int slot> __device__ __forceinline__ void hold(Site& s, Score& a, int i, Real u, Real direct) {
+  a.held[slot][i] = u;
+  s.plain[i] += u;
+  a.direct[i] += direct;
+}
+
+#if RATES
+template <int slot>
+__device__ __forceinline__ void hold_rates(Site& s, Score& a, Real drag, Real spread, Real push, Real direct_drag,
+                                           Real direct_push) {
+  a.held_rate[slot][0] = drag;
+  a.held_rate[slot][1] = spread;
+  a.held_rate[slot][2] = push;
 #pragma unroll
-  for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
-  return v;
+  for (int i = 0; i < 3; ++i) s.rate[2 * i + 1] += a.held_rate[slot][i];
+  a.direct_rate[0] += direct_drag;
+  a.direct_rate[1] += direct_push;
+}
+#endif
+
+struct Rows {  // of the twin, at a site: x̄_n, x̄_{n+1} and q_{n+1}
+  Pair now, next, q;
+};
+
+// g − g̃ of a time, of a site with a port.
+__device__ __forceinline__ void count_reward(Grown& sum, int n, Pair y, Pair path, int step, Real part) {
+#pragma unroll
+  for (int p = 0; p < PORTS; ++p)
+    if (is_port(p, n)) {  // all ports of the site at once
+      const double g = own_reward(n, y, step) * (double)part;
+      sum.earned += g;
+      sum.base += g - twin_reward(n, path, step) * (double)part;
+      break;
+    }
 }
 
-// Every thread's v, added up; the last barrier before `sums` is used again is the caller's.
-__device__ double block_sum(double v, double* sums) {
-  v = warp_sum(v);
-  __syncthreads();
-  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = v;
-  __syncthreads();
-  double total = 0;
-  for (int i = 0; i < WARPS; ++i) total += sums[i];
-  return total;
+// What X_{n+1} and the kick add to the sums; returns q·(X − x̄)_{n+1}.
+__device__ __forceinline__ Real count_step(Grown& sum, const Rows& twin, Pair next, Real rr, Real ri) {
+  sum.moved -= (double)(twin.q.x * rr + twin.q.y * ri);
+  return twin.q.x * (next.x - twin.next.x) + twin.q.y * (next.y - twin.next.y);
 }
 
-// One site's step: X_{n+1}, scores with ζ and with q = q_{n+1}; returns q·(X − x̄)_{n+1}. w: the last step's weight.
-__device__ __forceinline__ Real corrected(Site& s, Score& a, Grown& sum, int n, u32 from, u32 to, u32 first, u32 second,
-                                          Real w, Real tau, int step, Pair q, Pair path_now, Pair path_next) {
-  const Pair y = load(s.self + from, Pair());
+#if HEUN
+
+#define ADJOINT TWIN_AT  // q_{n+1} of all sites: the twin's buffers are free while X moves
+
+// Both stages as in heun.cuh.
+template <int slot>
+__device__ __forceinline__ Real correct_with_twin(Site& s, Score& a, Grown& sum, int n, u32 psi, u32 from, u32 to,
+                                                  const Held& held, Real tau, int step, int steps, const Rows& twin) {
+  const Pair y = load(s.self + from, Pair()), b = load(s.self + AHEAD, Pair()), z = held.zeta, q = twin.q;
+  const Pair f = force(n, step + 1, c_in.drive, c_force);
+  const Pair h = couple<(HARMONICS > 0)>(s, AHEAD, tau, [](int, Pair) {});
+  const Real power = squared(b), before = squared(y), half = (Real)0.5;
+  const Pair small = drift(s, b, h, f, power);
+  const Real rr = s.kick * z.x, ri = s.kick * z.y;
+  const Pair next =
+      pair(y.x + (half * (held.small.x + small.x) + rr), y.y + (half * (held.small.y + small.y) + ri));
+  const Pair e = pull_back(s, b, power, z, couple<(HARMONICS > 0)>(s, KICKS, tau, [](int, Pair) {}));
+  const Pair eq = pull_back(s, b, power, q, couple<(HARMONICS > 0)>(s, ADJOINT, tau, [](int, Pair) {}));
+  const Real now = half * cross(e.x, e.y, y), then = half * cross(z.x, z.y, b);
+  const Real now_q = half * cross(eq.x, eq.y, y), then_q = half * cross(q.x, q.y, b);
+  hold<slot>(s, a, 0, now + then, now_q + then_q);
+  hold<slot>(s, a, 1, before * now + power * then, before * now_q + power * then_q);
+  EACH_SLOT
+  for (int d = 0; d < DEGREE; ++d) {
+    const Pair m = load(s.neighbour[d] + from, Pair()), ahead = load(s.neighbour[d] + AHEAD, Pair());
+    hold<slot>(s, a, 2 + d, half * (cross(e.x, e.y, m) + cross(z.x, z.y, ahead)),
+               half * (cross(eq.x, eq.y, m) + cross(q.x, q.y, ahead)));
+  }
+  count_reward(sum, n, y, twin.now, step, trapezoid(step, steps));
+#if RATES
+  const Pair f_now = force(n, step, c_in.drive, c_force);
+  const Rates first = rates_of(s, y, e.x, e.y, f_now), second = rates_of(s, b, z.x, z.y, f);
+  hold_rates<slot>(s, a, half * (first.drag + second.drag), second.spread, half * (first.push + second.push),
+                   -half * (eq.x * y.x + eq.y * y.y + q.x * b.x + q.y * b.y),
+                   half * (eq.x * f_now.x + eq.y * f_now.y + q.x * f.x + q.y * f.y) * (Real)INVERSE_DT);
+  add_part_of_gain(s, n, y, step, trapezoid(step, steps));
+#endif
+  publish(s, n, psi, to, next, step + 1);
+  return count_step(sum, twin, next, rr, ri);
+}
+
+#else
+
+// One site's step: X_{n+1}, scores with ζ and with q = q_{n+1}; returns q·(X − x̄)_{n+1}.
+template <int slot>
+__device__ __forceinline__ Real advance_with_twin(Site& s, Score& a, Grown& sum, int n, u32 psi, u32 from, u32 to,
+                                                  u32 first, u32 second, Real tau, int step, const Rows& twin) {
+  const Pair y = load(s.self + from, Pair()), q = twin.q;
   Real zr, zi;
   box_muller(first, second, s.variance, zr, zi);
-  settle(s, a, w);
-  const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [&](int d, Pair m) {
-    a.held[2 + d] = cross(zr, zi, m);
-    s.plain[2 + d] += a.held[2 + d];
-    a.direct[2 + d] += cross(q.x, q.y, m);
-  });
-  const Real power = y.x * y.x + y.y * y.y;
-  a.held[0] = cross(zr, zi, y);
-  a.held[1] = power * a.held[0];
-  s.plain[0] += a.held[0];
-  s.plain[1] += a.held[1];
-  const Real along = cross(q.x, q.y, y);
-  a.direct[0] += along;
-  a.direct[1] += power * along;
+  const Pair h = couple<(HARMONICS > 0)>(
+      s, from, tau, [&](int d, Pair m) { hold<slot>(s, a, 2 + d, cross(zr, zi, m), cross(q.x, q.y, m)); });
+  const Real power = squared(y), u = cross(zr, zi, y), along = cross(q.x, q.y, y);
+  hold<slot>(s, a, 0, u, along);
+  hold<slot>(s, a, 1, power * u, power * along);
   const Pair f = force(n, step, c_in.drive, c_force);
+  count_reward(sum, n, y, twin.now, step, 1);
 #if RATES
   const Rates rates = rates_of(s, y, zr, zi, f);
-  a.held_rate[0] = rates.drag;
-  a.held_rate[1] = rates.spread;
-  a.held_rate[2] = rates.push;
-#pragma unroll
-  for (int i = 0; i < 3; ++i) s.rate[2 * i + 1] += a.held_rate[i];
-  a.direct_rate[0] -= q.x * y.x + q.y * y.y;
-  a.direct_rate[1] += (q.x * f.x + q.y * f.y) * (Real)INVERSE_DT;
+  hold_rates<slot>(s, a, rates.drag, rates.spread, rates.push, -(q.x * y.x + q.y * y.y),
+                   (q.x * f.x + q.y * f.y) * (Real)INVERSE_DT);
   add_gain(s.rate[6], n, y, step);
 #endif
   const Real rr = s.kick * zr, ri = s.kick * zi;
   const Pair small = drift(s, y, h, f, power);
-  Pair next;
-  next.x = y.x + (small.x + rr);
-  next.y = y.y + (small.y + ri);
-  store(s.self + to, next);
-  const double g = own_reward(n, y, step), noise = (double)(q.x * rr + q.y * ri);
-  sum.earned += g;
-  sum.moved -= noise;
-  sum.grown += (g - twin_reward(n, path_now, step)) - noise;
-  return q.x * (next.x - path_next.x) + q.y * (next.y - path_next.y);
+  const Pair next = pair(y.x + (small.x + rr), y.y + (small.y + ri));
+  publish(s, n, psi, to, next, step + 1);
+  return count_step(sum, twin, next, rr, ri);
 }
+
+#endif
 
 // (3, KINDS, N): direct, correction, and both.
 __device__ void close_corrected(const Site& s, const Score& a, int n, Real excess, Real* raw) {
@@ -165,19 +299,103 @@ __device__ void close_corrected(const Site& s, const Score& a, int n, Real exces
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
+struct Track {  // of the trajectory that a block or cluster runs: where its sums are, and what a step needs to know
+  u32 psi, half_turn;
+  double *sums, *prefix_sum, *reward_sum;
+  const double* totals;
+  int steps;
+};
+
+// Λ_0 − Λ_{n+1} of the step that was held longest, as a weight; `step` is the one that begins. 0 before there is one.
+__device__ __forceinline__ Real next_weight(const Track& t, int step) {
+  const int of = step - HOLD;
+  if (of < 0) return 0;
+#if CLUSTER > 1
+  const double grown = add_totals(t.totals, of);
+#else
+  const double grown = add_warps(t.sums + 32 * (of & 1));
+#endif
+  if (block_rank() == 0 && threadIdx.x == 0) atomicAdd(t.prefix_sum + of + 1, grown);
+  return (Real)((double)c_in.bar[of] - grown);
+}
+
+template <int odd>
+__device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER], Grown& sum, const Rows (&twin)[PER],
+                                          const u32 (&w)[PER][4], const Track& t, Post& post, Real tau, Real tau_step,
+                                          int step) {
+  constexpr int slot = HOLD > 1 ? odd : 0;
+  constexpr u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
+  const int row = first_row() + threadIdx.x;
+  const u32 psi = t.psi;
+  const Real weight = next_weight(t, step);
+#if CLUSTER > 1
+  if (threadIdx.x / 32 == WARPS - 1)
+    send_total(psi, step - 1, barrier_address(psi, odd ? EVEN : ODD), step ? add_warps(t.sums + 32 * !odd) : 0.0);
+#endif
+  if (block_rank() == 0 && threadIdx.x == 0)
+    atomicAdd(t.reward_sum + step, (double)(reward(psi, from, step) * part_of_reward(step, t.steps)));
+  Real ahead = 0;
+#if HEUN
+  Held held[PER];
+#pragma unroll
+  for (int i = 0; i < PER; ++i) {
+    settle<slot>(site[i], score[i], weight);
+    share(site[i], psi, ADJOINT, barrier_address(psi, STAGE), twin[i].q);
+    held[i] = predict<odd>(site[i], row + i * THREADS, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ t.half_turn, tau, step);
+  }
+  gather(post, psi, STAGE, 3 * post.mirrors, threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < PER; ++i)
+    ahead += correct_with_twin<slot>(site[i], score[i], sum, row + i * THREADS, psi, from, to, held[i], tau + tau_step,
+                                     step, t.steps, twin[i]);
+#else
+#pragma unroll
+  for (int i = 0; i < PER; ++i) {
+    settle<slot>(site[i], score[i], weight);
+    ahead += advance_with_twin<slot>(site[i], score[i], sum, row + i * THREADS, psi, from, to, w[i][2 * odd],
+                                     w[i][2 * odd + 1] ^ t.half_turn, tau, step, twin[i]);
+  }
+#endif
+  const Real part = warp_sum((Real)(sum.base + sum.moved + (double)ahead));
+  if ((threadIdx.x & 31) == 0) t.sums[32 * odd + (threadIdx.x >> 5)] = (double)part;
+}
+
+// The weights of the last steps, which no further step waits for.
+__device__ __forceinline__ void settle_last(Site (&site)[PER], Score (&score)[PER], const Track& t, Post& post) {
+  const int steps = t.steps;
+  const auto settle_all = [&](int odd, Real weight) {
+#pragma unroll
+    for (int i = 0; i < PER; ++i) {
+      if (odd)
+        settle<HOLD - 1>(site[i], score[i], weight);
+      else
+        settle<0>(site[i], score[i], weight);
+    }
+  };
+#if CLUSTER > 1
+  settle_all(steps & 1, next_weight(t, steps));
+  const double last = add_warps(t.sums + 32 * ((steps - 1) & 1));
+  if (threadIdx.x < 32) send_total(t.psi, steps - 1, barrier_address(t.psi, PROJECTED), last);
+  gather(post, t.psi, PROJECTED, TOTAL_BYTES, threadIdx.x);
+  settle_all((steps + 1) & 1, next_weight(t, steps + 1));
+#else
+  settle_all(0, next_weight(t, steps));
+#endif
+}
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, TWIN_BLOCKS)
     twin_pass(u32 first, int count, int steps, int segment, int piece_steps, Real wave_scale, double reference) {
   extern __shared__ __align__(16) unsigned char shared[];
   const u32 psi = shared_address(shared);
-  Real* const poly = reinterpret_cast<Real*>(shared + REWARDS) + 32;
+  Real* const poly = reinterpret_cast<Real*>(shared + WAVES);
 #if WAVES_SHARED
   Real* const waves = poly + 3 * BONDS;
 #else
   Real* const waves = c_out.waves + (long long)blockIdx.x * 2 * HARMONICS * BONDS;
 #endif
-  double* const sums = reinterpret_cast<double*>(shared + SUMS_AT);
   const int segments = (steps + segment - 1) / segment;
-  const long long row = ROWS, block = blockIdx.x;
+  const int rank = block_rank(), blocks = gridDim.x / CLUSTER, local = rank * LOCAL + threadIdx.x;
+  const long long row = ROWS, block = blockIdx.x / CLUSTER;  // of the trajectory: a cluster counts as one
 #if OWN || RANK
   Pair* const own = c_trail.own + block * (2 * (segment + 1) + (OWN ? 2 * (segments + 1) : 0)) * row;
   Pair *const path = own, *const adjoint = own + (segment + 1) * row;
@@ -185,19 +403,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
 #if OWN
   Pair *const kept_path = own + 2 * (segment + 1) * row, *const kept_adjoint = kept_path + (segments + 1) * row;
 #endif
-  double* const prefix_sum = c_trail.prefix_sum + block * (steps + 1);
-  double* const reward_sum = c_out.reward_sum + block * steps;
+  double* const sums = reinterpret_cast<double*>(shared + SUMS_AT);
+  const double* const totals = reinterpret_cast<const double*>(shared + TOTALS_AT);
+  Track track = {psi, 0, sums, c_trail.prefix_sum + block * (steps + 1), c_out.reward_sum + block * (steps + HEUN),
+                 totals, steps};
   Site site[PER];
   Score score[PER];
+  Post post;
+  open_post(post, psi);
 
-  for (int j = blockIdx.x; j < count; j += gridDim.x) {
+  for (int j = block; j < count; j += blocks) {
     const u32 trajectory = first + j;
     const u32 stream = ANTITHETIC ? trajectory & ~1u : trajectory;
-    const u32 half_turn = ANTITHETIC ? trajectory << 31 : 0;
-    __syncthreads();  // the last trajectory's state is still being read
+    track.half_turn = ANTITHETIC ? trajectory << 31 : 0;
+    sync_cluster();  // the last trajectory's state is still being read
 #if HARMONICS
     for (int b = threadIdx.x; b < BONDS; b += THREADS)
-      draw_modulation(stream, b, c_in.bond_given[b], wave_scale, waves);
+      draw_modulation(stream, b, c_in.bond_given[rank * BONDS + b], wave_scale, waves);
 #endif
     __syncthreads();
 
@@ -209,21 +431,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
       Wave wave = {-1, piece_steps, poly, waves};
       start_twin(twin, x, psi + TWIN_AT);
       for (int k = 0; k < segments; ++k) {
-        for (int i = 0; i < PER; ++i) kept_path[k * row + threadIdx.x + i * THREADS] = x[i];
-        path_of(twin, x, wave, k * segment, min((k + 1) * segment, steps), path);
+        for (int i = 0; i < PER; ++i) kept_path[k * row + local + i * THREADS] = x[i];
+        path_of(twin, x, wave, post, psi, k * segment, min((k + 1) * segment, steps), path);
       }
       for (int i = 0; i < PER; ++i) {
         twin_finite = twin_finite && isfinite(x[i].x) && isfinite(x[i].y);
-        x[i] = Pair();
+        x[i] = last_adjoint(local + i * THREADS, x[i], steps);
       }
       for (int k = segments - 1; k >= 0; --k) {
         Pair begin[PER];
         for (int i = 0; i < PER; ++i) {
-          kept_adjoint[(k + 1) * row + threadIdx.x + i * THREADS] = x[i];
-          begin[i] = kept_path[k * row + threadIdx.x + i * THREADS];
+          kept_adjoint[(k + 1) * row + local + i * THREADS] = x[i];
+          begin[i] = kept_path[k * row + local + i * THREADS];
         }
-        path_of(twin, begin, wave, k * segment, min((k + 1) * segment, steps), path);
-        adjoint_of(twin, x, wave, k * segment, min((k + 1) * segment, steps), k * segment, path, adjoint);
+        const int end = min((k + 1) * segment, steps);
+        path_of(twin, begin, wave, post, psi, k * segment, end, path);
+        adjoint_of(twin, x, wave, post, psi, k * segment, end, k * segment, steps, path, adjoint);
       }
       for (int i = 0; i < PER; ++i) twin_finite = twin_finite && isfinite(x[i].x) && isfinite(x[i].y);
       __syncthreads();
@@ -232,18 +455,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
 
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
-      const int n = threadIdx.x + i * THREADS;
+      const int n = local + i * THREADS;
       open_site(site[i], n, psi);
-      Pair start;
-      start.x = c_in.start[2 * n];
-      start.y = c_in.start[2 * n + 1];
-      store(site[i].self, start);
+      publish(site[i], n, psi, 0, pair(c_in.start[2 * n], c_in.start[2 * n + 1]), 0);
       score[i] = Score();
     }
-    __syncthreads();
+    gather<0>(post, psi);
 
     Grown sum = {};
-    Real weight = 0;
+    Rows twin_rows[PER];
     for (int k = 0; k < segments; ++k) {
       const int begin = k * segment, end = min(begin + segment, steps);
 #if OWN || RANK
@@ -256,24 +476,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
 #if RANK
           x[i] = load(site[i].self + (begin & 1) * BUFFER, Pair());
 #else
-          x[i] = kept_path[k * row + threadIdx.x + i * THREADS];
-          q[i] = kept_adjoint[(k + 1) * row + threadIdx.x + i * THREADS];
+          x[i] = kept_path[k * row + local + i * THREADS];
+          q[i] = kept_adjoint[(k + 1) * row + local + i * THREADS];
 #endif
         }
-        path_of(twin, x, wave, begin, end, path);
+        path_of(twin, x, wave, post, psi, begin, end, path);
 #if RANK
-        sum.grown = sum.earned + sum.moved + bend(twin, x, q, k, end, shared);
+        sum.base = sum.earned + bend(twin, x, q, post, psi, k, end, shared);
         for (int i = 0; i < PER; ++i) {
-          const int n = threadIdx.x + i * THREADS;
+          const int n = local + i * THREADS;
           for (int p = 0; p < PORTS; ++p)
             if (is_port(p, n)) {
               for (int step = begin; step < end; ++step)
-                sum.grown += twin_reward(n, path[(step - begin) * row + n], step);
+                sum.base += twin_reward(n, path[(step - begin) * row + n], step) * (double)part_of_reward(step, steps);
               break;
             }
         }
 #endif
-        adjoint_of(twin, q, wave, begin, end, begin + 1, path, adjoint);
+        adjoint_of(twin, q, wave, post, psi, begin, end, begin + 1, steps, path, adjoint);
+        sync_cluster();  // its buffers are those of q with Heun's step
       }
       const Pair *const x_rows = path - begin * row, *const q_rows = adjoint - begin * row;
 #else
@@ -282,16 +503,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
       Pair x_now[PER], x_next[PER], q_next[PER];
 #pragma unroll
       for (int i = 0; i < PER; ++i) {
-        const long long n = threadIdx.x + i * THREADS;
+        const long long n = local + i * THREADS;
         x_now[i] = x_rows[begin * row + n];
         x_next[i] = x_rows[(begin + 1) * row + n];
         q_next[i] = q_rows[(begin + 1) * row + n];
       }
       u32 w[PER][4] = {};
-      if (begin & 1) draw(threadIdx.x, w, stream, begin);
-      Real tau = 0;
+      if (CLUSTER > 1 || (begin & 1)) draw(local, w, stream, begin);
+      Real tau = 0, tau_step = 0;
 #if HARMONICS
       int piece = -1;
+      tau_step = (Real)2 / (Real)piece_steps;
 #endif
 #pragma unroll 1
       for (int step = begin; step < end; ++step) {
@@ -302,55 +524,63 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
           refresh_modulation(threadIdx.x, c_in.modulation + (long long)piece * 8 * HARMONICS, waves, poly);
           __syncthreads();
 #pragma unroll
-          for (int i = 0; i < PER; ++i) take_modulation(site[i], threadIdx.x + i * THREADS, c_in.kappa, poly);
+          for (int i = 0; i < PER; ++i) take_modulation(site[i], local + i * THREADS, c_in.kappa, poly);
         }
         tau = (Real)(2 * (step - piece * piece_steps) + 1 - piece_steps) / (Real)piece_steps;
 #endif
         const bool odd = step & 1;
-        if (!odd) draw(threadIdx.x, w, stream, step);
-        const u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
-        const long long later = (step + 2 <= end ? step + 2 : end) * row + threadIdx.x;  // fetched a step ahead
-        const Real bar = c_in.bar[step];
-        if (threadIdx.x == 0) atomicAdd(reward_sum + step, (double)reward(psi, from, step));
-        Real ahead = 0;
+        if (CLUSTER == 1 && !odd) draw(local, w, stream, step);
+        const long long later = (step + 2 <= end ? step + 2 : end) * row + local;  // fetched a step ahead
 #pragma unroll
         for (int i = 0; i < PER; ++i) {
-          const Pair q = q_next[i], before = x_now[i], after = x_next[i];
-          x_now[i] = after;
+          twin_rows[i] = {x_now[i], x_next[i], q_next[i]};
+          x_now[i] = x_next[i];
           x_next[i] = x_rows[later + i * THREADS];
           q_next[i] = q_rows[later + i * THREADS];
-          ahead += corrected(site[i], score[i], sum, threadIdx.x + i * THREADS, from, to, odd ? w[i][2] : w[i][0],
-                             (odd ? w[i][3] : w[i][1]) ^ half_turn, weight, tau, step, q, before, after);
         }
-        const Real part = warp_sum((Real)(sum.grown + (double)ahead));
-        double* const here = sums + (odd ? 32 : 0);
-        if ((threadIdx.x & 31) == 0) here[threadIdx.x >> 5] = (double)part;
-        __syncthreads();
-        double grown = 0;  // Λ_0 − Λ_{n+1}
-#pragma unroll
-        for (int i = 0; i < WARPS; ++i) grown += here[i];
-        weight = (Real)((double)bar - grown);
-        if (threadIdx.x == 0) atomicAdd(prefix_sum + step + 1, grown);
+        if (odd) {
+          twin_step<1>(site, score, sum, twin_rows, w, track, post, tau, tau_step, step);
+          if (CLUSTER > 1) draw(local, w, stream, step + 1);  // while messages are on their way
+          gather(post, psi, EVEN, state_bytes(post) + TOTAL_BYTES, threadIdx.x);
+        } else {
+          twin_step<0>(site, score, sum, twin_rows, w, track, post, tau, tau_step, step);
+          gather(post, psi, ODD, state_bytes(post) + TOTAL_BYTES, threadIdx.x);
+        }
       }
     }
 
-    const double gained = block_sum(sum.grown, sums), total = block_sum(sum.earned, sums);
+    settle_last(site, score, track, post);
+    const u32 end_buffer = (steps & 1) * BUFFER;
+#if HEUN
+    for (int i = 0; i < PER; ++i) {  // the reward of the end
+      const Pair last = load(site[i].self + end_buffer, Pair());
+      count_reward(sum, local + i * THREADS, last, twin_rows[i].next, steps, trapezoid(steps, steps));
+#if RATES
+      add_part_of_gain(site[i], local + i * THREADS, last, steps, trapezoid(steps, steps));
+#endif
+    }
+    if (rank == 0 && threadIdx.x == 0)
+      atomicAdd(track.reward_sum + steps, (double)(reward(psi, end_buffer, steps) * trapezoid(steps, steps)));
+#endif
+    const double gained = trajectory_sum(sum.base + sum.moved, sums, totals, post, psi, steps);
+    const double total = trajectory_sum(sum.earned, sums, totals, post, psi, steps + 1);
     bool finite = true;
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
-      const int n = threadIdx.x + i * THREADS;
-      settle(site[i], score[i], weight);
+      const int n = local + i * THREADS;
       if (n < N) {
         close_corrected(site[i], score[i], n, (Real)(gained - reference), c_out.raw + (long long)j * 3 * KINDS * N);
-        const Pair last = load(site[i].self + (steps & 1) * BUFFER, Pair());
+        const Pair last = load(site[i].self + end_buffer, Pair());
         finite = finite && isfinite(last.x) && isfinite(last.y);
       }
     }
     const int bad = __syncthreads_or(!finite), twin_bad = __syncthreads_or(!twin_finite);
     if (threadIdx.x == 0) {
-      c_out.returns[j] = total;
-      c_trail.gained[j] = gained;
-      c_out.overflow[j] = (bad ? 1 : 0) + (twin_bad ? 2 : 0);
+      if (rank == 0) {
+        c_out.returns[j] = total;
+        c_trail.gained[j] = gained;
+      }
+      c_out.overflow[(long long)j * CLUSTER + rank] = (bad ? 1 : 0) + (twin_bad ? 2 : 0);
     }
   }
 }
