@@ -98,7 +98,7 @@ LARGE = {  # network, options, and (blocks, sites per thread) of 80 sites
 )
 def test_a_cluster_of_blocks_sums_what_the_cpu_does(device, case, dtype, monkeypatch):
     network, options, spread = LARGE[case]
-    monkeypatch.setattr(cuda, "spread_with_twin", lambda *_: spread)
+    monkeypatch.setattr(cuda_twin, "spread_with_twin", lambda *_: spread)
     spec = rectangle(8, 10, **network)
     spec = spec.replace(port_sites=np.array([79, 0]))  # in both outer blocks
     table = np.linspace(3e-3, 0, spec.steps + 1)
@@ -117,10 +117,10 @@ def test_a_cluster_of_blocks_sums_what_the_cpu_does(device, case, dtype, monkeyp
 def test_blocks_of_the_twin_have_no_more_sites_than_threads():
     for item, block in [(4, 512), (8, 256)]:
         for sites in (1, 143, block, block + 1, 4096, 10_000, 16 * block):
-            cluster, per = cuda.spread_with_twin(sites, item, 16)
+            cluster, per = cuda_twin.spread_with_twin(sites, item, 16)
             assert sites <= cluster * per * 1024
             assert (cluster == 1) == (sites <= block)
-        assert cuda.spread_with_twin(10_000, item, 1) == (1, 10)  # a GPU without clusters
+        assert cuda_twin.spread_with_twin(10_000, item, 1) == (1, 10)  # a GPU without clusters
 
 
 HEUN = {
