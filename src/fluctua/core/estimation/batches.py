@@ -265,12 +265,12 @@ def _add_steps(model: terms.EstimatorModel, run: streamed.Run, chunk: Chunk, pat
     process = model.process
     assert isinstance(process, Process)
 
-    def split(v: Array, axis: int) -> Array:
-        shape = (*v.shape[:axis], chunk.batches, chunk.trajectories, *v.shape[axis + 1 :])
-        return v.reshape(shape)
+    def split(v: Array) -> Array:
+        """(steps, E, ...) -> (B, steps, m, ...): sums are then over neighbouring axes."""
+        shaped = v.reshape(len(v), chunk.batches, chunk.trajectories, *v.shape[2:])
+        return jnp.swapaxes(shaped, 0, 1)
 
-    context = jax.tree.map(lambda v: split(v, 0), path.context)
-    counts = split(path.counts, 0)
+    context = jax.tree.map(lambda v: split(v[None])[:, 0], path.context)
 
     def weigh(theta: Params, n: Array, rows: Any, context: PyTree) -> Array:
         """A number whose gradient is the sum of a batch. n: (b,). rows: (b, m, ...)."""
@@ -286,14 +286,12 @@ def _add_steps(model: terms.EstimatorModel, run: streamed.Run, chunk: Chunk, pat
         of_step: Callable[..., Array] = jax.vmap(one, in_axes=(None, 0, 0, 0, 0, 0))
         return jnp.sum(jax.vmap(of_step, in_axes=(0, 0, 0, 0, 0, None))(n, *rows, context))
 
-    differentiate = jax.vmap(jax.grad(weigh), in_axes=(None, None, 1, 0))
+    differentiate = jax.vmap(jax.grad(weigh), in_axes=(None, None, 0, 0))
 
     def body(total: Params, index: Array) -> tuple[Params, None]:
         n = jnp.minimum(index, steps - 1)
-        real = (index < steps).astype(path.x.dtype)
-        once = real[:, None, None] * counts
-        weights = once * split(path.weights[n], 1)
-        rows = (split(path.x[n], 1), split(path.x[n + 1], 1), weights, once)
+        once = (index < steps)[:, None] * path.counts
+        rows = jax.tree.map(split, (path.x[n], path.x[n + 1], once * path.weights[n], once))
         return jax.tree.map(jnp.add, total, differentiate(theta, n, rows, context)), None
 
     zero = jax.tree.map(lambda v: jnp.zeros((chunk.batches, *v.shape), v.dtype), theta)
