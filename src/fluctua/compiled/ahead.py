@@ -22,7 +22,7 @@ from fluctua.core.trajectories import Times
 DOMINATED = 1
 NOT_FINITE = 2
 OUT_OF_RANGE = 4
-"""Flags that passes set, as in native/sweep.hpp and native/ahead.cuh."""
+"""Flags that passes set, as in native/ensemble.hpp and native/ahead.cuh."""
 
 
 STREAM_WORDS = {0: 0, 1: 2, 2: 3, 3: 3}

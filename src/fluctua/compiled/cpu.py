@@ -92,7 +92,7 @@ def write_cpu_source(
             toolchain.read_common(*toolchain.COMMON, "vectors.hpp"),
             toolchain.read_native("lanes.hpp", "noise.hpp"),
             emit.write_functions(program, layout, scores=sweep > 0),
-            toolchain.read_native("sweep.hpp"),
+            toolchain.read_native("ensemble.hpp", "sweep.hpp"),
         ]
     )
 
@@ -239,7 +239,7 @@ POINTERS = (
 
 
 class _RunStruct(ctypes.Structure):
-    """`struct Run` of native/sweep.hpp."""
+    """`struct Run` of native/ensemble.hpp."""
 
     _fields_ = [
         ("count", ctypes.c_int64),
@@ -348,7 +348,7 @@ class CpuLibrary(CpuArrays):
     ) -> np.ndarray:
         """Run one pass, and return its sums over the ensemble in double precision.
 
-        sums: shape of those sums; () for none. scale, same: as in `Run` of native/sweep.hpp.
+        sums: shape of those sums; () for none. scale, same: as in `Run` of native/ensemble.hpp.
         """
         bounds = self._split_ensemble(count, sums)
         partial = np.zeros((len(bounds), *sums))
