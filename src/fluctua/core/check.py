@@ -261,9 +261,8 @@ def grid(t: Array) -> Times:
     unit = np.finfo(instants.dtype).eps if np.issubdtype(instants.dtype, np.floating) else 0.0
     if np.abs(dt - even).max() <= 2 * unit * np.abs(exact).max():
         dt = np.full(dt.size, even)
-    return Times(
-        jnp.asarray(instants, jnp.result_type(float)), jnp.asarray(dt, jnp.result_type(float))
-    )
+    real = jnp.result_type(float)
+    return Times(jnp.asarray(instants, real), arrays.put(dt.astype(real)))
 
 
 def parameters(theta: Params, *, numbers: bool = True) -> Params:

@@ -63,10 +63,15 @@ def _trace(f: Callable[..., PyTree], arguments: Sequence[PyTree], marked: Sequen
     each = [
         mark for mark, tree in zip(marked, arguments, strict=True) for _ in jax.tree.leaves(tree)
     ]
+    return mark_outputs(closed, each)
+
+
+def mark_outputs(program: ClosedJaxpr, marked: Sequence[bool]) -> Marks:
+    """Elements of the outputs that may depend on marked inputs. marked: one per input."""
     inputs = [
-        np.full(v.aval.shape, mark) for v, mark in zip(closed.jaxpr.invars, each, strict=True)
+        np.full(v.aval.shape, mark) for v, mark in zip(program.jaxpr.invars, marked, strict=True)
     ]
-    return _propagate(closed, inputs, [None] * len(inputs))
+    return _propagate(program, inputs, [None] * len(inputs))
 
 
 def _propagate(program: ClosedJaxpr | Jaxpr, marks: Marks, numbers: Constants) -> Marks:

@@ -25,6 +25,7 @@ from jax.scipy import linalg
 
 from fluctua.core import arrays, check, dependence
 from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.host.programs import HostProgram, NoRule
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, NoiseProduct, Process
 from fluctua.core.text import names
@@ -769,19 +770,25 @@ def check_model(
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
         assert isinstance(process, Process)
+        without_noise = _check_on_host(process, theta, x, t, context)
+        if without_noise is not None:
+            return _name_noiseless(process, without_noise)
         *noiseless, regular = arrays.on_host(_check_quickly(process, theta, x, t, context)).tolist()
         if regular:
-            _check_step(process, np.asarray(noiseless, bool), int(np.sum(noiseless)))
-            return (
-                process._replace(noiseless=tuple(np.flatnonzero(noiseless).tolist()))
-                if any(noiseless)
-                else process
-            )
+            return _name_noiseless(process, np.asarray(noiseless, bool))
     check.parameters(theta)
     x, t, one = check.take_first((x, t, context))
     if isinstance(process, Process):
         check_finite(process, theta, x, t, one, "at the first state")
     return find_noiseless(process, theta, x, t, one)
+
+
+def _name_noiseless(process: Process, noiseless: np.ndarray) -> Process:
+    """The process with its noiseless components named. noiseless: (M,)"""
+    _check_step(process, noiseless, int(noiseless.sum()))
+    if not noiseless.any():
+        return process
+    return process._replace(noiseless=tuple(np.flatnonzero(noiseless).tolist()))
 
 
 _SHAPES: dict[Any, bool] = {}
@@ -798,6 +805,55 @@ def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context
     ):
         return False
     return len(jax.eval_shape(process.noise, theta, x, t, context).shape) == 1
+
+
+def _check_on_host(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree
+) -> np.ndarray | None:
+    """Noiseless components (M,), where NumPy finds no fault at the first states; else None.
+
+    A first estimate would wait for the compiler otherwise. Where θ may enter a component without
+    noise, and for operations without a rule, None is returned.
+    """
+    if jax.default_backend() != "cpu" or any(map(arrays.is_key, jax.tree.leaves(context))):
+        return None
+    flat = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
+    x, t, context = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (x, t, context))
+    off = np.concatenate([np.zeros((1, x.size)), _draw_offsets(x.size)])
+    states = (x + (np.abs(x) + 1) / 2 * off).astype(x.dtype)
+    numbers = theta, states, t, context
+    program, moved = _trace_on_host(process, *map(check.tree_signature, numbers))
+    try:
+        drift, sigma = program(*numbers)
+    except NoRule:
+        return None
+    q = sigma**2 / 2
+    finite = np.isfinite(drift).all(axis=1) & np.isfinite(q).all(axis=1)
+    lost = np.any(~(q > 0) & moved, axis=1)
+    noiseless = q[0] == 0
+    comes = np.any(noiseless & (q > 0), axis=1)
+    beside = np.any(finite[1:] & (comes | lost)[1:]) and noiseless.any()
+    # numbers that JAX may round to zero
+    tiny = np.any((q > 0) & (q < np.finfo(q.dtype).tiny))
+    regular = finite[0] and not lost[0] and not beside and not tiny
+    good = regular and all(np.isfinite(leaf).all() for leaf in flat)
+    return noiseless if good else None
+
+
+@functools.lru_cache(maxsize=256)
+def _trace_on_host(process: Process, *signatures: Any) -> tuple[HostProgram, np.ndarray]:
+    """Drift and noise at several states, and the components (M,) that θ may move."""
+    noise: Any = process.noise
+
+    def evaluate(theta: Params, states: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
+        def at(state: Array) -> tuple[Array, Array]:
+            return process.drift(theta, state, t, context), noise(theta, state, t, context)
+
+        return jax.vmap(at)(states)
+
+    program = HostProgram(evaluate, *map(check.abstract_tree, signatures))
+    drift, sigma = program.mark_dependent(True, False, False, False)
+    return program, np.logical_or.reduce(drift | sigma)
 
 
 @functools.partial(arrays.jit, static_argnums=0)
