@@ -11,6 +11,7 @@ nothing else, at the same precision.
 from __future__ import annotations
 
 import argparse
+import itertools
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ def layered(widths: tuple[int, ...]) -> Own:
             "W": jnp.asarray(rng.normal(size=(m, n)) / np.sqrt(n), jnp.float32),
             "b": jnp.zeros(m, jnp.float32),
         }
-        for n, m in zip(widths[:-1], widths[1:], strict=True)
+        for n, m in itertools.pairwise(widths)
     ]
     target = Objective(running=lambda theta, x: -jnp.sum((x - 0.5) ** 2))
     start = jnp.zeros(widths[0])
