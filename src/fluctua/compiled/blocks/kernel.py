@@ -1,0 +1,322 @@
+"""Sums over batches of trajectories by a kernel on arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.compiled import ahead as precomputed
+from fluctua.compiled import cpu, kernels, toolchain
+from fluctua.compiled.blocks import program as programs
+from fluctua.compiled.blocks.nodes import ArrayGraph
+from fluctua.compiled.blocks.sums import evaluate_nodes, finish_sums
+from fluctua.compiled.passes import compute_noise_words
+from fluctua.compiled.trace import describe_shapes
+from fluctua.core import model as terms
+from fluctua.core.arrays import Array, Params, PyTree, jit
+from fluctua.core.draws import Density
+from fluctua.core.estimation.batches import BatchSums
+from fluctua.core.streamed import Call, split_key
+
+BLOCK = 64
+"""Trajectories that advance together, at most."""
+
+STORED_BYTES = 2**27
+"""States and other numbers of a block that wait for its returns, at most; else it runs twice."""
+
+MAX_KERNELS = 64
+
+
+class ArrayKernel(NamedTuple):
+    """A compiled kernel on arrays.
+
+    program, text: what it computes. source: generated text. library: loaded.
+    real: type of states. self_starting: it starts its trajectories itself.
+    """
+
+    program: programs.ArrayProgram
+    text: programs.ArrayText
+    source: str
+    library: ctypes.CDLL
+    real: np.dtype
+    self_starting: bool
+    ahead: Any
+
+
+class _BatchRun(ctypes.Structure):
+    """`struct BatchRun` of native/batches.hpp, which begins with a `Run`."""
+
+    _fields_ = [
+        ("count", ctypes.c_int64),
+        ("steps", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in cpu.POINTERS),
+        ("scale", ctypes.c_double),
+        ("same", ctypes.c_double),
+        ("size", ctypes.c_int64),
+        ("stored", ctypes.c_int64),
+        ("totals", ctypes.c_void_p),
+    ]
+
+
+_kernels: dict[Any, ArrayKernel] = {}
+
+
+def find_array_kernel(call: Call, size: int) -> ArrayKernel:
+    """Find or make the kernel of a call. size: trajectories per batch."""
+    block = min(BLOCK, size)
+    structure = (
+        call.model,
+        call.substrate.recipe,
+        describe_shapes(call.theta),
+        describe_shapes(call.substrate.x0),
+        str(call.substrate.t.dtype),
+        jnp.result_type(float),
+        block,
+    )
+    if structure not in _kernels:
+        _kernels[structure] = _make_kernel(call, block)
+        if len(_kernels) > MAX_KERNELS:
+            _kernels.pop(next(iter(_kernels)))
+    return _kernels[structure]
+
+
+def _make_kernel(call: Call, block: int) -> ArrayKernel:
+    recipe = call.substrate.recipe
+    ensemble = jax.eval_shape(lambda: kernels.begin_ensemble(call, call.key, 1))
+    program = programs.trace_program(call.model, recipe, call.theta, ensemble, call.substrate.t)
+    noise64 = jnp.result_type(float) == np.float64
+    double = ensemble.x.dtype == np.float64
+    lanes = 8 if double or noise64 else 16
+    text = programs.write_program(program, lanes)
+    self_starting = recipe.fixed and call.model.objective.initial is None
+    wiener = precomputed.encode_generator(recipe.wiener)
+    sizes = text.sizes | {
+        "LANES": lanes,
+        "BLOCKS": block // lanes,
+        "REAL": "double" if double else "float",
+        "DOUBLE": int(double),
+        "NOISE64": int(noise64),
+        "WIENER": wiener,
+        "STREAM": precomputed.STREAM_WORDS[wiener],
+        "BEGINS": int(self_starting),
+    }
+    if wiener == 0:
+        sizes["NORMALS"] = 0
+    numbers = ", ".join(map(str, range(program.width))) or "0"
+    source = "\n".join(
+        [
+            *(f"#define {name} {value}" for name, value in sizes.items()),
+            *(f"constexpr int {name}[] = {{{numbers}}};" for name in ("NORMAL_OF", "PLACE_OF")),
+            toolchain.read_common(*toolchain.COMMON, "vectors.hpp"),
+            toolchain.read_native("lanes.hpp", "noise.hpp", "ensemble.hpp", "blocks.hpp"),
+            text.functions,
+            toolchain.read_native("batches.hpp"),
+        ]
+    )
+    library = ctypes.CDLL(str(cpu.find_or_build(source, kernels.OPTIMISE)))
+    library.workspace_bytes.restype = ctypes.c_int64
+    real = np.dtype(np.float64 if double else np.float32)
+    ahead = NumbersOfCall(program, text)
+    return ArrayKernel(program, text, source, library, real, self_starting, ahead)
+
+
+# -------------------------------------------------------------------------------------- numbers
+
+
+class NumbersOfCall:
+    """Computes the numbers that are the same for all trajectories."""
+
+    def __init__(self, program: programs.ArrayProgram, text: programs.ArrayText):
+        self.graph: ArrayGraph = program.graph
+        self.theta = program.theta
+        self.places = text.ahead.places
+        self.sizes = text.ahead.sizes
+        names = {self.graph[n].data: n for n in program.places}
+        self.times = {name: names[f"{name}0"] for name in ("t", "dt")}
+        computed = [
+            n for n in self.places if self.graph[n].op not in ("const", "input")
+        ]
+        self.computed = {
+            name: [n for n in computed if self.places[n][0] == name] for name in self.sizes
+        }
+        self._compute = jit(self._evaluate)
+
+    def _evaluate(self, theta: list[Any], t: Array, dt: Array) -> tuple[list[Any], list[Any]]:
+        known = dict(zip(self.theta, theta, strict=True))
+        shared = evaluate_nodes(self.graph, self.computed["shared"], known)
+
+        def at(t: Array, dt: Array) -> list[Any]:
+            inputs = {self.times["t"]: t, self.times["dt"]: dt}
+            return evaluate_nodes(self.graph, self.computed["timed"], known | inputs)
+
+        return shared, jax.vmap(at)(t, dt)
+
+    def fill(self, theta: Params, times: Any, real: np.dtype) -> dict[str, np.ndarray]:
+        """Return the arrays "shared" (·,) and "timed" (T, ·)."""
+        leaves = jax.tree.leaves(theta)
+        steps = len(times.dt)
+        values: dict[int, Any] = dict(zip(self.theta, leaves, strict=True))
+        values |= {self.times["t"]: times.t[:-1], self.times["dt"]: times.dt}
+        if any(self.computed.values()):
+            shared, timed = self._compute(leaves, times.t[:-1], times.dt)
+            values |= dict(zip(self.computed["shared"], shared, strict=True))
+            values |= dict(zip(self.computed["timed"], timed, strict=True))
+        arrays = {
+            "shared": np.zeros(max(1, self.sizes["shared"]), real),
+            "timed": np.zeros((steps, max(1, self.sizes["timed"])), real),
+        }
+        for node, (name, first) in self.places.items():
+            of = self.graph[node]
+            value = np.asarray(of.data if of.op == "const" else values[node])
+            if name == "timed":
+                value = value.reshape(steps, -1)
+            arrays[name][..., first : first + of.size] = value if name == "timed" else value.ravel()
+        return arrays
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
+    """Run a call on a kernel on arrays. size: trajectories per batch."""
+    kernel = find_array_kernel(call, size)
+    precomputed.check_generator(call.key)
+    count = call.count
+    batches = -(-count // size)
+    program = kernel.program
+    arrays: dict[str, Any] = kernel.ahead.fill(call.theta, call.substrate.times, kernel.real)
+    ensemble = None
+    if kernel.self_starting:
+        wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
+        arrays["stream"] = compute_noise_words(wiener, call.key)[:2].copy()
+        arrays["x"] = np.array(call.substrate.x0, kernel.real)
+    else:
+        ensemble = kernels.begin_ensemble(call, split_key(call.key).run, count, call.first)
+        wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
+        table = precomputed.lay_out_ensemble(wiener, kernel.real, ensemble)
+        arrays |= {name: np.ascontiguousarray(value) for name, value in table.items()}
+    steps = len(call.substrate.times.dt)
+    bar = np.zeros(steps, kernel.real)
+    if call.tables.step is not None:
+        bar[:] = np.asarray(call.tables.step)[1:]
+    arrays["bar"] = bar
+    arrays["reward"] = _start_rewards(call, ensemble, count, kernel.real)
+    arrays["last"] = np.empty((program.state, count), kernel.real)
+    sums = np.zeros((batches, kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]))
+    _run_batches(kernel, arrays, sums, count=count, size=size, first=call.first or 0)
+    theta = dict(zip(program.theta, jax.tree.leaves(call.theta), strict=True))
+    roots = programs.read_sums(program, kernel.text, sums)
+    leaves = finish_sums(program.graph, program.sums, roots, theta)
+    rows = np.concatenate([leaf.reshape(batches, -1) for leaf in leaves], axis=1)
+    returns = arrays["reward"]
+    last = arrays["last"].T
+    ends = _add_ends(kernel, call, ensemble, returns, last, size)
+    if ends is not None:
+        rows = rows + ends
+    finite = bool(np.isfinite(rows).all() and np.isfinite(last).all())
+    return BatchSums(jnp.asarray(returns), rows, last, finite)
+
+
+def _run_batches(
+    kernel: ArrayKernel,
+    arrays: dict[str, np.ndarray],
+    sums: np.ndarray,
+    *,
+    count: int,
+    size: int,
+    first: int,
+) -> None:
+    """Run all batches, each with a workspace of its own."""
+    steps = len(arrays["timed"])
+    needed = kernel.library.workspace_bytes
+    stored = needed(ctypes.c_int64(steps), ctypes.c_int64(1)) <= STORED_BYTES
+    memory = needed(ctypes.c_int64(steps), ctypes.c_int64(int(stored)))
+    given = _BatchRun(count=count, steps=steps, first=first, size=size, stored=int(stored))
+    for name, array in (arrays | {"totals": sums}).items():
+        assert array.flags.c_contiguous
+        setattr(given, name, array.ctypes.data)
+    spaces: SimpleQueue[np.ndarray] = SimpleQueue()
+
+    def run_batch(batch: int) -> None:
+        space = _allocate(memory) if spaces.empty() else spaces.get()
+        kernel.library.batch_sums(
+            ctypes.byref(given), ctypes.c_int64(batch), ctypes.c_void_p(space.ctypes.data)
+        )
+        spaces.put(space)
+
+    cpu.run_pieces(run_batch, range(len(sums)))
+
+
+def _allocate(size: int) -> np.ndarray:
+    """Return aligned memory."""
+    buffer = np.empty(size + cpu.ALIGNED, np.uint8)
+    first = -buffer.ctypes.data % cpu.ALIGNED
+    return buffer[first : first + size]
+
+
+def _start_rewards(call: Call, ensemble: Any, count: int, real: np.dtype) -> np.ndarray:
+    """Return the rewards before the first step. (E,)"""
+    if ensemble is None or call.model.objective.initial is None:
+        return np.zeros(count, real)
+    rewards = terms.initial_rewards(
+        call.model.objective, call.theta, ensemble.x, ensemble.context
+    )
+    return np.array(rewards, real)
+
+
+def _add_ends(
+    kernel: ArrayKernel, call: Call, ensemble: Any, returns: np.ndarray, last: np.ndarray, size: int
+) -> np.ndarray | None:
+    """Return Σ (λ̂₀ − λ̄₋₁) ∂θ ln p₀ + ∂θ g_0 + ∂θ g_T of every batch (B, P); None if zero."""
+    model = call.model
+    start = isinstance(model.start, Density)
+    if not start and model.objective.initial is None and not kernel.program.terminal_moves:
+        return None
+    bar = 0.0 if call.tables.initial is None else call.tables.initial[0]
+    if ensemble is None:
+        first = jnp.broadcast_to(jnp.asarray(call.substrate.x0), last.shape)
+        context = None
+    else:
+        first = ensemble.x
+        context = ensemble.context
+    rows = (first, jnp.asarray(last), jnp.asarray(returns) - bar, context)
+    return np.asarray(_sum_ends(model, size, call.theta, rows))
+
+
+@partial(jit, static_argnums=(0, 1))
+def _sum_ends(model: terms.EstimatorModel, size: int, theta: Params, rows: PyTree) -> Array:
+    rewards = model.objective
+    count = len(rows[0])
+    batches = -(-count // size)
+
+    def split(v: Array) -> Array:
+        index = jnp.minimum(jnp.arange(batches * size), count - 1)
+        return v[index].reshape(batches, size, *v.shape[1:])
+
+    once = (jnp.arange(batches * size) < count).reshape(batches, size).astype(rows[0].dtype)
+
+    def weigh(theta: Params, rows: PyTree, once: Array) -> Array:
+        def one(first: Array, last: Array, weight: Array, context: PyTree) -> Array:
+            total = rewards.terminal(theta, last, context)
+            if rewards.initial is not None:
+                total = total + rewards.initial(theta, first, context)
+            if isinstance(model.start, Density):
+                total = total + weight * model.start.log_density(theta, first, context)
+            return total
+
+        return jnp.sum(once * jax.vmap(one)(*rows))
+
+    slopes = jax.vmap(jax.grad(weigh), in_axes=(None, 0, 0))(
+        theta, jax.tree.map(split, rows), once
+    )
+    leaves = jax.tree.leaves(slopes)
+    return jnp.concatenate([leaf.reshape(batches, -1) for leaf in leaves], axis=1)
+
+

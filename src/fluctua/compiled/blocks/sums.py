@@ -1,0 +1,194 @@
+"""Which sums over trajectories a kernel forms, and how gradients follow from them.
+
+Gradients are linear in what depends on the trajectory. A factor that depends on θ alone can wait
+until the sum is formed: the kernel adds up `roots`, and JAX applies the rest once per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.compiled.blocks.nodes import LANE, THETA, ArrayGraph, find_strides
+from fluctua.core.arrays import jit
+
+OUTER_ELEMENTS = 512
+"""Elements from which the sum of products a bᵀ is a product of matrices over trajectories."""
+
+
+class Outer(NamedTuple):
+    """A root that is a product a bᵀ.
+
+    rows, columns: nodes a (m,) and b (n,).
+    order: place in the m × n products of each element of the root.
+    """
+
+    rows: int
+    columns: int
+    order: np.ndarray
+
+
+def find_outer(graph: ArrayGraph, node: int) -> Outer | None:
+    """Return the factors of a node that is a large product a bᵀ; None for any other."""
+    of = graph[node]
+    if of.op != "mul" or of.size < OUTER_ELEMENTS:
+        return None
+    if any(not graph[a].depends & LANE for a in of.args):
+        return None
+    strides = []
+    for arg in of.args:
+        source, places = graph.trace_source(arg)
+        found = None if places is None else find_strides(places, of.shape)
+        if found is None:
+            return None
+        strides.append(found.strides)
+    axes = range(len(of.shape))
+    if any(strides[0][k] and strides[1][k] for k in axes):
+        return None
+    rows = [k for k in axes if strides[0][k]]
+    columns = [k for k in axes if not strides[0][k]]
+    m = int(np.prod([of.shape[k] for k in rows]))
+    n = of.size // m
+    if min(m, n) < 2:
+        return None
+    numbers = np.transpose(np.arange(of.size).reshape(of.shape), [*rows, *columns]).reshape(m, n)
+    first, second = of.args
+    if m > n:  # columns are the longer
+        first, second, numbers, m, n = second, first, numbers.T, n, m
+    left = graph.view(first, numbers[:, 0], (m,))
+    right = graph.view(second, numbers[0], (n,))
+    return Outer(left, right, np.argsort(numbers.ravel()))
+
+
+class SumPlan(NamedTuple):
+    """Sums that a kernel forms.
+
+    outputs: gradients. roots: nodes that are added up over trajectories and steps.
+    """
+
+    outputs: tuple[int, ...]
+    roots: tuple[int, ...]
+
+
+def split_sums(graph: ArrayGraph, outputs: Sequence[int]) -> SumPlan:
+    """Find the nodes to add up over trajectories, from which gradients follow."""
+    roots: set[int] = set()
+
+    @cache
+    def has_outer(node: int) -> bool:
+        if find_outer(graph, node) is not None:
+            return True
+        lanes = _linear_arguments(graph, node)
+        return lanes is not None and any(has_outer(arg) for arg in lanes)
+
+    def visit(node: int) -> None:
+        if not graph[node].depends & LANE or node in roots:
+            return
+        lanes = _linear_arguments(graph, node)
+        if lanes is None or find_outer(graph, node) is not None:
+            roots.add(node)
+        elif all(graph[a].size <= graph[node].size for a in lanes) or has_outer(node):
+            for arg in lanes:
+                visit(arg)
+        else:
+            roots.add(node)
+
+    for node in outputs:
+        visit(node)
+    return SumPlan(tuple(outputs), tuple(sorted(roots)))
+
+
+def _linear_arguments(graph: ArrayGraph, node: int) -> list[int] | None:
+    """Return the arguments that a node is linear in, with factors of θ alone; None if it is not."""
+    of = graph[node]
+    lanes = [a for a in of.args if graph[a].depends & LANE]
+    rest = [a for a in of.args if not graph[a].depends & LANE]
+    if any(graph[a].depends & ~THETA for a in rest):
+        return None
+    zeros = all(graph.uniform(a) == 0 for a in rest)
+    if of.op in ("neg", "view", "reduce_sum"):
+        return lanes
+    if of.op in ("add", "sub", "assemble") and zeros:
+        return lanes
+    if of.op in ("mul", "dot") and len(lanes) == 1 and lanes[0] not in rest and len(of.args) == 2:
+        return lanes if of.args[0] != of.args[1] else None
+    if of.op == "div" and lanes == [of.args[0]]:
+        return lanes
+    return None
+
+
+# -------------------------------------------------------------------------------------- evaluation
+
+
+def evaluate_nodes(graph: ArrayGraph, targets: Sequence[int], values: dict[int, Any]) -> list[Any]:
+    """Evaluate nodes by JAX. values: of inputs and of nodes that are known."""
+    known = dict(values)
+
+    def value(node: int) -> Any:
+        if node not in known:
+            of = graph[node]
+            if of.op == "const":
+                return of.data
+            assert of.evaluate is not None
+            known[node] = of.evaluate(*(value(a) for a in of.args))
+        return known[node]
+
+    return [value(node) for node in targets]
+
+
+NUMPY_SUMS: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "neg": np.negative,
+}
+
+
+def finish_sums(
+    graph: ArrayGraph, plan: SumPlan, sums: dict[int, np.ndarray], theta: dict[int, Any]
+) -> list[np.ndarray]:
+    """Return the gradients of every batch (B, ...) from the sums of the roots (B, ...)."""
+    known = dict(sums)
+    batches = len(next(iter(sums.values()))) if sums else 0
+
+    def value(node: int) -> np.ndarray | None:
+        of = graph[node]
+        if node in known:
+            return known[node]
+        if of.op == "view":
+            base = value(of.args[0])
+            if base is None:
+                return None
+            known[node] = base.reshape(batches, -1)[:, of.data.places].reshape(-1, *of.shape)
+            return known[node]
+        if of.op in NUMPY_SUMS:
+            parts = [value(a) for a in of.args]
+            if any(part is None for part in parts):
+                return None
+            known[node] = NUMPY_SUMS[of.op](*parts)
+            return known[node]
+        return None
+
+    left = [node for node in plan.outputs if graph[node].depends & LANE and value(node) is None]
+    if left:
+        function = _make_finish(graph, tuple(left), tuple(sums), tuple(theta))
+        results = function(list(sums.values()), list(theta.values()))
+        known.update(zip(left, map(np.asarray, results), strict=True))
+    return [
+        known[node] if graph[node].depends & LANE else np.zeros((batches, *graph[node].shape))
+        for node in plan.outputs
+    ]
+
+
+@cache
+def _make_finish(
+    graph: ArrayGraph, targets: tuple[int, ...], roots: tuple[int, ...], inputs: tuple[int, ...]
+) -> Callable[..., Any]:
+    def finish(sums: list[Any], theta: list[Any]) -> list[Any]:
+        values = dict(zip(roots, sums, strict=True)) | dict(zip(inputs, theta, strict=True))
+        return evaluate_nodes(graph, targets, values)
+
+    return jit(jax.vmap(finish, in_axes=(0, None)))

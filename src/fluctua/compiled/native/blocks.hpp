@@ -1,0 +1,109 @@
+// Trajectories in blocks of BLOCKS·LANES, through arrays that stay arrays: element k of an array is the BLOCKS vectors
+// from [k·BLOCKS] on. Products with matrices keep a tile of sums in registers.
+//
+// Needs lanes.hpp, noise.hpp and ensemble.hpp; the process itself is in `forward`, `finish` and `backward`.
+#pragma once
+
+template <int power> INLINE V integer_power(V x) {
+  if constexpr (power < 0) {
+    return F(1) / integer_power<-power>(x);
+  } else if constexpr (power == 0) {
+    return bc(F(1));
+  } else if constexpr (power == 1) {
+    return x;
+  } else {
+    const V half = integer_power<power / 2>(x);
+    return power % 2 ? half * half * x : half * half;
+  }
+}
+
+// ------------------------------------------------------------------------------------------ products
+
+// y = A x for ROWS rows of A and WIDE vectors of lanes
+template <int ROWS, int WIDE>
+INLINE void multiply_tile(int inner, const F* a, int64_t a_row, int64_t a_inner, const V* x, int64_t x_inner, V* y,
+                          int64_t y_row) {
+  V sum[ROWS][WIDE];
+  EACH(r, ROWS) EACH(w, WIDE) sum[r][w] = V{};
+  for (int k = 0; k < inner; k++) {
+    V column[WIDE];
+    EACH(w, WIDE) column[w] = x[w];
+    EACH(r, ROWS) {
+      const V factor = bc(a[r * a_row]);
+      EACH(w, WIDE) sum[r][w] += factor * column[w];
+    }
+    a += a_inner;
+    x += x_inner * BLOCKS;
+  }
+  EACH(r, ROWS) EACH(w, WIDE) y[r * y_row * BLOCKS + w] = sum[r][w];
+}
+
+#define TILE_WIDE (BLOCKS % 2 ? 1 : 2)
+#define TILE_ROWS (VECTOR_BYTES == 64 ? (TILE_WIDE == 2 ? 12 : 16) : (TILE_WIDE == 2 ? 3 : 6))
+
+OUTLINE void multiply(int rows, int inner, const F* a, int64_t a_row, int64_t a_inner, const V* x, int64_t x_inner,
+                      V* y, int64_t y_row) {
+  for (int w = 0; w < BLOCKS; w += TILE_WIDE) {
+    int r = 0;
+#define TILES(count)                                                                                            \
+  for (; r + (count) <= rows; r += (count))                                                                     \
+    multiply_tile<(count), TILE_WIDE>(inner, a + r * a_row, a_row, a_inner, x + w, x_inner, y + r * y_row * BLOCKS + w, \
+                                      y_row);
+    TILES(TILE_ROWS)
+    TILES(4)
+    TILES(2)
+    TILES(1)
+#undef TILES
+  }
+}
+
+// ------------------------------------------------------------------------------------------ sums of a bᵀ
+
+#define TRAJECTORIES (BLOCKS * LANES)
+
+// sums[i][j] += Σ a[i] b[j] over the trajectories of a block, ROWS × WIDE vectors of sums. b: trajectory first.
+template <int ROWS, int WIDE>
+INLINE void add_tile(const F* a, int64_t a_row, const F* b, int64_t b_row, F* sums, int64_t columns) {
+  V sum[ROWS][WIDE];
+  EACH(r, ROWS) EACH(w, WIDE) __builtin_memcpy(&sum[r][w], sums + r * columns + w * LANES, sizeof(V));
+  for (int l = 0; l < TRAJECTORIES; l++) {
+    V row[WIDE];
+    EACH(w, WIDE) __builtin_memcpy(&row[w], b + l * b_row + w * LANES, sizeof(V));
+    EACH(r, ROWS) {
+      const V factor = bc(a[r * a_row + l]);
+      EACH(w, WIDE) sum[r][w] += factor * row[w];
+    }
+  }
+  EACH(r, ROWS) EACH(w, WIDE) __builtin_memcpy(sums + r * columns + w * LANES, &sum[r][w], sizeof(V));
+}
+
+#define SUM_WIDE 2
+#define SUM_ROWS (VECTOR_BYTES == 64 ? 12 : 3)
+
+// columns: length of a row of sums, n up to a multiple of LANES
+OUTLINE void add_outer(int m, int n, const V* a, int64_t a_row, const V* b, int64_t b_row, F* sums, int64_t columns,
+                       F* scratch) {
+  for (int j = 0; j < n; j++) {
+    const F* row = (const F*)(b + j * b_row * BLOCKS);
+    for (int l = 0; l < TRAJECTORIES; l++) scratch[l * columns + j] = row[l];
+  }
+  const F* rows = (const F*)a;
+  a_row *= TRAJECTORIES;
+  int64_t j = 0;
+#define ROWS_OF(count, wide)                \
+  for (; i + (count) <= m; i += (count))    \
+    add_tile<(count), (wide)>(rows + i * a_row, a_row, scratch + j, columns, sums + i * columns + j, columns);
+  for (; j + SUM_WIDE * LANES <= columns; j += SUM_WIDE * LANES) {
+    int i = 0;
+    ROWS_OF(SUM_ROWS, SUM_WIDE)
+    ROWS_OF(4, SUM_WIDE)
+    ROWS_OF(1, SUM_WIDE)
+  }
+  for (; j < columns; j += LANES) {
+    int i = 0;
+    ROWS_OF(SUM_ROWS, 1)
+    ROWS_OF(4, 1)
+    ROWS_OF(1, 1)
+  }
+#undef ROWS_OF
+}
