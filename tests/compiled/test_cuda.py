@@ -12,7 +12,7 @@ import first_passage
 import fluctua as fl
 import problems
 from cuda_device import has_gpu
-from fluctua.compiled import backend, cuda, jump_twin, kernels, twin
+from fluctua.compiled import backend, cuda, jump_twin, kernels, passes, twin, whole_estimate
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import philox
 from own_processes import PROCESSES
@@ -32,7 +32,8 @@ def kernels_of_device(device):
         cuda._compile_module,
         cuda.is_available,
     )
-    clear = [kernels.KERNELS.clear, *(kept.cache_clear for kept in caches)]
+    prepared = (kernels.KERNELS.clear, whole_estimate.forget_served)
+    clear = [*prepared, *(kept.cache_clear for kept in caches)]
     for forget in clear:
         forget()
     yield device
@@ -228,6 +229,105 @@ def test_a_call_repeats_itself_to_the_last_bit():
     )
     for a, b in zip(samples(*case), samples(*case), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def pendulum_estimator(baseline, **options):
+    own = PROCESSES["pendulum"]()
+    simulator = fl.simulator(
+        own.process, own.start, jnp.arange(42) * 0.05, backend="cuda", **options
+    )
+    return fl.ppgt(simulator, own.objective, baseline=baseline), own.theta
+
+
+def refuse_samples(*_):
+    raise AssertionError("the estimate was left to the path by single gradients")
+
+
+def assert_same_estimate(estimator, theta, count, monkeypatch, relative):
+    """The estimate that the device makes is that of the single gradients."""
+    key = jax.random.key(5)
+    expected = fl.reduce_samples(estimator.samples(key, theta, count))
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "collect_samples", refuse_samples)
+        got = estimator(key, theta, count)
+    assert got.count == expected.count
+    for name in ("gradient", "stderr", "second_moment", "value", "value_stderr"):
+        pairs = zip(*(jax.tree.leaves(getattr(v, name)) for v in (got, expected)), strict=True)
+        for one, other in pairs:
+            assert isinstance(one, jax.Array)
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            np.testing.assert_allclose(one, other, rtol=relative)
+    # an interval ends where its width, not its distance from zero, is what must agree
+    for one, other in zip(
+        (*got.interval, *got.value_interval),
+        (*expected.interval, *expected.value_interval),
+        strict=True,
+    ):
+        width = (
+            jax.tree.map(lambda low, high: high - low, *expected.interval)
+            if isinstance(one, dict)
+            else expected.value_interval[1] - expected.value_interval[0]
+        )
+        jax.tree.map(
+            lambda a, b, w: np.testing.assert_allclose(a, b, atol=100 * relative * float(w)),
+            one,
+            other,
+            width,
+        )
+
+
+BASELINES = ["none", "time", "mean", "optimal", "table"]
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_a_whole_estimate_on_the_device(monkeypatch, baseline):
+    table = fl.baselines.time_only(jnp.linspace(1, 0, 42))
+    with jax.enable_x64(True):
+        estimator, theta = pendulum_estimator(table if baseline == "table" else baseline)
+        theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), theta)
+        assert_same_estimate(estimator, theta, 70, monkeypatch, 1e-9)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+@pytest.mark.parametrize("count", [2, 1100])  # no moments of tails; more than one block's threads
+def test_a_whole_estimate_in_single_precision(monkeypatch, count):
+    with jax.enable_x64(False):
+        estimator, theta = pendulum_estimator("time", wiener="philox7")
+        assert_same_estimate(estimator, theta, count, monkeypatch, 1e-4)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+def test_one_trajectory_has_no_error(monkeypatch):
+    estimator, theta = pendulum_estimator("none")
+    estimate = estimator(jax.random.key(0), theta, 1)
+    assert np.isnan(jax.tree.leaves(estimate.stderr)).all()
+    assert np.isnan(jax.tree.leaves(estimate.interval)).all()
+    assert np.isfinite(jax.tree.leaves(estimate.gradient)).all()
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+def test_checks_of_numbers_at_every_call():
+    """A later call with other numbers is checked like the first one."""
+    process = fl.Process(
+        lambda theta, x: theta["k"] * x**3 + theta["drive"] * jnp.array([0.0, 1.0]),
+        lambda theta, x: theta["s"] * jnp.ones(2),
+    )
+    objective = fl.Objective(terminal=lambda theta, x: x[0] + x[1])
+    simulator = fl.simulator(process, jnp.ones(2), jnp.linspace(0, 1, 11), backend="cuda")
+    estimator = fl.ppgt(simulator, objective)
+    theta = {"k": jnp.array(-1.0), "drive": jnp.array(0.1), "s": jnp.array([0.5, 0.5])}
+    key = jax.random.key(1)
+    good = estimator(key, theta, 40)
+    with pytest.raises(ValueError, match=r"theta\['k'\]. is not finite"):
+        estimator(key, theta | {"k": jnp.array(jnp.nan)}, 40)
+    with pytest.raises(ValueError, match=r"component 1 .*`drive`"):
+        estimator(key, theta | {"s": jnp.array([0.5, 0.0])}, 40)
+    with pytest.raises(FloatingPointError, match="time step"):
+        estimator(key, theta | {"k": jnp.array(60.0)}, 40)
+    again = estimator(key, theta, 40)
+    for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(good), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

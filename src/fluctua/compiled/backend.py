@@ -13,14 +13,20 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fluctua.compiled import cuda, jump_twin, kernels, toolchain, twin
-from fluctua.compiled.passes import NotFinite, collect_samples
+from fluctua.compiled import (
+    cuda,
+    jump_twin,
+    kernels,
+    passes,
+    toolchain,
+    twin,
+    whole_estimate,
+)
 from fluctua.compiled.scalar import Unsupported
-from fluctua.core import draws, simulate
-from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core import arrays, draws, simulate, streamed
+from fluctua.core.estimate import Estimate
 from fluctua.core.estimation.batches import BatchSums
 from fluctua.core.process import AnyProcess
-from fluctua.core.streamed import Call, SweepResult
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
@@ -48,11 +54,11 @@ _logged: set[str] = set()
 def simulator(
     process: AnyProcess,
     start: draws.Start | None = None,
-    t: Array | None = None,
+    t: arrays.Array | None = None,
     *,
-    context: Callable[[Array], PyTree] | simulate.Counted | None = None,
+    context: Callable[[arrays.Array], arrays.PyTree] | simulate.Counted | None = None,
     wiener: draws.Wiener | str = draws.threefry,
-    integrator: str | Callable[..., Array] | None = None,
+    integrator: str | Callable[..., arrays.Array] | None = None,
     backend: str = "auto",
 ) -> simulate.Simulator:
     """Simulate a process on a time grid: the substrate of an estimator.
@@ -101,19 +107,29 @@ class Compiled(NamedTuple):
 
     choice: str
 
-    def samples(self, call: Call) -> SweepResult | None:
+    def samples(self, call: streamed.Call) -> streamed.SweepResult | None:
         """Return returns, gradients and final states of a call; None leaves it to JAX."""
         if self._is_too_small(call):
             return None
         try:
-            return collect_samples(call, self.choose_place(call.theta))
-        except NotFinite:
+            return passes.collect_samples(call, self.choose_place(call.theta))
+        except passes.NotFinite:
             return None
         except Unsupported as problem:
             self._refuse(problem)
             return None
 
-    def batch_sums(self, call: Call, size: int) -> BatchSums | None:
+    def estimate(self, call: streamed.Call) -> Estimate | None:
+        """Return the estimate of a call, if a GPU makes the whole of it; None otherwise."""
+        if self._is_too_small(call):
+            return None
+        try:
+            on_gpu = self.choose_place(call.theta) == "cuda"
+            return whole_estimate.estimate_on_device(call) if on_gpu else None
+        except Unsupported:  # the path by single gradients gives the reason
+            return None
+
+    def batch_sums(self, call: streamed.Call, size: int) -> BatchSums | None:
         """Return sums over batches of `size` trajectories; None leaves the call to JAX."""
         return None
 
@@ -127,13 +143,13 @@ class Compiled(NamedTuple):
                 return jump_twin.collect_jump_parts(call, place)
             key = twin.TwinKey(call, kernels.OPTIMISE, place)
             return twin.collect_parts(call, twin.make_twin_kernel(key, True))
-        except NotFinite:
+        except passes.NotFinite:
             return None
         except Unsupported as problem:
             self._refuse(problem)
             return None
 
-    def _is_too_small(self, call: Call | twin_sweep.TwinCall) -> bool:
+    def _is_too_small(self, call: streamed.Call | twin_sweep.TwinCall) -> bool:
         """Whether a training is too small for "auto" to compile a kernel, all calls together."""
         substrate = call.substrate
         step_work = JUMP_STEP_WORK if isinstance(substrate.recipe.process, Jumps) else 1
@@ -147,7 +163,7 @@ class Compiled(NamedTuple):
             ) from None
         _log(str(problem))
 
-    def source(self, call: Call | twin_sweep.TwinCall) -> str:
+    def source(self, call: streamed.Call | twin_sweep.TwinCall) -> str:
         """Return the generated text of the kernel of a call."""
         if isinstance(call, twin_sweep.TwinCall):
             place = self.choose_place(call.numbers.theta)
@@ -157,7 +173,7 @@ class Compiled(NamedTuple):
             return twin.make_twin_kernel(key, False).source
         return kernels.find_kernel(call, self.choose_place(call.theta), build=False).source
 
-    def choose_place(self, theta: Params) -> str:
+    def choose_place(self, theta: arrays.Params) -> str:
         """Return "cpu" or "cuda". "auto" leaves to JAX what it does faster on a GPU."""
         if self.choice != "auto":
             return self.choice

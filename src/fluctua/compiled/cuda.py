@@ -49,6 +49,9 @@ MAX_THREADS = 512
 SUM_BYTES = 2**29
 """Largest memory for sums over the ensemble, of all warps together."""
 
+FOLD = 1024
+"""Threads of a block that adds up numbers, as in native/fold.cuh."""
+
 NORMAL_BYTES = 40 * 2**10
 """Shared memory of a block for normals of several steps."""
 
@@ -147,7 +150,8 @@ class GpuSource(NamedTuple):
         ahead = []
         if self.ahead:
             ahead = [toolchain.read_native("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)]
-        passes = [toolchain.read_native("sweep.cuh")]
+        after = "moments.cuh" if name == "sweep" else "tables.cuh"
+        passes = [toolchain.read_native("sweep.cuh", "fold.cuh", after)]
         if self.twin:
             passes = [self.twin, toolchain.read_native("twin.cuh")]
         return "\n".join(
@@ -174,12 +178,35 @@ class _Pass(NamedTuple):
     run: kernel of the pass.
     ahead: kernel that computes shared numbers; None if the host does.
     shared: address of the numbers that trajectories share.
+    further: other kernels of the module that were used.
     """
 
     module: Any
     run: Any
     ahead: Any
     shared: np.uint64
+    further: dict[str, Any]
+
+    def find(self, name: str) -> Any:
+        """Return a kernel of the module; CuPy takes some time for each question."""
+        if name not in self.further:
+            self.further[name] = self.module.get_function(name)
+        return self.further[name]
+
+
+class PassOptions(NamedTuple):
+    """Options of a pass: shape of its sums, and numbers as in `Run` of native/ensemble.cuh."""
+
+    sums: tuple[int, ...] = ()
+    scale: float = 1.0
+    same: float = 0.0
+
+
+class LaunchedPass(NamedTuple):
+    """A pass that was launched. sums: of every warp (warps, ...), on the device, or None."""
+
+    compiled: _Pass
+    sums: Any
 
 
 @lru_cache(maxsize=64)
@@ -290,7 +317,7 @@ class GpuArrays:
                 function.max_dynamic_shared_size_bytes = block_bytes
             ahead = module.get_function("numbers_ahead") if self.source.ahead else None
             self._passes[text] = _Pass(
-                module, function, ahead, np.uint64(module.get_global("c_shared").ptr)
+                module, function, ahead, np.uint64(module.get_global("c_shared").ptr), {}
             )
         return self._passes[text]
 
@@ -418,6 +445,14 @@ class GpuLibrary(GpuArrays):
 
         sums: shape of those sums; () for none. scale, same: as in `Run` of native/ensemble.cuh.
         """
+        options = PassOptions(sums, scale, same)
+        totals = self.launch(name, arrays, count, steps, options).sums
+        return np.empty(0) if totals is None else totals.sum(axis=0).get()
+
+    def launch(
+        self, name: str, arrays: dict[str, Any], count: int, steps: int, options: PassOptions
+    ) -> LaunchedPass:
+        """Launch one pass, and do not wait for it."""
         block_bytes = self.source.block_bytes(name)
         helpers = 0 if block_bytes else self._count_helpers(count)
         block = self.source.block_threads(name, helpers)
@@ -425,14 +460,51 @@ class GpuLibrary(GpuArrays):
             self._sources[name, helpers] = self.source.write(name, helpers)
         compiled = self.compile_pass("one_pass", self._sources[name, helpers], block_bytes)
         together = block // 32 if helpers == 0 else 1
-        warps = -(-self._count_warps(count, sums) // together) * together
-        totals = self.cp.zeros((warps, *sums)) if sums else None
+        warps = -(-self._count_warps(count, options.sums) // together) * together
+        totals = self.cp.zeros((warps, *options.sums)) if options.sums else None
         ready = self.prepare(compiled, arrays, steps) | {"sums": totals}
         numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
-        last = (self.real.type(scale), self.real.type(same))
-        arguments = (*numbers, *_pointers(POINTERS, ready), *last)
+        last = (self.real.type(options.scale), self.real.type(options.same))
+        pointers = _pointers(POINTERS, ready)
+        near = _pointers(("near",), ready)
+        arguments = (*numbers, *pointers, *last, *near)
         compiled.run((warps // together,), (block,), arguments, shared_mem=block_bytes)
-        return np.empty(0) if totals is None else totals.sum(axis=0).get()
+        return LaunchedPass(compiled, totals)
+
+    def average_rewards(self, launched: LaunchedPass, reward: Any) -> Any:
+        """Return the mean of λ̂ₙ at every time (T+1,), on the device. reward: R (E,)."""
+        sums = self._add_warps(launched)
+        steps = len(sums)
+        table = self.empty(steps + 1)
+        numbers = (np.int64(len(reward)), np.int64(steps), sums, reward, table)
+        launched.compiled.find("tabulate_rewards")((1,), (FOLD,), numbers)
+        return table
+
+    def average_weights(self, launched: LaunchedPass, flags: Any) -> dict[str, Any]:
+        """Return the weighted means of `optimal` and 1/ΣU² (T, S), on the device."""
+        sums = self._add_warps(launched)
+        tables = {"bar": self.empty(*sums.shape[:-1]), "inverse": self.empty(*sums.shape[:-1])}
+        size = sums.size // 2
+        numbers = (np.int64(size), sums, *tables.values(), flags)
+        launched.compiled.find("tabulate_weights")((-(-size // FOLD),), (FOLD,), numbers)
+        return tables
+
+    def _add_warps(self, launched: LaunchedPass) -> Any:
+        parts = launched.sums
+        sums = self.cp.empty(parts.shape[1:])
+        numbers = (np.int64(len(parts)), np.int64(sums.size), parts, sums)
+        launched.compiled.find("add_warps")((-(-sums.size // 32),), (FOLD,), numbers)
+        return sums
+
+    def take_moments(self, launched: LaunchedPass, values: Any) -> Any:
+        """Return five moments of every row of values (rows, E), on the device. (5, rows)
+
+        Mean, unbiased deviation, skewness, excess kurtosis and mean square.
+        """
+        rows, count = values.shape
+        table = self.empty(5, rows)
+        launched.compiled.find("take_moments")((rows,), (FOLD,), (np.int64(count), values, table))
+        return table
 
     def _count_warps(self, count: int, sums: tuple[int, ...]) -> int:
         """Return the number of warps: one per 32 trajectories, fewer if sums need the memory."""

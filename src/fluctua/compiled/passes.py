@@ -52,7 +52,7 @@ class _RewardSums(NamedTuple):
 
 
 @partial(jit, static_argnums=0)
-def _pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
+def pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
     """Pack the noise keys of run and pilot, two words each, and θ after them into one array.
 
     One array, since launches are what takes time on a GPU. key: of the call.
@@ -65,10 +65,10 @@ def _pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
 
 
 def compute_noise_words(wiener: int, key: Array) -> np.ndarray:
-    """Return the words of `_pack_words` without θ, on the host: nothing is compiled. (4,)"""
+    """Return the words of `pack_words` without θ, on the host: nothing is compiled. (4,)"""
     words = keys.read_words(key)
     if words is None:
-        return np.asarray(_pack_words(wiener, key, None))
+        return np.asarray(pack_words(wiener, key, None))
     pieces: list[int] = []
     for part in range(2):  # run and pilot, as `split_key` has them
         noise = keys.split_words(keys.split_words(words, part), simulate.NOISE)
@@ -81,7 +81,7 @@ class KernelCall(NamedTuple):
 
     kernel: loaded.
     call: one estimate.
-    words: of `_pack_words`, if the kernel starts its trajectories itself.
+    words: of `pack_words`, if the kernel starts its trajectories itself.
     """
 
     kernel: kernels.Kernel
@@ -301,7 +301,7 @@ def collect_samples(call: Call, place: str) -> SweepResult:
     if kernel.self_starting:
         wiener = precomputed.encode_generator(substrate.recipe.wiener)
         if work.device:
-            words = work.device.from_jax(_pack_words(wiener, call.key, theta))
+            words = work.device.from_jax(pack_words(wiener, call.key, theta))
         else:
             words = compute_noise_words(wiener, call.key)
         work = work._replace(words=words)

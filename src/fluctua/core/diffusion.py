@@ -352,7 +352,7 @@ def _find_reach(process: Process, *signatures: Any) -> _Reach:
 
     return _Reach(
         drift=enters(_drift),
-        noise=not _diagonal_noise(process, theta, x, t, context) and enters(diffusion_matrix),
+        noise=not has_diagonal_noise(process, theta, x, t, context) and enters(diffusion_matrix),
         rotated=rotated,
     )
 
@@ -765,7 +765,7 @@ def check_model(
     if code not in _SHAPES:
         one = check.take_first((x, t, context))
         check.model(process, rewards, theta, *one)
-        _SHAPES[code] = isinstance(process, Process) and _diagonal_noise(process, theta, *one)
+        _SHAPES[code] = isinstance(process, Process) and has_diagonal_noise(process, theta, *one)
         if len(_SHAPES) > MAX_SHAPES:
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
@@ -773,7 +773,7 @@ def check_model(
         without_noise = _check_on_host(process, theta, x, t, context)
         if without_noise is not None:
             return _name_noiseless(process, without_noise)
-        *noiseless, regular = arrays.on_host(_check_quickly(process, theta, x, t, context)).tolist()
+        *noiseless, regular = arrays.on_host(check_quickly(process, theta, x, t, context)).tolist()
         if regular:
             return _name_noiseless(process, np.asarray(noiseless, bool))
     check.parameters(theta)
@@ -792,12 +792,15 @@ def _name_noiseless(process: Process, noiseless: np.ndarray) -> Process:
 
 
 _SHAPES: dict[Any, bool] = {}
-"""Whether `_check_quickly` serves a model, for the latest models whose shapes are right."""
+"""Whether `check_quickly` serves a model, for the latest models whose shapes are right."""
 
 MAX_SHAPES = 256
 
 
-def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
+def has_diagonal_noise(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree
+) -> bool:
+    """Whether the noise is a vector (M,), which `check_quickly` serves."""
     if (
         process.diffusion is not None
         or process.noise is None
@@ -857,7 +860,7 @@ def _trace_on_host(process: Process, *signatures: Any) -> tuple[HostProgram, np.
 
 
 @functools.partial(arrays.jit, static_argnums=0)
-def _check_quickly(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+def check_quickly(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Noiseless components, then whether the slow checks would pass, for diagonal noise. (M+1,)
 
     The conditions of `check_finite` and `find_noiseless` in one compiled call, since they stand

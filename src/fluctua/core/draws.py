@@ -10,7 +10,7 @@ trajectories are the same as E.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -145,8 +145,8 @@ def _mulhilo(a: int, b: Array) -> tuple[Array, Array]:
     return a_high * b_high + (middle >> 16) + (cross >> 16), jnp.uint32(a) * b
 
 
-def philox_block(counter: tuple[Array, ...], key: tuple[Array, Array], rounds: int) -> list[Array]:
-    """Philox4x32 (Salmon et al. 2011) of a counter of four words: four words.
+def philox_block(counter: Sequence[Array], key: Sequence[Array], rounds: int) -> list[Array]:
+    """Philox4x32 (Salmon et al. 2011) of a counter of four words and a key of two: four words.
 
     rounds: 10 is the default of its authors; 7 are the fewest that pass BigCrush (their Table 2).
     """
@@ -169,7 +169,7 @@ def philox_words(
 ) -> list[Array]:
     """Philox4x32 of the counter (site, pair, trajectory, 0). seed: (2,) uint32 words."""
     counter = (site, pair, trajectory, jnp.zeros_like(site))
-    return philox_block(counter, (seed[0], seed[1]), rounds)
+    return philox_block(counter, [seed[0], seed[1]], rounds)
 
 
 class PhiloxStream(NamedTuple):

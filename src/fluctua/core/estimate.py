@@ -409,6 +409,43 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
     )
 
 
+def estimate_from_moments(theta: Params, moments: Array, skip: int, count: int) -> Estimate:
+    """The estimate from moments over trajectories: mean, standard error and interval.
+
+    Args:
+        theta: θ, a pytree of floats.
+        moments: mean, unbiased deviation, skewness, excess kurtosis and mean square (5, 1 + skip +
+            P): of the return, of `skip` numbers that are not looked at, and of the gradient.
+        skip: as above.
+        count: trajectories.
+
+    """
+    value, gradient = _finish_moments(theta, moments, skip, count)
+    return Estimate(
+        gradient.mean,
+        gradient.stderr,
+        gradient.second_moment,
+        value.mean,
+        value.stderr,
+        count,
+        (gradient.low, gradient.high),
+        (value.low, value.high),
+    )
+
+
+@partial(jit, static_argnums=(2, 3))
+def _finish_moments(
+    theta: Params, moments: Array, skip: int, count: int
+) -> tuple[_Reduced, _Reduced]:
+    """Return and gradient, each with its error and interval; in one call, as launches take time."""
+    low, high = interval(Moments(*moments[:4]), count)
+    error = moments[1] / np.sqrt(count)
+    rows = (moments[0], error, moments[4], low, high)
+    flat, unravel = ravel_pytree(theta)
+    trees = [unravel(row[1 + skip :].astype(flat.dtype)) for row in rows]
+    return _Reduced(*(row[0] for row in rows)), _Reduced(*trees)
+
+
 def unflatten(theta: Params, flat: Array) -> Params:
     """Rows (E, P) as leaves (E, ...) with the structure and precision of θ.
 

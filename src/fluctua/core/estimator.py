@@ -221,9 +221,27 @@ class PPGT(PlainEstimator):
     def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Estimate ∇θJ from `count` trajectories."""
         estimate = self._estimate_by_batches(key, theta, count)
+        if estimate is None:
+            estimate = self._estimate_by_backend(key, theta, count)
         if estimate is not None:
             return estimate
         return estimates.reduce_samples(self.samples(key, theta, count))
+
+    def _estimate_by_backend(
+        self, key: Array, theta: Params, count: int
+    ) -> estimates.Estimate | None:
+        """The estimate of a backend that keeps single gradients on its device, or None."""
+        simulator = self.substrate
+        if not isinstance(simulator, simulate.Simulator) or simulator.backend is None:
+            return None
+        if self.method.twin or self.method.means:
+            return None
+        check.key(key)
+        check.count(count)
+        call = self._call(key, check.parameters(theta, numbers=False), count)
+        for plan in call.plans:
+            baselines.check_baseline(plan, count, simulator.t)
+        return simulator.backend.estimate(call)
 
     def _estimate_by_batches(
         self, key: Array, theta: Params, count: int

@@ -123,7 +123,11 @@ def replace_process(model: EstimatorModel, process: AnyProcess) -> EstimatorMode
 
 def has_random_start(model: EstimatorModel) -> bool:
     """Whether the draw of X₀ has a score."""
-    return isinstance(model.start, Density) or isinstance(model.process, HistoryDependent)
+    # `Process` first: to compare with a protocol takes longer than the rest of a small call
+    other = not isinstance(model.process, Process)
+    return isinstance(model.start, Density) or (
+        other and isinstance(model.process, HistoryDependent)
+    )
 
 
 # ---------------------------------------------------------------------------------------- rewards

@@ -50,7 +50,9 @@ class Recipe(NamedTuple):
         return (
             self.start is None
             and self.context is None
-            and not isinstance(self.process, HistoryDependent)
+            and (
+                isinstance(self.process, Process) or not isinstance(self.process, HistoryDependent)
+            )
         )
 
 
@@ -59,6 +61,9 @@ class Backend(Protocol):
 
     def samples(self, call: Any) -> Any | None:
         """What comes of a `Call`, as `SweepResult`; None to leave it to JAX."""
+
+    def estimate(self, call: Any) -> Any | None:
+        """The `Estimate` of a `Call`; None where single gradients are needed for it."""
 
     def batch_sums(self, call: Any, size: int) -> Any | None:
         """Sums over batches of `size` trajectories, as `BatchSums`; None to leave it to JAX."""

@@ -40,5 +40,5 @@ def test_keys_of_other_generators_are_left_to_jax():
 def test_noise_words_are_those_that_jax_packs(wiener, partitionable):
     with jax.threefry_partitionable(partitionable):
         key = jax.random.fold_in(jax.random.key(7), 3)
-        expected = passes._pack_words(wiener, key, None)
+        expected = passes.pack_words(wiener, key, None)
         np.testing.assert_array_equal(passes.compute_noise_words(wiener, key), expected)

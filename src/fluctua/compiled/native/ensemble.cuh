@@ -27,6 +27,7 @@ struct Run {
   int* flags;               // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
   F scale;                  // of what is left out: E/(E − 1) where trajectories leave themselves out
   F same;                   // the guess for all
+  const F* near;            // the same on the device, in place of `same`
 };
 #define DOMINATED  1
 #define NOT_FINITE 2

@@ -30,7 +30,7 @@ INLINE void rewarded(const Run& run) {
 
 // ------------------------------------------------------------------------------------------ the sweep
 
-INLINE V guessed(const Run& run, i64 j) { return run.guess ? run.guess[j] : run.same; }
+INLINE V guessed(const Run& run, i64 j) { return run.guess ? run.guess[j] : run.near ? *run.near : run.same; }
 
 // Σ(λ − λ̄)U and ΣU of a trajectory: in registers, or where they are too many in the memory of the block
 #if IN_BLOCK
@@ -143,9 +143,9 @@ INLINE void weighed(const Run& run) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     one_pass(i64 count, i64 steps, i64 first, const F* timed, const F* x, const F* context, const u32* stream,
              const F* guess, F* reward, F* last, F* gradient, const F* score, const F* bar, const F* inverse,
-             double* sums, int* flags, F scale, F same) {
-  const Run run = {count, steps,    first, timed, x,       context, stream, guess, reward,
-                   last,  gradient, score, bar,   inverse, sums,    flags,  scale, same};
+             double* sums, int* flags, F scale, F same, const F* near) {
+  const Run run = {count,    steps, first, timed,   x,    context, stream, guess, reward, last,
+                   gradient, score, bar,   inverse, sums, flags,   scale,  same,  near};
 #if PASS == REWARDS_SUMMED
   rewarded(run);
 #elif PASS == WEIGHTS

@@ -1,0 +1,222 @@
+"""A whole estimate on a GPU: JAX is asked once before the passes, and once after them.
+
+Start, noise, tables of baselines, sums and moments over the trajectories stay on the device. The
+checks that depend on numbers run there as well, and their results are read once, at the end. Where
+one fails, the call is left to the path by single gradients, which finds the words.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.compiled import ahead, cuda, kernels, trace
+from fluctua.compiled.passes import pack_words
+from fluctua.compiled.scalar import Unsupported
+from fluctua.core import arrays, check, diffusion, simulate
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Estimate, estimate_from_moments
+from fluctua.core.process import Process
+from fluctua.core.streamed import Call, prepare_model, split_key
+
+MAX_SERVED = 256
+"""Structures of calls that are remembered; the oldest is dropped first."""
+
+FAILED = ahead.NOT_FINITE | ahead.OUT_OF_RANGE
+
+
+class ServedCall(NamedTuple):
+    """What calls of one structure share.
+
+    kernel: loaded, and starts its trajectories itself.
+    verdict: what `check_quickly` found where the slow checks had passed. (M+1,)
+    """
+
+    kernel: kernels.Kernel
+    verdict: np.ndarray
+
+
+_SERVED: dict[Any, ServedCall | None] = {}
+"""By the structure of a call; None where it is not served."""
+
+
+def estimate_on_device(call: Call) -> Estimate | None:
+    """Estimate with a kernel on a GPU; None where single gradients are needed."""
+    served = _find_served(call)
+    if served is None:
+        return None
+    ahead.check_generator(call.key)
+    library = served.kernel.library
+    assert isinstance(library, cuda.GpuLibrary)
+    substrate = call.substrate
+    wiener = ahead.encode_generator(substrate.recipe.wiener)
+    process = call.model.process
+    request = _begin_call(process, wiener, call.key, call.theta, substrate.x0, substrate.t)
+    words = library.from_jax(request)
+    work = _DeviceCall(served.kernel, library, call, words, library.make_flags())
+    estimate = work.estimate()
+    flags = library.read_flags(work.flags)
+    verdict = library.to_host(words[-len(served.verdict) :])
+    failed = flags & (FAILED | (ahead.DOMINATED if call.plans[0].name == "optimal" else 0))
+    return estimate if not failed and np.array_equal(verdict, served.verdict) else None
+
+
+def forget_served() -> None:
+    """Forget all structures, as after a change of the device."""
+    _SERVED.clear()
+
+
+def _find_served(call: Call) -> ServedCall | None:
+    structure = (
+        call.model,
+        call.plans[0].name,
+        call.substrate.recipe,
+        trace.describe_shapes(call.theta),
+        trace.describe_shapes(call.substrate.x0),
+        str(call.substrate.t.dtype),
+        jnp.result_type(float),
+    )
+    if structure not in _SERVED:
+        try:
+            _SERVED[structure] = _prepare(call)
+        except Unsupported:  # the path by single gradients gives the reason
+            _SERVED[structure] = None
+        if len(_SERVED) > MAX_SERVED:
+            _SERVED.pop(next(iter(_SERVED)))
+    return _SERVED[structure]
+
+
+def _prepare(call: Call) -> ServedCall | None:
+    """Make the kernel of a call, after all checks; None where it is not served."""
+    substrate = call.substrate
+    process = call.model.process
+    if not substrate.recipe.fixed or call.model.start is not None:
+        return None
+    if not isinstance(process, Process):
+        return None
+    key = split_key(call.key).run
+    state, context = simulate.first_state(substrate, key, call.theta)
+    one = check.take_first((state, substrate.t, context))
+    if not diffusion.has_diagonal_noise(process, call.theta, *one):
+        return None
+    model = prepare_model(call.model, substrate, key, call.theta)
+    kernel = kernels.find_kernel(call._replace(model=model), "cuda")
+    on_device = isinstance(kernel.library, cuda.GpuLibrary) and kernel.library.source.ahead
+    weighted = call.plans[0].name == "optimal"
+    if not on_device or not kernel.self_starting or (weighted and not kernel.layout.scores):
+        return None
+    verdict = diffusion.check_quickly(process, call.theta, state, substrate.t, context)
+    return ServedCall(kernel, arrays.on_host(verdict).astype(np.uint32))
+
+
+@partial(arrays.jit, static_argnums=(0, 1))
+def _begin_call(
+    process: Process, wiener: int, key: Array, theta: Params, x0: Array, t: Array
+) -> Array:
+    """Return the words of `pack_words`, and after them what `check_quickly` finds."""
+    state = x0.astype(arrays.working_dtype(theta, x0))[None]
+    verdict = diffusion.check_quickly(process, theta, state, t, None)
+    return jnp.concatenate([pack_words(wiener, key, theta), verdict.astype(jnp.uint32)])
+
+
+class _DeviceCall(NamedTuple):
+    """A call on its way through the passes.
+
+    words: of `_begin_call`. flags: that passes set.
+    """
+
+    kernel: kernels.Kernel
+    library: cuda.GpuLibrary
+    call: Call
+    words: Any
+    flags: Any
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return len(self.call.substrate.times.dt)
+
+    def estimate(self) -> Estimate:
+        """Launch all passes, and return what they will have found."""
+        library = self.library
+        count = self.call.count
+        inputs = self._bind_inputs(self.words[:2], self.call.first or 0)
+        baseline = self._make_baseline(inputs)
+        scale = baseline.pop("scale", 1.0)
+        state = self.kernel.program.state
+        places = library.make_outputs(state, len(self.kernel.program.names), count)
+        options = cuda.PassOptions(scale=scale)
+        launched = library.launch("sweep", inputs | baseline | places, count, self.steps, options)
+        moments = library.take_moments(launched, places["out"])
+        return estimate_from_moments(self.call.theta, library.to_jax(moments), state, count)
+
+    def _bind_inputs(self, stream: Any, first: int) -> dict[str, Any]:
+        """Return the inputs of a pass. stream: two words. first: number of a trajectory."""
+        library = self.library
+        substrate = self.call.substrate
+
+        def start(x0):
+            return np.asarray(x0, self.kernel.real)
+
+        return {
+            "stream": stream,
+            "first": first,
+            "theta": self.words[4:],
+            "times": library.load_times(substrate),
+            "x": library.keep("x", substrate.x0, start),
+            "flags": self.flags,
+        }
+
+    def _make_baseline(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the baseline, with the numbers of `KernelCall.make_baseline`, on the device."""
+        call = self.call
+        name = call.plans[0].name
+        count = call.count
+        if name == "none":
+            return {"bar": self._load_table(np.zeros_like)[1:]}
+        if name == "time":
+            if call.needs_pilot:
+                pilot = self._bind_inputs(self.words[2:4], 0)
+                table = self._sum_rewards(pilot, max(plan.pilot for plan in call.plans)).to_go
+            else:
+                table = self._load_table(np.asarray)
+            return {"bar": table[1:], "near": table[:1]}  # n+1: the reward at n precedes the kick
+        rewards = self._sum_rewards(inputs, count)
+        if name == "mean":
+            scale = count / (count - 1)
+            return {"guess": rewards.returns, "bar": rewards.to_go[1:], "scale": scale}
+        scores = len(self.kernel.layout.scores)
+        options = cuda.PassOptions((self.steps, scores, 2))
+        places = {"guess": rewards.returns}
+        launched = self.library.launch("weights", inputs | places, count, self.steps, options)
+        return places | self.library.average_weights(launched, self.flags)
+
+    def _load_table(self, make: Any) -> Any:
+        """Return make(λ̄) (T+1,) on the device; made again only for another table."""
+        source = self.call.tables.step
+        source = self.call.substrate.t if source is None else source
+
+        def convert(values):
+            return make(np.asarray(values, self.kernel.real))
+
+        return self.library.keep(make.__name__, source, convert)
+
+    def _sum_rewards(self, inputs: dict[str, Any], count: int) -> _Rewards:
+        library = self.library
+        places = {
+            "reward": library.empty(count),
+            "last": library.empty(self.kernel.program.state, count),
+        }
+        options = cuda.PassOptions((self.steps, 2))
+        launched = library.launch("rewards_summed", inputs | places, count, self.steps, options)
+        return _Rewards(places["reward"], library.average_rewards(launched, places["reward"]))
+
+
+class _Rewards(NamedTuple):
+    """Returns (E,), and the mean of λ̂ₙ at every time (T+1,), on the device."""
+
+    returns: Any
+    to_go: Any
