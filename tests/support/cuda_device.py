@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import fake_cupy
-from fluctua.tcmt.kernel import cuda
+from fluctua.tcmt.kernel import cuda, cuda_binned
 
 
 def has_gpu():
@@ -29,4 +29,5 @@ def device(monkeypatch):
     # of its own, but one module for all that share its constants, as on a GPU
     monkeypatch.setattr(cuda, "compile_module", functools.cache(cuda.compile_module.__wrapped__))
     monkeypatch.setattr(cuda, "resident_clusters", lambda *_: 2)
+    monkeypatch.setattr(cuda_binned, "resident_clusters", lambda *_: 2)
     return "emulated"

@@ -86,17 +86,19 @@ inline void atomicOr(int* p, int v) { *p |= v; }
 
 template <class T> T __shfl_xor_sync(unsigned, T v, int d) {
   Warp& w = warp_of_thread();
-  w.value[threadIdx.x & 31] = double(v);
+  std::memcpy(w.value + (threadIdx.x & 31), &v, sizeof v);
   meet(w.meeting);
-  const T other = T(w.value[(threadIdx.x & 31) ^ d]);
+  T other;
+  std::memcpy(&other, w.value + ((threadIdx.x & 31) ^ d), sizeof other);
   meet(w.meeting);
   return other;
 }
 template <class T> T __shfl_sync(unsigned, T v, int from) {
   Warp& w = warp_of_thread();
-  w.value[threadIdx.x & 31] = double(v);
+  std::memcpy(w.value + (threadIdx.x & 31), &v, sizeof v);
   meet(w.meeting);
-  const T other = T(w.value[from]);
+  T other;
+  std::memcpy(&other, w.value + from, sizeof other);
   meet(w.meeting);
   return other;
 }
@@ -155,9 +157,8 @@ struct Mail : Meeting {  // a barrier of a block that counts bytes
     }
   }
 };
-const unsigned MAILS = 16;  // barriers of a block lie side by side
-Mail mails[LARGEST_CLUSTER][MAILS];
-inline Mail& mail_of(u32 block, u32 barrier) { return mails[block][barrier / 8 % MAILS]; }
+Mail mails[LARGEST_CLUSTER][SHARED / 8];  // one for every place where a barrier may be
+inline Mail& mail_of(u32 block, u32 barrier) { return mails[block][barrier / 8]; }
 inline void make_barrier(u32 barrier) { mail_of(running->block, barrier) = Mail(); }
 template <class T> void send(u32 block, u32 address, u32 barrier, T v) {
   std::memcpy(memory[block] + address, &v, sizeof v);

@@ -162,5 +162,7 @@ class _Device:
 
 cuda = types.SimpleNamespace(
     Device=_Device,
-    runtime=types.SimpleNamespace(getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError),
+    runtime=types.SimpleNamespace(
+        getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError, memGetInfo=lambda: (2**34, 2**34)
+    ),
 )

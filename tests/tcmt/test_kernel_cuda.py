@@ -319,6 +319,9 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "TOGETHER": 4,
         "REGION": "2592u",
         "REPLAY_BLOCKS": 2,
+        "KEYS": 32,
+        "SORT_THREADS": 32,
+        "ALL_BONDS": len(spec.bonds),
     }
     macros = [
         f"-D{k}={v}"
@@ -390,6 +393,34 @@ def test_binned_baseline_is_the_cpu_kernels(device, case, dtype):
         assert deviation(getattr(gpu.stderr, name), getattr(cpu.stderr, name)) < 10 * tolerance, (
             name
         )
+
+
+@pytest.mark.parametrize(
+    ("network", "spread", "dtype"),
+    [
+        ({}, (3, 1), "float64"),
+        ({"sigma_kappa": 0.2}, (2, 2), "float64"),
+        ({"sigma_kappa": 0.2}, (5, 1), "float32"),
+    ],
+)
+def test_binned_baseline_of_a_cluster_of_blocks(device, network, spread, dtype, monkeypatch):
+    monkeypatch.setattr(cuda_binned, "spread_replay", lambda *_: spread)
+    spec = rectangle(8, 10, steps=9, **network).replace(port_sites=np.array([79, 0]))
+    cpu, gpu = both(spec, 21, baseline=Binned(3, 4), dtype=dtype, samples=True)
+    tolerance = 2e-4 if dtype == "float32" else 1e-10
+    for name in ("omega", "kappa", "chi"):
+        assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < tolerance, name
+    assert deviation(gpu.returns, cpu.returns) < tolerance
+
+
+@pytest.mark.parametrize("count", [33, 70, 150])
+def test_bins_are_sorted_in_registers_and_through_shared_memory(device, count, monkeypatch):
+    """With few keys per thread the sorting needs several warps."""
+    monkeypatch.setattr(cuda_binned, "MAX_KEYS", 2)
+    cpu, gpu = both(
+        rectangle(1, 3, steps=6), count, baseline=Binned(4, 2), dtype="float64", samples=True
+    )
+    assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-10
 
 
 @pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy")

@@ -2,7 +2,8 @@
 
 In the second pass every trajectory is replayed, a few steps at a time, into a buffer
 [step][site][trajectory] (`native/cuda/replay.cu`), and each site with its upper bonds subtracts the
-baseline of those steps (`native/cuda/columns.cu`). Bins are sorted every `Binned.every` steps.
+baseline of those steps (`native/cuda/bins.cu`, and `columns.cu` for bins of any size). Bins are
+sorted every `Binned.every` steps, in registers.
 """
 
 from __future__ import annotations
@@ -20,21 +21,31 @@ from fluctua.tcmt.kernel.cuda import (
     lay_out,
     require_cupy,
 )
+from fluctua.tcmt.kernel.cuda_layout import (
+    SiteLayout,
+    cluster_limits,
+    measure_state,
+    resident_clusters,
+    spread_replay,
+)
 from fluctua.tcmt.kernel.cuda_memory import Bundle
 from fluctua.tcmt.kernel.layout import KernelPlan, cache_per_graph, make_plan, read_blocks
 from fluctua.tcmt.kernel.options import Binned, KernelJob
 
-BUFFER_BYTES = 128 * 2**20
+BUFFER_BYTES = 2**32
 MAX_SLOTS = 50
-"""Largest number of steps per replay, and the buffer for them: it should fit the L2 cache."""
+"""Largest number of steps per replay, and the buffer for them. A launch of few steps would spend
+its time loading the network."""
 SHARED_WEIGHTS = 96 * 1024
 SOURCES = ("replay.cu", "columns.cu", "bins.cu")
 MAX_MEMBERS = 8
 """Largest number of members of a bin in the registers of one lane."""
 SHARED_SCORES = 40 * 1024
 BIN_BLOCKS = 2
-SORT_RESERVE = 4096
+SORT_RESERVE = 16 * 1024
 """Shared memory of a block that sorts, without the keys of its trajectories."""
+MAX_KEYS = 32
+"""Largest number of trajectories that a thread sorts in registers."""
 
 
 def largest_group(e: KernelJob) -> int:
@@ -76,16 +87,18 @@ class SecondPass:
         n = plan.sites
         self.size = 1 << (e - 1).bit_length()
         attributes = cp.cuda.Device().attributes
-        self.sort_bytes = max(self.size * self.real.itemsize, 32 * bins * 4)
+        self.size = max(self.size, 32)
+        self.keys = max(1, min(MAX_KEYS, self.size // 32))
+        self.sorters = self.size // self.keys
+        self.sort_bytes = (self.size + self.size // 32) * self.real.itemsize
         self.threads = min(512 if e <= 2048 else 1024, 32 * -(-e // 32))
         per_thread = -(-e // self.threads)
         weights = 4 * e * 2 * self.real.itemsize
         self.weights_shared = weights <= SHARED_WEIGHTS
         per_step = 4 * self.real.itemsize * n * e
+        room = min(BUFFER_BYTES, cp.cuda.runtime.memGetInfo()[1] // 8)
         self.slots = int(
-            np.clip(
-                max(BUFFER_BYTES // per_step, 2), 1, min(MAX_SLOTS, self.binned.every, plan.steps)
-            )
+            np.clip(max(room // per_step, 2), 1, min(MAX_SLOTS, self.binned.every, plan.steps))
         )
         self.copies = int(
             np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4))
@@ -98,36 +111,56 @@ class SecondPass:
         fits = self.score_bytes <= attributes["MaxSharedMemoryPerBlockOptin"] - 1024
         self.general = self.members > MAX_MEMBERS or bins > 32 or not fits
         self.members = min(self.members, MAX_MEMBERS)
-        layout = lay_out(plan)
-        self.together = (
-            4 if 4 * layout.threads <= 1024 else 1
-        )  # trajectories per block of the replay
-        buffers = 4 * layout.rows * self.real.itemsize  # two states of a trajectory
-        self.region = -(-buffers // 128) * 128 + 32 if self.together > 1 else buffers
-        poly = 3 * plan.bonds * self.real.itemsize if plan.harmonics else 0
-        self.replay_bytes = self.together * (self.region + poly)
-        self.device = borrow_network(
-            cp,
-            first_pass,
-            plan,
-            SOURCES,
-            {
-                "COLUMN_THREADS": self.threads,
-                "EACH": per_thread,
-                "KEEP": int(per_thread <= 4),
-                "WEIGHTS_SHARED": int(self.weights_shared),
-                "TOGETHER": self.together,
-                "REGION": f"{self.region}u",
-                "REPLAY_BLOCKS": 2 if self.together > 1 else 1,
-                "MEMBERS": self.members,
-                "BATCH": self.batch,
-                "BIN_THREADS": min(32 * bins, 1024),
-                "BIN_BLOCKS": BIN_BLOCKS if self.members <= 2 else 1,
-                "Key": "u32" if self.real.itemsize == 4 else "u64",
-                "KEY_MAX": "0xFFFFFFFFu" if self.real.itemsize == 4 else "0xFFFFFFFFFFFFFFFFull",
-            },
-            layout,
-        )
+        macros = {
+            "COLUMN_THREADS": self.threads,
+            "EACH": per_thread,
+            "KEEP": int(per_thread <= 4),
+            "WEIGHTS_SHARED": int(self.weights_shared),
+            "MEMBERS": self.members,
+            "BATCH": self.batch,
+            "BIN_THREADS": min(32 * bins, 1024),
+            "BIN_BLOCKS": BIN_BLOCKS if self.members <= 2 else 1,
+            "KEYS": self.keys,
+            "SORT_THREADS": self.sorters,
+            "ALL_BONDS": plan.bonds,
+            "Key": "u32" if self.real.itemsize == 4 else "u64",
+            "KEY_MAX": "0xFFFFFFFFu" if self.real.itemsize == 4 else "0xFFFFFFFFFFFFFFFFull",
+        }
+        for max_blocks in cluster_limits(cp):
+            how = spread_replay(n, self.real.itemsize, max_blocks)
+            if self._compile(first_pass, lay_out(plan, *how), macros):
+                break
+
+    def _compile(
+        self, first_pass: KernelJob, layout: SiteLayout, macros: dict[str, int | str]
+    ) -> bool:
+        """Compile the kernels for a layout. Returns False if the GPU cannot run its clusters."""
+        cp = self.cp
+        plan = self.plan
+        item = self.real.itemsize
+        limit = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+        poly = 3 * layout.bonds.shape[1] * item if plan.harmonics else 0
+        state = measure_state(plan, layout, item)
+        for together in (4, 2, 1):  # trajectories per block of the replay
+            self.together = together
+            self.region = -(-state // 128) * 128 + 32 if together > 1 else -(-state // 16) * 16
+            self.replay_bytes = together * (self.region + poly)
+            if together * layout.threads <= 1024 and self.replay_bytes <= limit:
+                break
+        macros = {
+            **macros,
+            "TOGETHER": self.together,
+            "REGION": f"{self.region}u",
+            "REPLAY_BLOCKS": 2 if self.together > 1 and layout.per == 1 else 1,
+        }
+        self.device = borrow_network(cp, first_pass, plan, SOURCES, macros, layout)
+        self.replay = self.device.module.get_function("replay")
+        if self.replay_bytes > 32 * 1024:
+            self.replay.max_dynamic_shared_size_bytes = self.replay_bytes
+        if layout.cluster == 1:
+            return True
+        residents = resident_clusters(self.replay, layout, self.replay_bytes, self.together)
+        return min(self.device.grid, residents) > 0
 
     def run_first_pass(self) -> EnsembleSums:
         """Run the first pass: returns, mean rewards and records."""
@@ -135,7 +168,7 @@ class SecondPass:
         out = EnsembleSums.empty(e)
         self.part = self.device.launch(e.first, e.count, e.records)
         sums = self.part.sums.get()
-        bad = np.flatnonzero(sums["overflow"])
+        bad = np.flatnonzero(sums["overflow"].any(axis=1))
         if bad.size:
             out.overflow[0] = e.first + int(bad[0])
         out.returns = sums["returns"]
@@ -181,12 +214,12 @@ class SecondPass:
             "centre": tables["centre"],
             "quad": empty((self.slots, n, e, 4)),
             "to_go": empty((self.slots, e)),
-            "waves": empty((e, 2 * plan.harmonics * b)),
+            "waves": empty((e, 2 * plan.harmonics * device.layout.bonds.size)),
         }
         settled = {
             "upper_start": tables["upper_start"],
             "upper_site": tables["upper_site"],
-            "place": empty((n + b, e), np.uint32),
+            "place": empty((n + b, e) if general else 1, np.uint32),
             "order": empty((n + b, e), np.uint32),
             "offset": empty((n + b, bins + 1), np.int32),
             "gradient": self.gradient,
@@ -204,27 +237,26 @@ class SecondPass:
         items = tables["items"]
 
         f = device.module.get_function
-        replay = f("replay")
         rebin = f("rebin")
         by_column = f("columns")
         by_bin = f("settle_bins")
+        whole = f("settle_whole")
         limit = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
         sizes = (
-            (replay, self.replay_bytes),
             (rebin, self.sort_bytes),
             (by_column, self.column_bytes),
             (by_bin, self.score_bytes),
+            (whole, self.score_bytes),
         )
         for kernel, size in sizes:
             if 32 * 1024 < size <= limit:
                 kernel.max_dynamic_shared_size_bytes = size
         scale = self.real.type(plan.modulation_scale)
-        sorters = int(np.clip(self.size // 2, 32, 1024))
         every = self.binned.every
         unfit = cp.zeros(-(-plan.steps // every), np.int32)
         for begin, end in schedule_runs(plan.steps, self.binned, self.slots):
-            replay(
-                (-(-e // self.together),),
+            self.replay(
+                (-(-e // self.together) * device.layout.cluster,),
                 (device.layout.threads * self.together,),
                 (
                     np.uint32(self.ensemble.first),
@@ -239,23 +271,23 @@ class SecondPass:
             if begin % every == 0:
                 rebin(
                     (n + b,),
-                    (sorters,),
+                    (self.sorters,),
                     (
                         columns,
                         np.int32(e),
-                        np.int32(self.size),
                         np.int32(bins),
                         np.int32(32 * self.members),
                         unfit[begin // every :],
+                        np.int32(general),
                     ),
                     shared_mem=self.sort_bytes,
                 )
             lengths = (np.int32(e), np.int32(end - begin), np.int32(bins))
-            # at the start all states are equal: one bin has all trajectories
-            if general or begin < every:
+            if general:
                 by_column((n, self.copies), (self.threads,), lengths, shared_mem=self.column_bytes)
             else:
-                by_bin(
+                # at the start all states are equal: one bin has all trajectories
+                (whole if begin < every else by_bin)(
                     (len(items), self.copies),
                     (32 * bins,),
                     (items, *lengths),

@@ -174,14 +174,25 @@ def measure_shared_memory(
     """Return the shared memory of a block; waves are in it if eight blocks fit a multiprocessor."""
     bonds = layout.bonds.shape[1]
     waves = item * 2 * plan.harmonics * bonds
-    buffers = 4 if plan.heun else 2  # Heun's: ψ̃ and ζ too
-    state = item * (
-        2 * buffers * (layout.local + layout.mirrors) + 32 + (3 * bonds if plan.harmonics else 0)
-    )
-    if layout.cluster > 1:
-        state += 8 * BARRIERS + 4 * plan.ports * 2 * item  # and the ports of four steps
+    state = measure_state(plan, layout, item) + (3 * item * bonds if plan.harmonics else 0)
     fits = state + waves <= attributes["MaxSharedMemoryPerMultiprocessor"] // 8 - 1024
     return SharedMemory(state + (waves if fits else 0), fits)
+
+
+def measure_state(plan: KernelPlan, layout: SiteLayout, item: int) -> int:
+    """Return the bytes of a trajectory's states and rewards in the shared memory of a block."""
+    buffers = 4 if plan.heun else 2  # Heun's: ψ̃ and ζ too
+    state = item * (2 * buffers * (layout.local + layout.mirrors) + 32)
+    if layout.cluster > 1:
+        state += 8 * BARRIERS + 4 * plan.ports * 2 * item  # and the ports of four steps
+    return state
+
+
+def spread_replay(sites: int, item: int, max_blocks: int) -> tuple[int, int]:
+    """Return the same as `spread` for a replay, of whose trajectories a block runs two or four."""
+    block = 2048 // item
+    cluster = next((c for c in CLUSTERS if c <= max_blocks and sites <= c * block), max_blocks)
+    return cluster, -(-sites // (cluster * 512))
 
 
 def spread_with_twin(sites: int, item: int, max_blocks: int) -> tuple[int, int]:
@@ -233,10 +244,10 @@ class _Launch(ctypes.Structure):
     )
 
 
-def resident_clusters(kernel: Any, layout: SiteLayout, shared: int) -> int:
+def resident_clusters(kernel: Any, layout: SiteLayout, shared: int, together: int = 1) -> int:
     """Return the number of clusters of a kernel that the GPU runs at once; 0 if it cannot run one.
 
-    Allows the kernel more than 8 blocks per cluster.
+    Allows the kernel more than 8 blocks per cluster. together: trajectories per block.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -249,7 +260,12 @@ def resident_clusters(kernel: Any, layout: SiteLayout, shared: int) -> int:
         return 0
     size = _Attribute(4, 0, (layout.cluster, 1, 1))  # CLUSTER_DIMENSION
     launch = _Launch(
-        (layout.cluster, 1, 1), (layout.threads, 1, 1), shared, None, ctypes.pointer(size), 1
+        (layout.cluster, 1, 1),
+        (layout.threads * together, 1, 1),
+        shared,
+        None,
+        ctypes.pointer(size),
+        1,
     )
     failed = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), handle, ctypes.byref(launch))
     return 0 if failed else count.value

@@ -40,15 +40,17 @@ struct Bin {
   int member[MEMBERS];  // −1: none
 };
 
-__device__ __forceinline__ void open_bin(Bin& bin, int column, int k, int count, int bins) {
+// Bin k of a column. whole: all trajectories share a bin, and warp k has its share of them.
+template <bool whole> __device__ __forceinline__ void open_bin(Bin& bin, int column, int k, int count, int bins) {
   const int* offset = c_settled.offset + (long long)column * (bins + 1);
   bin.order = c_settled.order + (long long)column * count;
-  bin.from = offset[k];
-  bin.to = offset[k + 1];
+  bin.from = whole ? 0 : offset[k];
+  bin.to = whole ? count : offset[k + 1];
+  const int from = whole ? k * count / bins : bin.from, to = whole ? (k + 1) * count / bins : bin.to;
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r) {
-    const int at = bin.from + (threadIdx.x & 31) + 32 * r;
-    bin.member[r] = at < bin.to ? (int)bin.order[at] : -1;
+    const int at = from + (threadIdx.x & 31) + 32 * r;
+    bin.member[r] = at < to ? (int)bin.order[at] : -1;
   }
 }
 
@@ -75,6 +77,18 @@ __device__ __forceinline__ void total(Real (&v)[8]) {
   const Real mine = v[0];
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = __shfl_sync(0xFFFFFFFFu, mine, 4 * i);
+}
+
+// The same eight sums over all warps. parts: (8, 32).
+__device__ __forceinline__ void add_parts(Real (&v)[8], Real* parts, int warps) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    if (lane == i) parts[32 * i + warp] = v[i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = lane < warps ? parts[32 * i + lane] : (Real)0;
+  total(v);
 }
 
 __device__ __forceinline__ void weigh(const Real (&u)[MEMBERS], const Real (&l)[MEMBERS], Real& s0, Real& s1) {
@@ -123,10 +137,9 @@ __device__ __forceinline__ void add_row(Real* gradient, int parameter, const Rea
   for (int j = threadIdx.x; j < count; j += blockDim.x) gradient[(u32)(parameter * count + j)] += row[j];
 }
 
-// Grid: (items, copies), a warp for every bin. Each copy has its share of the slots and its own gradients.
-extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS)
-    settle_bins(const Item* items, int count, int slots, int bins) {
-  extern __shared__ __align__(16) unsigned char shared[];
+template <bool whole>
+__device__ __forceinline__ void settle_item(const Item* items, int count, int slots, int bins, unsigned char* shared,
+                                            Real* parts) {
   Real* const rows = reinterpret_cast<Real*>(shared);  // (BATCH, 5, count)
   const Item item = items[blockIdx.x];
   const int n = item.site, k = threadIdx.x / 32;
@@ -135,9 +148,9 @@ extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS)
   const int begin = slots * blockIdx.y / gridDim.y, end = slots * (blockIdx.y + 1) / gridDim.y;
 
   Bin own, first, second;
-  open_bin(own, n, k, count, bins);
-  open_bin(first, one ? N + item.first : n, k, count, bins);
-  open_bin(second, two ? N + item.second : n, k, count, bins);
+  open_bin<whole>(own, n, k, count, bins);
+  open_bin<whole>(first, one ? N + item.first : n, k, count, bins);
+  open_bin<whole>(second, two ? N + item.second : n, k, count, bins);
   Real g[4][MEMBERS];
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r) g[0][r] = g[1][r] = g[2][r] = g[3][r] = 0;
@@ -177,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS)
       weigh(u[2], l[1], sum[4], sum[5]);
       weigh(u[3], l[2], sum[6], sum[7]);
       total(sum);
+      if (whole) add_parts(sum, parts + 256 * (s & 1), bins);
       settle_value(own, row, to_go, u[0], l[0], sum[0], sum[1], g[0]);
       settle_value(own, row + count, to_go, u[1], l[0], sum[2], sum[3], g[1]);
       settle_value(first, row + 2 * count, to_go, u[2], l[1], sum[4], sum[5], g[2]);
@@ -191,11 +205,26 @@ extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS)
   leave(first, g[2], rows + 2 * count);
   leave(second, g[3], rows + 3 * count);
   __syncthreads();
-  Real* const gradient = c_settled.gradient + (long long)blockIdx.y * (2 * N + BONDS) * count;
+  Real* const gradient = c_settled.gradient + (long long)blockIdx.y * (2 * N + ALL_BONDS) * count;
   if (item.with_site) {
     add_row(gradient, n, rows, count);
     add_row(gradient, N + n, rows + count, count);
   }
   if (one) add_row(gradient, 2 * N + item.first, rows + 2 * count, count);
   if (two) add_row(gradient, 2 * N + item.second, rows + 3 * count, count);
+}
+
+// Grid: (items, copies), a warp for every bin. Each copy has its share of the slots and its own gradients.
+extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS)
+    settle_bins(const Item* items, int count, int slots, int bins) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  settle_item<false>(items, count, slots, bins, shared, nullptr);
+}
+
+// The same if all trajectories share one bin, as at the start, where their states are equal: the warps share it.
+extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS)
+    settle_whole(const Item* items, int count, int slots, int bins) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ Real parts[2 * 8 * 32];  // of two steps in turn
+  settle_item<true>(items, count, slots, bins, shared, parts);
 }

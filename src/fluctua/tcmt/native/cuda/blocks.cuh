@@ -46,7 +46,7 @@ struct Replayed {         // by the second pass of the binned baseline
   const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
   Quad* quad;             // (slots, N, count)
   Real* to_go;            // (slots, count): λ̂_{n+1} − centre
-  Real* waves;            // (count, 2·HARMONICS, BONDS)
+  Real* waves;            // (count, CLUSTER, 2·HARMONICS, BONDS)
 };
 static_assert(sizeof(Replayed) == REPLAYED_BYTES, "the host has another list of fields");
 

@@ -6,11 +6,12 @@
 // trajectories. Weights go through memory to their place in the order of the bins, where a warp adds up a bin: no
 // atomics, and always the same order. Follows replay.cu. Set besides: COLUMN_THREADS, EACH = ⌈count/COLUMN_THREADS⌉,
 // KEEP (0 or 1: EACH is small enough to keep scores in registers), WEIGHTS_SHARED (0 or 1), Key and KEY_MAX (u32 or
-// u64 of Real's size).
+// u64 of Real's size), ALL_BONDS, and of the sorting SORT_THREADS with KEYS trajectories each, powers of two.
 
 // Indices are 32 bits wide: the host refuses larger ensembles.
 #define VALUES    4  // scores that a trajectory settles between two barriers
 #define MOST_BINS 256
+#define PADDED(i) ((i) + (i) / 32)  // rows of a thread in different banks
 #if KEEP
 #define EACH_OWN _Pragma("unroll")
 #else
@@ -43,84 +44,128 @@ __device__ __forceinline__ Key condition(int column, int lower, int j, int count
   return same_bits<Key>(v);
 }
 
-__device__ void sort(Key* keys, int size) {  // bitonic; size a power of two
-  for (int run = 2; run <= size; run *= 2)
-    for (int step = run / 2; step > 0; step /= 2) {
-      for (int i = threadIdx.x; i < size / 2; i += blockDim.x) {
-        const int a = 2 * i - (i & (step - 1)), b = a + step;
-        const Key x = keys[a], y = keys[b];
-        if ((x > y) == ((a & run) == 0)) {
-          keys[a] = y;
-          keys[b] = x;
-        }
+struct Entry {  // a trajectory and its condition
+  Key key;
+  u32 j;
+};
+
+__device__ __forceinline__ bool precedes(const Entry& a, const Entry& b) {
+  return a.key < b.key || (a.key == b.key && a.j < b.j);
+}
+
+// The entry of the thread that is `apart` from this one. From another warp it comes through shared memory.
+__device__ __forceinline__ Entry exchange(const Entry& mine, int apart) {
+  Entry other;
+  other.key = __shfl_xor_sync(0xFFFFFFFFu, mine.key, apart);
+  other.j = __shfl_xor_sync(0xFFFFFFFFu, mine.j, apart);
+  return other;
+}
+
+// Entry r of thread t is number t·KEYS + r. Bitonic: what is less than KEYS apart is compared in registers, what is in
+// the same warp by shuffles, and only the rest of a large ensemble through shared memory.
+__device__ void sort(Entry (&entry)[KEYS], Key* keys) {
+  const int thread = threadIdx.x;
+  u32* const others = reinterpret_cast<u32*>(keys);
+#pragma unroll 1
+  for (int run = 2; run <= KEYS * SORT_THREADS; run *= 2) {
+#pragma unroll 1
+    for (int step = run / 2; step >= KEYS; step /= 2) {
+      const int apart = step / KEYS;
+      const bool lower = ((thread * KEYS) & step) == 0, up = ((thread * KEYS) & run) == 0;
+      Entry other[KEYS];
+      if (apart < 32) {
+#pragma unroll
+        for (int r = 0; r < KEYS; ++r) other[r] = exchange(entry[r], apart);
+      } else {
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < KEYS; ++r) keys[r * SORT_THREADS + thread] = entry[r].key;
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < KEYS; ++r) other[r].key = keys[r * SORT_THREADS + (thread ^ apart)];
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < KEYS; ++r) others[r * SORT_THREADS + thread] = entry[r].j;
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < KEYS; ++r) other[r].j = others[r * SORT_THREADS + (thread ^ apart)];
       }
-      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < KEYS; ++r)
+        if (precedes(other[r], entry[r]) == (lower == up)) entry[r] = other[r];
     }
+#pragma unroll
+    for (int step = KEYS / 2; step > 0; step /= 2) {
+      if (step >= run) continue;
+#pragma unroll
+      for (int r = 0; r < KEYS; ++r) {
+        if (r & step) continue;
+        const bool up = ((thread * KEYS + r) & run) == 0;
+        const Entry a = entry[r], b = entry[r + step];
+        const bool turn = precedes(b, a) == up;
+        entry[r] = turn ? b : a;
+        entry[r + step] = turn ? a : b;
+      }
+    }
+  }
 }
 
-__device__ __forceinline__ int bin_of(Key v, const Key* edge,
-                                      int bins) {  // edges not above it: equal values share a bin
-  int bin = 0;
-  for (int k = 0; k + 1 < bins; ++k) bin += v >= edge[k];
-  return bin;
+// The first of `count` ascending keys that is not below `v`.
+__device__ int find_first(const Key* keys, int count, Key v) {
+  int from = 0, to = count;
+  while (from < to) {
+    const int middle = (from + to) / 2;
+    if (keys[PADDED(middle)] < v)
+      from = middle + 1;
+    else
+      to = middle;
+  }
+  return from;
 }
 
-// One column per block, 1024 threads. `lower`: each column's lower site.
-// `unfit` is set if a bin has one member, or more than `most`: bins.cu cannot settle those.
-extern "C" __global__ void __launch_bounds__(1024)
-    rebin(const int* lower, int count, int size, int bins, int most, int* unfit) {
+// One column per block. `lower`: each column's lower site. A value's bin is the number of edges that are not above it,
+// so equal values share a bin. `unfit` is set if a bin has one member, or more than `most`: bins.cu cannot settle
+// those. places: whether columns.cu needs each trajectory's place too.
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    rebin(const int* lower, int count, int bins, int most, int* unfit, int places) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ Key edge[MOST_BINS];
   __shared__ int start[MOST_BINS + 1];
-  const int column = blockIdx.x, site = lower[column];
-  Key* const keys = reinterpret_cast<Key*>(shared);  // (size), later counts (32 warps, bins)
-  for (int j = threadIdx.x; j < size; j += blockDim.x)
-    keys[j] = j < count ? condition(column, site, j, count) : KEY_MAX;
+  const int column = blockIdx.x, site = lower[column], thread = threadIdx.x;
+  Key* const keys = reinterpret_cast<Key*>(shared);  // padded, later trajectories
+  u32* const order = reinterpret_cast<u32*>(shared);
+  Entry entry[KEYS];
+#pragma unroll
+  for (int r = 0; r < KEYS; ++r) {  // in any order: neighbouring threads read neighbouring trajectories
+    const int j = r * SORT_THREADS + thread;
+    entry[r].key = j < count ? condition(column, site, j, count) : KEY_MAX;
+    entry[r].j = j;
+  }
+  sort(entry, keys);
   __syncthreads();
-  sort(keys, size);
-  for (int k = threadIdx.x; k + 1 < bins; k += blockDim.x) edge[k] = keys[(int)((long long)(k + 1) * count / bins)];
-  for (int k = threadIdx.x; k <= bins; k += blockDim.x) start[k] = 0;
+#pragma unroll
+  for (int r = 0; r < KEYS; ++r) keys[PADDED(thread * KEYS + r)] = entry[r].key;
   __syncthreads();
-  for (int j = threadIdx.x; j < count; j += blockDim.x)
-    atomicAdd(start + 1 + bin_of(condition(column, site, j, count), edge, bins), 1);
+  for (int k = thread; k <= bins; k += SORT_THREADS) {
+    int first = k == bins ? count : 0;
+    if (k > 0 && k < bins) first = find_first(keys, count, keys[PADDED((int)((long long)k * count / bins))]);
+    start[k] = first;
+    c_settled.offset[(long long)column * (bins + 1) + k] = first;
+  }
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int k = 0; k < bins; ++k) start[k + 1] += start[k];
-  __syncthreads();
-  for (int k = threadIdx.x; k <= bins; k += blockDim.x) {
-    c_settled.offset[(long long)column * (bins + 1) + k] = start[k];
-    const int members = k < bins ? start[k + 1] - start[k] : 0;
+  for (int k = thread; k < bins; k += SORT_THREADS) {
+    const int members = start[k + 1] - start[k];
     if (members == 1 || members > most) *unfit = 1;
   }
-
-  // Places within a bin in the order of the trajectories.
-  int* const seen = reinterpret_cast<int*>(shared);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, warps = blockDim.x / 32;
-  for (int base = 0; base < count; base += blockDim.x) {
-    for (int i = threadIdx.x; i < warps * bins; i += blockDim.x) seen[i] = 0;
-    __syncthreads();
-    const int j = base + threadIdx.x;
-    const int bin = j < count ? bin_of(condition(column, site, j, count), edge, bins) : bins;  // bins: nowhere
-    const u32 peers = __match_any_sync(0xFFFFFFFFu, bin);
-    const u32 before = __popc(peers & ((1u << lane) - 1));
-    if (bin < bins && before == 0) seen[warp * bins + bin] = __popc(peers);
-    __syncthreads();
-    for (int k = threadIdx.x; k < bins; k += blockDim.x) {
-      int at = start[k];
-      for (int i = 0; i < warps; ++i) {
-        const int more = seen[i * bins + k];
-        seen[i * bins + k] = at;
-        at += more;
-      }
-      start[k] = at;
-    }
-    __syncthreads();
-    if (bin < bins) {
-      const u32 at = seen[warp * bins + bin] + before;
-      c_settled.place[(long long)column * count + j] = at << 8 | bin;
-      c_settled.order[(long long)column * count + at] = j;
-    }
-    __syncthreads();
+#pragma unroll
+  for (int r = 0; r < KEYS; ++r) order[PADDED(thread * KEYS + r)] = entry[r].j;
+  __syncthreads();
+  for (int i = thread; i < count; i += SORT_THREADS) {
+    const u32 j = order[PADDED(i)];
+    c_settled.order[(long long)column * count + i] = j;
+    if (!places) continue;
+    int bin = 0;
+    for (int k = 1; k < bins; ++k) bin += i >= start[k];
+    c_settled.place[(long long)column * count + j] = i << 8 | bin;
   }
 }
 
@@ -300,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1024 / COLUMN_THREA
 #else
   Weight* const weights = c_settled.weights + (long long)(blockIdx.y * gridDim.x + n) * VALUES * count;
 #endif
-  Real* const gradient = c_settled.gradient + (long long)blockIdx.y * (2 * N + BONDS) * count;
+  Real* const gradient = c_settled.gradient + (long long)blockIdx.y * (2 * N + ALL_BONDS) * count;
   settle_column<false>(n, n, n, n, begin, end, count, bins, weights, table, start, gradient);
   for (int b = c_settled.upper_start[n]; b < c_settled.upper_start[n + 1]; ++b) {
     __syncthreads();  // `start` of the last column may still be read

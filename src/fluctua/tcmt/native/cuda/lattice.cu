@@ -133,7 +133,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
   const int block = blockIdx.x / CLUSTER;  // the trajectory's: a cluster counts as one
   Site site[PER];
   Post post;
-  open_post(post, psi);
+  open_post(post, psi, threadIdx.x);
 
   for (int j = block; j < count; j += blocks) {
     const u32 trajectory = first + j;

@@ -244,10 +244,10 @@ template <int odd> __device__ __forceinline__ void gather(Post& post, u32 psi) {
   gather(post, psi, odd ? ODD : EVEN, state_bytes(post), threadIdx.x);
 }
 
-__device__ __forceinline__ void open_post(Post& post, u32 psi) {  // sync_cluster must follow
+__device__ __forceinline__ void open_post(Post& post, u32 psi, int thread) {  // sync_cluster must follow
 #if CLUSTER > 1
   post.mirrors = c_in.mail[block_rank()] * (u32)sizeof(Pair);
-  if (threadIdx.x < BARRIERS) make_barrier(barrier_address(psi, threadIdx.x));
+  if (thread < BARRIERS) make_barrier(barrier_address(psi, thread));
 #endif
 }
 

@@ -304,11 +304,14 @@ struct Track {  // of the trajectory that a block or cluster runs: where its sum
   double *sums, *prefix_sum, *reward_sum;
   const double* totals;
   int steps;
+  Real bar;  // R' − λ̄ of the step whose weight is next
 };
 
 // Λ_0 − Λ_{n+1} of the step that was held longest, as a weight; `step` is the one that begins. 0 before there is one.
-__device__ __forceinline__ Real next_weight(const Track& t, int step) {
+__device__ __forceinline__ Real next_weight(Track& t, int step) {
   const int of = step - HOLD;
+  const Real bar = t.bar;
+  t.bar = c_in.bar[max(0, min(of + 1, t.steps - 1))];  // a step ahead
   if (of < 0) return 0;
 #if CLUSTER > 1
   const double grown = add_totals(t.totals, of);
@@ -316,12 +319,12 @@ __device__ __forceinline__ Real next_weight(const Track& t, int step) {
   const double grown = add_warps(t.sums + 32 * (of & 1));
 #endif
   if (block_rank() == 0 && threadIdx.x == 0) atomicAdd(t.prefix_sum + of + 1, grown);
-  return (Real)((double)c_in.bar[of] - grown);
+  return (Real)((double)bar - grown);
 }
 
 template <int odd>
 __device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER], Grown& sum, const Rows (&twin)[PER],
-                                          const u32 (&w)[PER][4], const Track& t, Post& post, Real tau, Real tau_step,
+                                          const u32 (&w)[PER][4], Track& t, Post& post, Real tau, Real tau_step,
                                           int step) {
   constexpr int slot = HOLD > 1 ? odd : 0;
   constexpr u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
@@ -361,7 +364,7 @@ __device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER]
 }
 
 // The weights of the last steps, which no further step waits for.
-__device__ __forceinline__ void settle_last(Site (&site)[PER], Score (&score)[PER], const Track& t, Post& post) {
+__device__ __forceinline__ void settle_last(Site (&site)[PER], Score (&score)[PER], Track& t, Post& post) {
   const int steps = t.steps;
   const auto settle_all = [&](int odd, Real weight) {
 #pragma unroll
@@ -406,11 +409,11 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, TWIN_BLOCKS)
   double* const sums = reinterpret_cast<double*>(shared + SUMS_AT);
   const double* const totals = reinterpret_cast<const double*>(shared + TOTALS_AT);
   Track track = {psi, 0, sums, c_trail.prefix_sum + block * (steps + 1), c_out.reward_sum + block * (steps + HEUN),
-                 totals, steps};
+                 totals, steps, 0};
   Site site[PER];
   Score score[PER];
   Post post;
-  open_post(post, psi);
+  open_post(post, psi, threadIdx.x);
 
   for (int j = block; j < count; j += blocks) {
     const u32 trajectory = first + j;

@@ -255,7 +255,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) tabulate(int 
   Pair x[PER];
   Post post;
   Wave wave = {-1, 1, nullptr, nullptr};
-  open_post(post, psi);
+  open_post(post, psi, threadIdx.x);
   start_twin(site, x, psi + TWIN_AT);
   path_of(site, x, wave, post, psi, 0, steps, c_trail.path);
   for (int i = 0; i < PER; ++i) x[i] = last_adjoint(first_row() + threadIdx.x + i * THREADS, x[i], steps);
