@@ -159,6 +159,16 @@ def _describe_processor() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
+def describe_compiler() -> list[str]:
+    """Return words that identify the compiler and the processor; none where there is none."""
+    program = find_compiler()
+    if program is None or not hasattr(os, "getuid"):
+        return []
+    real = Path(program).resolve()
+    status = real.stat()
+    return [str(real), str(status.st_mtime_ns), str(status.st_size), _describe_processor()]
+
+
 def find_or_build(source: str, optimise: str = "-O2") -> Path:
     """Return the compiled library of a source, from the cache folder or built now."""
     if not hasattr(os, "getuid"):
@@ -166,10 +176,8 @@ def find_or_build(source: str, optimise: str = "-O2") -> Path:
     program = find_compiler()
     if program is None:
         raise Unsupported("compiler", _explain_missing_compiler())
-    real = Path(program).resolve()
-    version = (str(real), str(real.stat().st_mtime_ns), str(real.stat().st_size))
     options = (*choose_options(program), optimise)
-    identity = (source, *version, *options, _describe_processor())
+    identity = (source, *options, *describe_compiler())
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:40]
     try:
         folder = make_private_folder(find_cache_folder())

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled import cpu, cuda, emit, trace
+from fluctua.compiled import cpu, cuda, emit, identity, saved, trace
 from fluctua.compiled.ahead import encode_generator
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import baselines, simulate
@@ -31,7 +31,7 @@ class Kernel(NamedTuple):
 
     program: nodes that a step computes.
     layout: where the kernel finds its numbers.
-    source: generated text.
+    source: generated text; empty for a kernel that was found on disk, beside its library.
     library: loaded passes; None if only the text was asked for.
     real: type of states and sums.
     self_starting: the kernel starts its trajectories itself, from one state and without a context.
@@ -48,12 +48,15 @@ class Kernel(NamedTuple):
 @lru_cache(maxsize=256)
 def make_kernel(key: _Key, build: bool) -> Kernel:
     """Make the kernel of a key. build: compile and load its library too."""
+    real = key.real
+    self_starting = key.self_starting
+    name = key.identify() if build and key.place == "cpu" else None
+    known = None if name is None else saved.load_kernel(name)
+    if known is not None:
+        library = cpu.CpuLibrary(known.library, key.lanes, real)
+        return Kernel(known.program, known.layout, "", library, real, self_starting)
     program = trace.trace_step(key.model, key.recipe, key.theta, key.ensemble, key.t)
     layout = emit.make_layout(program)
-    real = np.dtype(np.float64 if key.double else np.float32)
-    library: cpu.CpuLibrary | cuda.GpuLibrary | None = None
-    plain_start = key.model.objective.initial is None and not program.stops
-    self_starting = key.recipe.fixed and plain_start
     if key.place == "cuda":
         ahead = emit.write_numbers_ahead(program, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.theta)))
@@ -85,10 +88,12 @@ def make_kernel(key: _Key, build: bool) -> Kernel:
         sweep=key.sweep,
         self_starting=self_starting,
     )
-    if build:
-        library = cpu.CpuLibrary(
-            cpu.find_or_build(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real
-        )
+    if not build:
+        return Kernel(program, layout, source, None, real, self_starting)
+    path = cpu.find_or_build(source, OPTIMISE)
+    if name is not None:
+        saved.save_kernel(name, program, layout, path)
+    library = cpu.CpuLibrary(path, key.lanes, real)
     return Kernel(program, layout, source, library, real, self_starting)
 
 
@@ -118,6 +123,31 @@ class _Key:
             self.sweep,
             place,
         )
+
+    @property
+    def real(self) -> np.dtype:
+        """Type of states and sums."""
+        return np.dtype(np.float64 if self.double else np.float32)
+
+    @property
+    def lanes(self) -> int:
+        """Trajectories that a core advances together."""
+        return 8 if self.double or self.noise64 else 16
+
+    @property
+    def self_starting(self) -> bool:
+        """Whether all trajectories start from one state, with no reward there and no stop."""
+        objective = self.model.objective
+        return self.recipe.fixed and objective.initial is None and objective.stop is None
+
+    def identify(self) -> str | None:
+        """Return a hash of all that the kernel on the CPU depends on; None where there is none."""
+        compiler = cpu.describe_compiler()
+        step = identity.identify_step(self.model, self.recipe, self.theta, self.ensemble, self.t)
+        if step is None or not compiler:
+            return None
+        numbers = (self.double, self.noise64, self.wiener, self.sweep, self.self_starting)
+        return identity.hash_parts([step, *compiler, OPTIMISE, *map(str, numbers)])
 
     def __hash__(self) -> int:
         return hash(self._identity)

@@ -128,6 +128,18 @@ def trace(function: Callable[..., Any], *arguments: Any) -> str:
     return TRACED + _shorten(_Digester().digest(program))
 
 
+def digest_program(program: ClosedJaxpr) -> str | None:
+    """SHA-256 of a traced function with its constants, and of the types of its results.
+
+    None where it has parts that are no data: callbacks, and derivatives of its own, which are code
+    beside the program.
+    """
+    if not _is_plain(program):
+        return None
+    types = [f"{aval} {getattr(aval, 'weak_type', None)}" for aval in program.out_avals]
+    return _hash(_Digester().digest(program), *types).hex()
+
+
 def as_shapes(tree: Any) -> Any:
     """The tree with shapes and types in place of its arrays, without weak types."""
 
@@ -280,6 +292,26 @@ class _Digester:
                 options.pop(key, None)
             lines.append(_hash(equation.primitive.name, inputs, outputs, self.digest(options)))
         return _hash("equations", *lines, *map(name, jaxpr.outvars))
+
+
+PARTS_OF_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+"""Operations that are programs themselves, beside options that change no number."""
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a traced function, or an option of one, consists of numbers, words and programs."""
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        jaxpr: Any = value if hasattr(value, "invars") else getattr(value, "jaxpr", None)
+        for equation in jaxpr.eqns:
+            part = PARTS_OF_CALLS.get(equation.primitive.name)
+            inside = [equation.params[part]] if part else list(equation.params.values())
+            if not all(map(_is_plain, inside)):
+                return False
+        return True
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    words = bool | int | float | complex | str | np.dtype | enum.Enum
+    return value is None or isinstance(value, words | np.ndarray | np.generic)
 
 
 def _hash(*parts: str | bytes) -> bytes:
