@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import tempfile
 from contextlib import suppress
@@ -56,7 +57,7 @@ def save_kernel(name: str, program: Program, layout: Layout, library: Path) -> N
         "program": fields,
         "layout": layout._asdict(),
     }
-    text = json.dumps(record, separators=(",", ":"))
+    text = json.dumps(record, separators=(",", ":"), default=operator.index)
     place = library.with_name(f"{name}.json")
     with suppress(OSError), tempfile.TemporaryDirectory(dir=place.parent) as folder:
         written = Path(folder) / "kernel.json"
