@@ -29,7 +29,7 @@ def kernels_of_device(device):
         kernels.make_kernel,
         twin.make_twin_kernel,
         jump_twin.make_jump_twin_kernel,
-        cuda._compile_module,
+        cuda.compile_module,
         cuda.is_available,
     )
     prepared = (kernels.KERNELS.clear, whole_estimate.forget_served)

@@ -22,6 +22,8 @@ from fluctua.compiled import (
     twin,
     whole_estimate,
 )
+from fluctua.compiled.blocks import gpu
+from fluctua.compiled.blocks import kernel as array_kernels
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import arrays, draws, simulate, streamed
 from fluctua.core.estimate import Estimate
@@ -120,18 +122,30 @@ class Compiled(NamedTuple):
             return None
 
     def estimate(self, call: streamed.Call) -> Estimate | None:
-        """Return the estimate of a call, if a GPU makes the whole of it; None otherwise."""
+        """Return the estimate of a call; None where single gradients are needed for it."""
         if self._is_too_small(call):
             return None
         try:
-            on_gpu = self.choose_place(call.theta) == "cuda"
-            return whole_estimate.estimate_on_device(call) if on_gpu else None
-        except Unsupported:  # the path by single gradients gives the reason
-            return None
+            if self.choose_place(call.theta) == "cuda":
+                return whole_estimate.estimate_on_device(call)
+            return whole_estimate.estimate_on_host(call)
+        except passes.NotFinite:
+            return whole_estimate.estimate_by_jax(call)
+        except Unsupported as problem:
+            self._refuse(problem)
+            return whole_estimate.estimate_by_jax(call)
 
     def batch_sums(self, call: streamed.Call, size: int) -> BatchSums | None:
         """Return sums over batches of `size` trajectories; None leaves the call to JAX."""
-        return None
+        if self._is_too_small(call):
+            return None
+        try:
+            if self.choose_place(None) == "cuda":
+                return gpu.sum_batches_on_gpu(call, size)
+            return array_kernels.sum_batches_by_kernel(call, size)
+        except Unsupported as problem:
+            self._refuse(problem)
+            return None
 
     def parts(self, call: twin_sweep.TwinCall) -> twin_sweep.Parts | None:
         """Return the two parts of the gradients with a twin; None leaves the call to JAX."""
@@ -173,8 +187,11 @@ class Compiled(NamedTuple):
             return twin.make_twin_kernel(key, False).source
         return kernels.find_kernel(call, self.choose_place(call.theta), build=False).source
 
-    def choose_place(self, theta: arrays.Params) -> str:
-        """Return "cpu" or "cuda". "auto" leaves to JAX what it does faster on a GPU."""
+    def choose_place(self, theta: arrays.Params | None) -> str:
+        """Return "cpu" or "cuda". "auto" leaves to JAX what it does faster on a GPU.
+
+        theta: of a kernel with sums per trajectory; None for one with sums over batches.
+        """
         if self.choice != "auto":
             return self.choice
         if jax.default_backend() == "gpu":

@@ -210,7 +210,8 @@ class LaunchedPass(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _compile_module(source: str) -> Any:
+def compile_module(source: str) -> Any:
+    """Compile a module for the current device, once per text."""
     import cupy as cp
 
     try:
@@ -311,7 +312,7 @@ class GpuArrays:
     def compile_pass(self, kernel: str, text: str, block_bytes: int = 0) -> _Pass:
         """Compile and load a pass, once per text. block_bytes: shared memory of its blocks."""
         if text not in self._passes:
-            module = _compile_module(text)
+            module = compile_module(text)
             function = module.get_function(kernel)
             if block_bytes:
                 function.max_dynamic_shared_size_bytes = block_bytes

@@ -14,7 +14,7 @@ from fluctua.compiled.elements import UNARY, Unsupported
 
 CHEAP = 1
 DIVISION = 5
-FUNCTION = 20
+FUNCTION = 12
 LIBRARY = 200
 """Cost of an operation on one vector, in additions; the last goes to the C library by lanes."""
 
@@ -47,7 +47,8 @@ FORMS: dict[str, tuple[str, int]] = {
     "pow": ("m_pow({0}, {1})", 3 * FUNCTION),
     "atan2": ("m_atan2({0}, {1})", LIBRARY),
     "rem": ("m_rem({0}, {1})", LIBRARY),
-    **{name: (f"m_{name}({{0}})", FUNCTION) for name in ("exp", "log", "sin", "cos", "tanh")},
+    "tanh": ("array_tanh({0})", FUNCTION),
+    **{name: (f"m_{name}({{0}})", FUNCTION) for name in ("exp", "log", "sin", "cos")},
 }
 """C++ of an operation, and its cost. Truth values are masks."""
 for _name in UNARY.values():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +29,9 @@ BLOCK = 64
 STORED_BYTES = 2**27
 """States and other numbers of a block that wait for its returns, at most; else it runs twice."""
 
+SPARED_BYTES = 2**25
+"""Memory of a thread that is kept for the next call, at most."""
+
 MAX_KERNELS = 64
 
 
@@ -38,15 +40,17 @@ class ArrayKernel(NamedTuple):
 
     program, text: what it computes. source: generated text. library: loaded.
     real: type of states. self_starting: it starts its trajectories itself.
+    ahead: computes numbers that are the same for all trajectories. spaces: memory for later calls.
     """
 
     program: programs.ArrayProgram
     text: programs.ArrayText
     source: str
-    library: ctypes.CDLL
+    library: Any
     real: np.dtype
     self_starting: bool
-    ahead: Any
+    ahead: NumbersOfCall
+    spaces: list[np.ndarray]
 
 
 class _BatchRun(ctypes.Structure):
@@ -124,7 +128,7 @@ def _make_kernel(call: Call, block: int) -> ArrayKernel:
     library.workspace_bytes.restype = ctypes.c_int64
     real = np.dtype(np.float64 if double else np.float32)
     ahead = NumbersOfCall(program, text)
-    return ArrayKernel(program, text, source, library, real, self_starting, ahead)
+    return ArrayKernel(program, text, source, library, real, self_starting, ahead, [])
 
 
 # -------------------------------------------------------------------------------------- numbers
@@ -187,37 +191,56 @@ class NumbersOfCall:
 def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
     """Run a call on a kernel on arrays. size: trajectories per batch."""
     kernel = find_array_kernel(call, size)
+    loaded = load_call(kernel, call)
+    batches = -(-call.count // size)
+    sums = np.zeros((batches, kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]))
+    numbers = {"count": call.count, "size": size, "first": call.first or 0}
+    _run_batches(kernel, loaded.arrays, sums, **numbers)
+    return finish_call(kernel, call, loaded, sums, size)
+
+
+class LoadedCall(NamedTuple):
+    """The arrays of a kernel for one call. ensemble: that JAX has started, or None."""
+
+    arrays: dict[str, Any]
+    ensemble: Any
+
+
+def load_call(kernel: ArrayKernel, call: Call) -> LoadedCall:
+    """Return what a kernel reads, and room for returns and final states."""
     precomputed.check_generator(call.key)
     count = call.count
-    batches = -(-count // size)
-    program = kernel.program
     arrays: dict[str, Any] = kernel.ahead.fill(call.theta, call.substrate.times, kernel.real)
     ensemble = None
+    wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
     if kernel.self_starting:
-        wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
         arrays["stream"] = compute_noise_words(wiener, call.key)[:2].copy()
         arrays["x"] = np.array(call.substrate.x0, kernel.real)
     else:
         ensemble = kernels.begin_ensemble(call, split_key(call.key).run, count, call.first)
-        wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
         table = precomputed.lay_out_ensemble(wiener, kernel.real, ensemble)
         arrays |= {name: np.ascontiguousarray(value) for name, value in table.items()}
-    steps = len(call.substrate.times.dt)
-    bar = np.zeros(steps, kernel.real)
+    bar = np.zeros(len(call.substrate.times.dt), kernel.real)
     if call.tables.step is not None:
         bar[:] = np.asarray(call.tables.step)[1:]
     arrays["bar"] = bar
     arrays["reward"] = _start_rewards(call, ensemble, count, kernel.real)
-    arrays["last"] = np.empty((program.state, count), kernel.real)
-    sums = np.zeros((batches, kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]))
-    _run_batches(kernel, arrays, sums, count=count, size=size, first=call.first or 0)
+    arrays["last"] = np.empty((kernel.program.state, count), kernel.real)
+    return LoadedCall(arrays, ensemble)
+
+
+def finish_call(
+    kernel: ArrayKernel, call: Call, loaded: LoadedCall, sums: np.ndarray, size: int
+) -> BatchSums:
+    """Return the result of a call from returns, final states and the sums of batches."""
+    program = kernel.program
     theta = dict(zip(program.theta, jax.tree.leaves(call.theta), strict=True))
     roots = programs.read_sums(program, kernel.text, sums)
     leaves = finish_sums(program.graph, program.sums, roots, theta)
-    rows = np.concatenate([leaf.reshape(batches, -1) for leaf in leaves], axis=1)
-    returns = arrays["reward"]
-    last = arrays["last"].T
-    ends = _add_ends(kernel, call, ensemble, returns, last, size)
+    rows = np.concatenate([leaf.reshape(len(sums), -1) for leaf in leaves], axis=1)
+    returns = loaded.arrays["reward"]
+    last = loaded.arrays["last"].T
+    ends = _add_ends(kernel, call, loaded.ensemble, returns, last, size)
     if ends is not None:
         rows = rows + ends
     finite = bool(np.isfinite(rows).all() and np.isfinite(last).all())
@@ -242,16 +265,23 @@ def _run_batches(
     for name, array in (arrays | {"totals": sums}).items():
         assert array.flags.c_contiguous
         setattr(given, name, array.ctypes.data)
-    spaces: SimpleQueue[np.ndarray] = SimpleQueue()
+    spaces = kernel.spaces
 
     def run_batch(batch: int) -> None:
-        space = _allocate(memory) if spaces.empty() else spaces.get()
+        try:
+            space = spaces.pop()
+        except IndexError:
+            space = _allocate(memory)
+        if len(space) < memory:
+            space = _allocate(memory)
         kernel.library.batch_sums(
             ctypes.byref(given), ctypes.c_int64(batch), ctypes.c_void_p(space.ctypes.data)
         )
-        spaces.put(space)
+        spaces.append(space)
 
     cpu.run_pieces(run_batch, range(len(sums)))
+    if memory > SPARED_BYTES:
+        spaces.clear()
 
 
 def _allocate(size: int) -> np.ndarray:

@@ -12,7 +12,13 @@ import numpy as np
 from fluctua.compiled.blocks.lower import lower
 from fluctua.compiled.blocks.nodes import LANE, THETA, TIMED, ArrayGraph
 from fluctua.compiled.blocks.plan import Demand, choose_kept, find_operand
-from fluctua.compiled.blocks.sums import Outer, SumPlan, find_outer, split_sums
+from fluctua.compiled.blocks.sums import (
+    OUTER_ELEMENTS,
+    Outer,
+    SumPlan,
+    find_outer,
+    split_sums,
+)
 from fluctua.compiled.blocks.write import FunctionWriter, NumbersAhead, Tables
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import drop_ensemble_axis
@@ -202,7 +208,7 @@ def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
     graph = program.graph
     ahead = NumbersAhead(graph)
     tables = Tables()
-    roots = _place_roots(program, lanes)
+    roots = place_roots(program, lanes)
     outers = [part for root in roots if root.outer for part in root.outer[:2]]
     added = [root.node for root in roots if root.outer is None]
     kept = choose_kept(graph, program.step, [*outers, *added])
@@ -234,7 +240,7 @@ def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
     functions = [*tables.lines]
     for name, writer in writers.items():
         body = "\n".join(f"  {line}" for line in writer.lines)
-        functions.append(f"static void {name}({HEADS[name]}) {{\n{body}\n}}")
+        functions.append(f"OUTLINE void {name}({HEADS[name]}) {{\n{body}\n}}")
     products = [root for root in roots if root.outer is not None]
     sizes = {
         "STATE": program.state,
@@ -256,12 +262,13 @@ def _count_rows(graph: ArrayGraph, root: Root) -> int:
     return graph[root.outer.rows].size
 
 
-def _place_roots(program: ArrayProgram, lanes: int) -> list[Root]:
+def place_roots(program: ArrayProgram, lanes: int, least: int = OUTER_ELEMENTS) -> list[Root]:
+    """Find a place for the sums of every root. least: elements of a product a bᵀ."""
     graph = program.graph
     roots = []
     ends = {False: 0, True: 0}
     for node in program.sums.roots:
-        outer = find_outer(graph, node)
+        outer = find_outer(graph, node, least)
         is_product = outer is not None
         columns = 0
         size = graph[node].size

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fluctua.compiled.blocks.nodes import LANE, THETA, ArrayGraph, find_strides
@@ -32,10 +33,13 @@ class Outer(NamedTuple):
     order: np.ndarray
 
 
-def find_outer(graph: ArrayGraph, node: int) -> Outer | None:
-    """Return the factors of a node that is a large product a bᵀ; None for any other."""
+def find_outer(graph: ArrayGraph, node: int, least: int = OUTER_ELEMENTS) -> Outer | None:
+    """Return the factors of a node that is a large product a bᵀ; None for any other.
+
+    least: elements of a large one.
+    """
     of = graph[node]
-    if of.op != "mul" or of.size < OUTER_ELEMENTS:
+    if of.op != "mul" or of.size < least:
         return None
     if any(not graph[a].depends & LANE for a in of.args):
         return None
@@ -132,7 +136,7 @@ def evaluate_nodes(graph: ArrayGraph, targets: Sequence[int], values: dict[int, 
         if node not in known:
             of = graph[node]
             if of.op == "const":
-                return of.data
+                return jnp.asarray(of.data)
             assert of.evaluate is not None
             known[node] = of.evaluate(*(value(a) for a in of.args))
         return known[node]

@@ -1,0 +1,107 @@
+// Sums over batches of trajectories on a GPU, through arrays that stay arrays. One thread per trajectory: element k of
+// an array of a trajectory is [k·BLOCKS], in the shared memory of the block. Products with matrices keep a tile of sums
+// in registers; sums over trajectories are taken by the threads of the block together.
+//
+// A block goes through pieces of the ensemble, each inside one batch: it runs THREADS trajectories at a time and keeps
+// their states, then goes through the steps again with known returns.
+
+#define BLOCKS (THREADS + 4)  // rows of arrays begin in different banks
+
+// ------------------------------------------------------------------------------------------ products
+
+template <int power> INLINE V integer_power(V x) {
+  if constexpr (power < 0) {
+    return F(1) / integer_power<-power>(x);
+  } else if constexpr (power == 0) {
+    return F(1);
+  } else if constexpr (power == 1) {
+    return x;
+  } else {
+    const V half = integer_power<power / 2>(x);
+    return power % 2 ? half * half * x : half * half;
+  }
+}
+
+INLINE V array_tanh(V x) { return m_tanh(x); }
+
+// y = A x for ROWS rows of A
+template <int ROWS>
+INLINE void multiply_tile(int inner, const F* __restrict__ a, int a_row, int a_inner, const V* x, int x_inner, V* y,
+                          int y_row) {
+  V sum[ROWS];
+  EACH(r, ROWS) sum[r] = 0;
+#pragma unroll 4
+  for (int k = 0; k < inner; k++) {
+    const V column = x[k * x_inner * BLOCKS];
+    EACH(r, ROWS) sum[r] += a[r * a_row + k * a_inner] * column;
+  }
+  EACH(r, ROWS) y[r * y_row * BLOCKS] = sum[r];
+}
+
+INLINE void multiply(int rows, int inner, const F* __restrict__ a, int a_row, int a_inner, const V* x, int x_inner,
+                     V* y, int y_row) {
+  int r = 0;
+#pragma unroll 1
+  for (; r + 8 <= rows; r += 8)
+    multiply_tile<8>(inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
+#pragma unroll 1
+  for (; r + 4 <= rows; r += 4)
+    multiply_tile<4>(inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
+#pragma unroll 1
+  for (; r < rows; r++)
+    multiply_tile<1>(inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
+}
+
+// ------------------------------------------------------------------------------------------ sums over trajectories
+
+struct __align__(16) Four { F v[4]; };
+
+// sums[i][j] += Σ a[i] b[j] over the trajectories of the block, SIDE × SIDE sums per thread. a, b: of the first thread
+template <int SIDE>
+INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row, F* sums) {
+  const int across = (n + SIDE - 1) / SIDE, tiles = (m + SIDE - 1) / SIDE * across;
+#pragma unroll 1
+  for (int tile = threadIdx.x; tile < tiles; tile += THREADS) {
+    const int i = tile / across * SIDE, j = tile % across * SIDE;
+    const F *left[SIDE], *right[SIDE];
+    EACH(r, SIDE) left[r] = a + (i + r < m ? i + r : m - 1) * a_row * BLOCKS;
+    EACH(c, SIDE) right[c] = b + (j + c < n ? j + c : n - 1) * b_row * BLOCKS;
+    F sum[SIDE][SIDE];
+    EACH(r, SIDE) EACH(c, SIDE) sum[r][c] = 0;
+#pragma unroll 2
+    for (int l = 0; l < THREADS; l += 4) {
+      Four p[SIDE], q[SIDE];
+      EACH(r, SIDE) p[r] = *(const Four*)(left[r] + l);
+      EACH(c, SIDE) q[c] = *(const Four*)(right[c] + l);
+      EACH(r, SIDE) EACH(c, SIDE) EACH(k, 4) sum[r][c] += p[r].v[k] * q[c].v[k];
+    }
+    EACH(r, SIDE) EACH(c, SIDE) if (i + r < m && j + c < n) sums[(i + r) * n + j + c] += sum[r][c];
+  }
+}
+
+// a, b: of the own thread
+INLINE void add_outer(int m, int n, const V* a, int a_row, const V* b, int b_row, F* sums, int, F*) {
+  a -= threadIdx.x;
+  b -= threadIdx.x;
+  if (m * n >= 8 * THREADS)
+    add_tiles<4>(m, n, a, a_row, b, b_row, sums);
+  else if (m * n >= THREADS)
+    add_tiles<2>(m, n, a, a_row, b, b_row, sums);
+  else
+    add_tiles<1>(m, n, a, a_row, b, b_row, sums);
+}
+
+// sums[k] += Σ a[k] over the trajectories of the block
+INLINE void add_rows(int n, const V* a, F* sums) {
+  a -= threadIdx.x;
+#pragma unroll 1
+  for (int k = threadIdx.x; k < n; k += THREADS) {
+    F sum[4] = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int l = 0; l < THREADS; l += 4) {
+      const Four p = *(const Four*)(a + k * BLOCKS + l);
+      EACH(c, 4) sum[c] += p.v[c];
+    }
+    sums[k] += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+}

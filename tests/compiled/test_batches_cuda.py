@@ -1,0 +1,137 @@
+"""Sums over batches by a kernel for a GPU are those of JAX; emulated where there is no GPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+from fluctua.compiled import cuda
+from fluctua.compiled.blocks import gpu
+from fluctua.core.draws import Density, philox, philox7
+from fluctua.core.estimation import batches
+from own_processes import kuramoto
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def gpu_kernels(device):
+    """Kernels are made afresh: those of an emulated device are no use to another one."""
+    forget = (gpu.forget_kernels, cuda.compile_module.cache_clear, cuda.is_available.cache_clear)
+    for each in forget:
+        each()
+    yield device
+    for each in forget:
+        each()
+
+
+def flatten(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def assert_alike(process, objective, start, t, theta, *, count=600, **options):
+    """The estimates of a kernel and of JAX agree to rounding."""
+    estimates = []
+    for backend in ("jax", "cuda"):
+        substrate = fl.simulator(process, start, t, backend=backend, **options)
+        estimates.append(fl.ppgt(substrate, objective)(jax.random.key(2), theta, count))
+    expected, got = estimates
+    assert got.batches == expected.batches
+    for name in ("gradient", "stderr"):
+        a = flatten(getattr(expected, name))
+        b = flatten(getattr(got, name))
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-4 * np.abs(a).max())
+    np.testing.assert_allclose(got.value, expected.value, rtol=1e-5)
+
+
+def network(widths=(3, 9, 7, 3)):
+    """A drift of three layers, with noise that depends on state and θ."""
+    rng = np.random.default_rng(0)
+    theta = {
+        "layers": [
+            {
+                "W": jnp.asarray(rng.normal(size=(m, n)) / 2, jnp.float32),
+                "b": jnp.asarray(rng.normal(size=m) / 3, jnp.float32),
+            }
+            for n, m in zip(widths[:-1], widths[1:], strict=True)
+        ],
+        "noise": jnp.asarray(rng.uniform(0.3, 0.5, 3), jnp.float32),
+        "reward": jnp.asarray([0.7, -0.4, 0.2], jnp.float32),
+    }
+
+    def drift(theta, x, t, c):
+        h = x
+        for layer in theta["layers"][:-1]:
+            h = jnp.tanh(layer["W"] @ h + layer["b"])
+        push = 0.0 if c is None else c
+        return theta["layers"][-1]["W"] @ h + theta["layers"][-1]["b"] - x + push * jnp.cos(t)
+
+    objective = fl.Objective(
+        running=lambda theta, x: -jnp.sum((x - theta["reward"][0]) ** 2),
+        terminal=lambda theta, x: theta["reward"][1] * x[0],
+        per_step=lambda theta, x, x_next: theta["reward"][2] * x_next[1] * x[1],
+    )
+    process = fl.Process(drift, lambda theta, x, t, c: theta["noise"] * (1 + 0.1 * x**2))
+    return process, objective, theta
+
+
+T = np.linspace(0, 0.5, 9)
+
+
+@pytest.fixture(autouse=True)
+def _few_parameters(monkeypatch):
+    monkeypatch.setattr(batches, "MIN_PARAMETERS", 100)
+
+
+def test_network(gpu_kernels):
+    assert_alike(*_case(), count=601)
+
+
+def _case():
+    process, objective, theta = network()
+    return process, objective, jnp.ones(3), T, theta
+
+
+@pytest.mark.parametrize("integrator", ["heun"])
+def test_integrators(gpu_kernels, integrator):
+    assert_alike(*_case(), integrator=integrator)
+
+
+@pytest.mark.parametrize("wiener", [philox, philox7], ids=["philox", "philox7"])
+def test_generators(gpu_kernels, wiener):
+    assert_alike(*_case(), wiener=wiener)
+
+
+def test_context_and_random_start(gpu_kernels):
+    process, objective, theta = network()
+
+    def log_density(theta, x, context):
+        return -jnp.sum((x - theta["reward"]) ** 2) / 0.18
+
+    def sample(key, theta, context):
+        return theta["reward"] + 0.3 * jax.random.normal(key, (3,))
+
+    start = Density(log_density, sample)
+
+    def context(key):
+        return jax.random.normal(key, (3,))
+
+    assert_alike(process, objective, start, T, theta, context=context)
+
+
+def test_couplings(gpu_kernels):
+    own = kuramoto()
+    assert_alike(own.process, own.objective, own.start, T, own.theta)
+
+
+def test_double_precision(gpu_kernels):
+    process, objective, theta = network()
+    with jax.enable_x64(True):
+        double = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), theta)
+        assert_alike(process, objective, jnp.ones(3), T, double)
+
+
+def test_arrays_that_do_not_fit_are_left_to_jax(gpu_kernels):
+    with pytest.raises(gpu.Unsupported, match="more than a GPU has memory for"):
+        gpu._choose_block(2000, 100, 4, 64)
