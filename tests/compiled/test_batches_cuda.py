@@ -1,5 +1,7 @@
 """Sums over batches by a kernel for a GPU are those of JAX; emulated where there is no GPU."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +56,7 @@ def network(widths=(3, 9, 7, 3)):
                 "W": jnp.asarray(rng.normal(size=(m, n)) / 2, jnp.float32),
                 "b": jnp.asarray(rng.normal(size=m) / 3, jnp.float32),
             }
-            for n, m in zip(widths[:-1], widths[1:], strict=True)
+            for n, m in itertools.pairwise(widths)
         ],
         "noise": jnp.asarray(rng.uniform(0.3, 0.5, 3), jnp.float32),
         "reward": jnp.asarray([0.7, -0.4, 0.2], jnp.float32),
