@@ -17,6 +17,11 @@ __device__ __forceinline__ double2 load(u32 address, double2) {
   asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(v.x), "=d"(v.y) : "r"(address) : "memory");
   return v;
 }
+__device__ __forceinline__ double load(u32 address, double) {
+  double v;
+  asm volatile("ld.shared.f64 %0, [%1];" : "=d"(v) : "r"(address) : "memory");
+  return v;
+}
 __device__ __forceinline__ void store(u32 address, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }

@@ -15,9 +15,8 @@ __device__ __forceinline__ Real trapezoid(int step, int steps) {
 }
 
 // ψ̃ = ψ + Δtμ(ψ, t), and ζ.
-template <int odd>
-__device__ __forceinline__ Held predict(const Site& s, int n, u32 psi, u32 first, u32 second, Real tau, int step) {
-  constexpr u32 from = odd ? BUFFER : 0;
+__device__ __forceinline__ Held predict(const Site& s, int n, u32 psi, u32 from, u32 first, u32 second, Real tau,
+                                        int step) {
   const Pair y = load(s.self + from, Pair());
   Real zr = 0, zi = 0;
 #if NOISE

@@ -27,26 +27,31 @@ template <class T> __device__ __forceinline__ T warp_sum(T v) {
   return v;
 }
 
-// The numbers of all warps, added up; every thread of the warp must come.
-__device__ __forceinline__ double add_warps(const double* sums) {
+// Where the sum of a warp at a step is.
+__device__ __forceinline__ u32 sum_address(u32 psi, int step, int warp) {
+  return psi + SUMS_AT + ((step & 1) * 32 + warp) * (u32)sizeof(double);
+}
+
+// The sums of all warps at a step, added up; every thread of the warp must come.
+__device__ __forceinline__ double add_warps(u32 psi, int step) {
 #if THREADS <= 256
   double total = 0;
 #pragma unroll
-  for (int i = 0; i < WARPS; ++i) total += sums[i];
+  for (int i = 0; i < WARPS; ++i) total += load(sum_address(psi, step, i), double());
   return total;
 #else
   const int lane = threadIdx.x & 31;
-  return warp_sum(lane < WARPS ? sums[lane] : 0.0);
+  return warp_sum(lane < WARPS ? load(sum_address(psi, step, lane), double()) : 0.0);
 #endif
 }
 
-// Every thread's v of the block; the last barrier before `sums` is used again is the caller's.
-__device__ double block_sum(double v, double* sums) {
+// Every thread's v of the block; the last barrier before the place of `step` is used again is the caller's.
+__device__ double block_sum(double v, u32 psi, int step) {
   v = warp_sum(v);
   __syncthreads();
-  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = v;
+  if ((threadIdx.x & 31) == 0) store(sum_address(psi, step, threadIdx.x >> 5), v);
   __syncthreads();
-  return add_warps(sums);
+  return add_warps(psi, step);
 }
 
 // Where the sum of a block at a step is.
@@ -62,21 +67,21 @@ __device__ __forceinline__ void send_total(u32 psi, int step, u32 barrier, doubl
 #endif
 }
 
-__device__ __forceinline__ double add_totals(const double* totals, int step) {
+__device__ __forceinline__ double add_totals(u32 psi, int step) {
   double total = 0;
 #pragma unroll
-  for (int i = 0; i < CLUSTER; ++i) total += totals[(step & 3) * CLUSTER + i];
+  for (int i = 0; i < CLUSTER; ++i) total += load(total_address(psi, step, i), double());
   return total;
 }
 
-// Every thread's v of the trajectory. step: a place among the totals that is free.
-__device__ double trajectory_sum(double v, double* sums, const double* totals, Post& post, u32 psi, int step) {
-  const double mine = block_sum(v, sums);
+// Every thread's v of the trajectory. step: one whose places are free.
+__device__ double trajectory_sum(double v, Post& post, u32 psi, int step) {
+  const double mine = block_sum(v, psi, step);
 #if CLUSTER > 1
   sync_cluster();  // all have received what was last sent for the barrier
   if (threadIdx.x < 32) send_total(psi, step, barrier_address(psi, PROJECTED), mine);
   gather(post, psi, PROJECTED, TOTAL_BYTES, threadIdx.x);
-  return add_totals(totals, step);
+  return add_totals(psi, step);
 #else
   return mine;
 #endif
@@ -299,13 +304,16 @@ __device__ void close_corrected(const Site& s, const Score& a, int n, Real exces
 #endif
 }
 
-struct Track {  // of the trajectory that a block or cluster runs: where its sums are, and what a step needs to know
+struct Track {  // of the trajectory that a block or cluster runs
   u32 psi, half_turn;
-  double *sums, *prefix_sum, *reward_sum;
-  const double* totals;
   int steps;
   Real bar;  // R' − λ̄ of the step whose weight is next
 };
+
+// Adds to a row of sums per block, (blocks, length): the same thread does all of it.
+__device__ __forceinline__ void add_to_row(double* sums, int length, int at, double v) {
+  if (block_rank() == 0 && threadIdx.x == 0) atomicAdd(sums + (long long)(blockIdx.x / CLUSTER) * length + at, v);
+}
 
 // Λ_0 − Λ_{n+1} of the step that was held longest, as a weight; `step` is the one that begins. 0 before there is one.
 __device__ __forceinline__ Real next_weight(Track& t, int step) {
@@ -314,29 +322,30 @@ __device__ __forceinline__ Real next_weight(Track& t, int step) {
   t.bar = c_in.bar[max(0, min(of + 1, t.steps - 1))];  // a step ahead
   if (of < 0) return 0;
 #if CLUSTER > 1
-  const double grown = add_totals(t.totals, of);
+  const double grown = add_totals(t.psi, of);
 #else
-  const double grown = add_warps(t.sums + 32 * (of & 1));
+  const double grown = add_warps(t.psi, of);
 #endif
-  if (block_rank() == 0 && threadIdx.x == 0) atomicAdd(t.prefix_sum + of + 1, grown);
+  add_to_row(c_trail.prefix_sum, t.steps + 1, of + 1, grown);
   return (Real)((double)bar - grown);
 }
 
-template <int odd>
+// slot: where scores are held.
+template <int slot>
 __device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER], Grown& sum, const Rows (&twin)[PER],
                                           const u32 (&w)[PER][4], Track& t, Post& post, Real tau, Real tau_step,
                                           int step) {
-  constexpr int slot = HOLD > 1 ? odd : 0;
-  constexpr u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
+  const bool odd = HOLD > 1 ? slot : step & 1;
+  const u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
   const int row = first_row() + threadIdx.x;
   const u32 psi = t.psi;
   const Real weight = next_weight(t, step);
 #if CLUSTER > 1
   if (threadIdx.x / 32 == WARPS - 1)
-    send_total(psi, step - 1, barrier_address(psi, odd ? EVEN : ODD), step ? add_warps(t.sums + 32 * !odd) : 0.0);
+    send_total(psi, step - 1, barrier_address(psi, odd ? EVEN : ODD), step ? add_warps(psi, step - 1) : 0.0);
 #endif
   if (block_rank() == 0 && threadIdx.x == 0)
-    atomicAdd(t.reward_sum + step, (double)(reward(psi, from, step) * part_of_reward(step, t.steps)));
+    add_to_row(c_out.reward_sum, t.steps + HEUN, step, (double)(reward(psi, from, step) * part_of_reward(step, t.steps)));
   Real ahead = 0;
 #if HEUN
   Held held[PER];
@@ -344,7 +353,8 @@ __device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER]
   for (int i = 0; i < PER; ++i) {
     settle<slot>(site[i], score[i], weight);
     share(site[i], psi, ADJOINT, barrier_address(psi, STAGE), twin[i].q);
-    held[i] = predict<odd>(site[i], row + i * THREADS, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ t.half_turn, tau, step);
+    held[i] = predict(site[i], row + i * THREADS, psi, from, odd ? w[i][2] : w[i][0],
+                      (odd ? w[i][3] : w[i][1]) ^ t.half_turn, tau, step);
   }
   gather(post, psi, STAGE, 3 * post.mirrors, threadIdx.x);
 #pragma unroll
@@ -355,12 +365,13 @@ __device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER]
 #pragma unroll
   for (int i = 0; i < PER; ++i) {
     settle<slot>(site[i], score[i], weight);
-    ahead += advance_with_twin<slot>(site[i], score[i], sum, row + i * THREADS, psi, from, to, w[i][2 * odd],
-                                     w[i][2 * odd + 1] ^ t.half_turn, tau, step, twin[i]);
+    ahead += advance_with_twin<slot>(site[i], score[i], sum, row + i * THREADS, psi, from, to,
+                                     odd ? w[i][2] : w[i][0], (odd ? w[i][3] : w[i][1]) ^ t.half_turn, tau, step,
+                                     twin[i]);
   }
 #endif
   const Real part = warp_sum((Real)(sum.base + sum.moved + (double)ahead));
-  if ((threadIdx.x & 31) == 0) t.sums[32 * odd + (threadIdx.x >> 5)] = (double)part;
+  if ((threadIdx.x & 31) == 0) store(sum_address(psi, odd, threadIdx.x >> 5), (double)part);
 }
 
 // The weights of the last steps, which no further step waits for.
@@ -377,7 +388,7 @@ __device__ __forceinline__ void settle_last(Site (&site)[PER], Score (&score)[PE
   };
 #if CLUSTER > 1
   settle_all(steps & 1, next_weight(t, steps));
-  const double last = add_warps(t.sums + 32 * ((steps - 1) & 1));
+  const double last = add_warps(t.psi, steps - 1);
   if (threadIdx.x < 32) send_total(t.psi, steps - 1, barrier_address(t.psi, PROJECTED), last);
   gather(post, t.psi, PROJECTED, TOTAL_BYTES, threadIdx.x);
   settle_all((steps + 1) & 1, next_weight(t, steps + 1));
@@ -406,10 +417,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, TWIN_BLOCKS)
 #if OWN
   Pair *const kept_path = own + 2 * (segment + 1) * row, *const kept_adjoint = kept_path + (segments + 1) * row;
 #endif
-  double* const sums = reinterpret_cast<double*>(shared + SUMS_AT);
-  const double* const totals = reinterpret_cast<const double*>(shared + TOTALS_AT);
-  Track track = {psi, 0, sums, c_trail.prefix_sum + block * (steps + 1), c_out.reward_sum + block * (steps + HEUN),
-                 totals, steps, 0};
+  Track track = {psi, 0, steps, 0};
   Site site[PER];
   Score score[PER];
   Post post;
@@ -541,14 +549,12 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, TWIN_BLOCKS)
           x_next[i] = x_rows[later + i * THREADS];
           q_next[i] = q_rows[later + i * THREADS];
         }
-        if (odd) {
-          twin_step<1>(site, score, sum, twin_rows, w, track, post, tau, tau_step, step);
-          if (CLUSTER > 1) draw(local, w, stream, step + 1);  // while messages are on their way
-          gather(post, psi, EVEN, state_bytes(post) + TOTAL_BYTES, threadIdx.x);
-        } else {
+        if (HOLD > 1 && odd)
+          twin_step<HOLD - 1>(site, score, sum, twin_rows, w, track, post, tau, tau_step, step);
+        else
           twin_step<0>(site, score, sum, twin_rows, w, track, post, tau, tau_step, step);
-          gather(post, psi, ODD, state_bytes(post) + TOTAL_BYTES, threadIdx.x);
-        }
+        if (CLUSTER > 1 && odd) draw(local, w, stream, step + 1);  // while messages are on their way
+        gather(post, psi, odd ? EVEN : ODD, state_bytes(post) + TOTAL_BYTES, threadIdx.x);
       }
     }
 
@@ -563,10 +569,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, TWIN_BLOCKS)
 #endif
     }
     if (rank == 0 && threadIdx.x == 0)
-      atomicAdd(track.reward_sum + steps, (double)(reward(psi, end_buffer, steps) * trapezoid(steps, steps)));
+      add_to_row(c_out.reward_sum, steps + 1, steps, (double)(reward(psi, end_buffer, steps) * trapezoid(steps, steps)));
 #endif
-    const double gained = trajectory_sum(sum.base + sum.moved, sums, totals, post, psi, steps);
-    const double total = trajectory_sum(sum.earned, sums, totals, post, psi, steps + 1);
+    const double gained = trajectory_sum(sum.base + sum.moved, post, psi, steps);
+    const double total = trajectory_sum(sum.earned, post, psi, steps + 1);
     bool finite = true;
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
