@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy
 
 import fluctua as fl
 from cuda_device import has_gpu
-from fluctua.compiled import backend, cpu, kernels
+from fluctua.compiled import backend, cpu, kernels, passes, whole_estimate
 from fluctua.compiled.scalar import Unsupported
 from fluctua.scale.distributed import distributed
 
@@ -166,10 +167,55 @@ def test_what_kernels_do_not_do_is_done_by_jax(small, caplog):
 
 
 def test_small_calls_stay_on_jax(monkeypatch):
-    monkeypatch.setattr(
-        backend, "collect_samples", lambda call: pytest.fail("a kernel was asked for")
-    )
+    monkeypatch.setattr(passes, "run_sweep", lambda *call: pytest.fail("a kernel was asked for"))
     estimator().samples(jax.random.key(0), THETA, 8)
+    estimator()(jax.random.key(0), THETA, 8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("baseline", ["none", "time"])
+def test_an_estimate_is_that_of_single_gradients(baseline, count):
+    subject = estimator(baseline=baseline, backend="cpu")
+    key = jax.random.key(2)
+    got = subject(key, THETA, count)
+    expected = fl.reduce_samples(subject.samples(key, THETA, count))
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert isinstance(one, jax.Array | int)
+        assert np.asarray(one).dtype == np.asarray(other).dtype
+        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (1, 2), (40_000, 2)])  # of two blocks, the last
+def test_moments_by_numpy(shape):
+    values = np.random.default_rng(0).gamma(2.0, size=shape)
+    mean, deviation, skewness, kurtosis, square = whole_estimate.take_moments(values)
+    np.testing.assert_allclose(mean, values.mean(axis=0))
+    np.testing.assert_allclose(square, (values**2).mean(axis=0))
+    if len(values) == 1:
+        assert np.isnan(deviation).all()
+        assert (skewness == 0).all()
+        return
+    np.testing.assert_allclose(deviation, values.std(axis=0, ddof=1))
+    np.testing.assert_allclose(skewness, scipy.stats.skew(values))
+    np.testing.assert_allclose(kurtosis, scipy.stats.kurtosis(values))
+
+
+def test_a_kernel_that_is_not_made_is_tried_once(monkeypatch, small):
+    tried = []
+
+    def decline(*call):
+        tried.append(call)
+        raise Unsupported("test", "this kernel only counts")
+
+    monkeypatch.setattr(passes, "run_sweep", decline)
+    key = jax.random.key(0)
+    got = estimator()(key, THETA, 8)
+    assert len(tried) == 1
+    expected = estimator(backend="jax")(key, THETA, 8)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    with pytest.raises(ValueError, match="only counts"):
+        estimator(backend="cpu")(key, THETA, 8)
 
 
 def test_generated_source_has_the_names_of_the_parameters():
@@ -208,7 +254,7 @@ def kernel_calls(monkeypatch):
         calls.append(jax.random.key_data(call.key).tolist())
         raise Unsupported("test", "this kernel only counts")
 
-    monkeypatch.setattr(backend, "collect_samples", decline)
+    monkeypatch.setattr(passes, "run_sweep", decline)
     return calls
 
 

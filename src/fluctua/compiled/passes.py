@@ -290,8 +290,31 @@ class KernelCall(NamedTuple):
         return {"guess": guess, "bar": bar.astype(real), "inverse": inverse.astype(real)}
 
 
+class FinishedSweep(NamedTuple):
+    """What a sweep has left.
+
+    places: its outputs by name, each with the trajectory last, but "rows".
+    finite: whether all of them are.
+    """
+
+    kernel: kernels.Kernel
+    places: dict[str, Any]
+    finite: bool
+
+
 def collect_samples(call: Call, place: str) -> SweepResult:
     """Run a call on a kernel: returns, gradients and final states. place: "cpu" or "cuda"."""
+    kernel, places, is_finite = run_sweep(call, place)
+    assert kernel.library is not None
+    flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(call.theta)))
+    result = SweepResult(*kernel.library.collect_outputs(places, flat), finite=is_finite)
+    if not kernel.program.stops:
+        return result
+    return result._replace(last=result.last[:, :-1], survival=result.last[:, -1])
+
+
+def run_sweep(call: Call, place: str) -> FinishedSweep:
+    """Run all passes of a call on a kernel. place: "cpu" or "cuda"."""
     model, plans, tables, substrate, _, theta, count, _ = call
     kernel = kernels.find_kernel(call, place)
     precomputed.check_generator(call.key)
@@ -340,12 +363,7 @@ def collect_samples(call: Call, place: str) -> SweepResult:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
     if flags & precomputed.OUT_OF_RANGE:
         raise precomputed.make_range_error(real)
-    flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
-    is_finite = not flags & precomputed.NOT_FINITE
-    result = SweepResult(*library.collect_outputs(places, flat), finite=is_finite)
-    if not kernel.program.stops:
-        return result
-    return result._replace(last=result.last[:, :-1], survival=result.last[:, -1])
+    return FinishedSweep(kernel, places, not flags & precomputed.NOT_FINITE)
 
 
 def _invert(values: np.ndarray) -> np.ndarray:

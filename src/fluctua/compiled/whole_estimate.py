@@ -1,8 +1,11 @@
-"""A whole estimate on a GPU: JAX is asked once before the passes, and once after them.
+"""Whole estimates by kernels, whose single gradients JAX never holds.
 
-Start, noise, tables of baselines, sums and moments over the trajectories stay on the device. The
-checks that depend on numbers run there as well, and their results are read once, at the end. Where
-one fails, the call is left to the path by single gradients, which finds the words.
+On a GPU, JAX is asked once before the passes, and once after them: start, noise, tables of
+baselines, sums and moments over the trajectories stay on the device. The checks that depend on
+numbers run there as well, and their results are read once, at the end. Where one fails, the call is
+left to the path by single gradients, which finds the words.
+
+On the CPU, NumPy takes the moments.
 """
 
 from __future__ import annotations
@@ -13,14 +16,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled import ahead, cuda, kernels, trace
-from fluctua.compiled.passes import pack_words
-from fluctua.compiled.scalar import Unsupported
+from fluctua.compiled import ahead, cpu, cuda, kernels, passes, trace
 from fluctua.core import arrays, check, diffusion, simulate
+from fluctua.core import estimate as estimates
 from fluctua.core.arrays import Array, Params
-from fluctua.core.estimate import Estimate, estimate_from_moments
 from fluctua.core.process import Process
-from fluctua.core.streamed import Call, prepare_model, split_key
+from fluctua.core.streamed import Call, prepare_model, split_key, streamed_samples
 
 MAX_SERVED = 256
 """Structures of calls that are remembered; the oldest is dropped first."""
@@ -43,7 +44,7 @@ _SERVED: dict[Any, ServedCall | None] = {}
 """By the structure of a call; None where it is not served."""
 
 
-def estimate_on_device(call: Call) -> Estimate | None:
+def estimate_on_device(call: Call) -> estimates.Estimate | None:
     """Estimate with a kernel on a GPU; None where single gradients are needed."""
     served = _find_served(call)
     if served is None:
@@ -64,6 +65,69 @@ def estimate_on_device(call: Call) -> Estimate | None:
     return estimate if not failed and np.array_equal(verdict, served.verdict) else None
 
 
+def estimate_on_host(call: Call) -> estimates.Estimate | None:
+    """Estimate with a kernel on the CPU; None where a number is not finite."""
+    substrate = call.substrate
+    key = call.key if substrate.recipe.fixed else split_key(call.key).run
+    model = prepare_model(call.model, substrate, key, call.theta)
+    kernel, places, is_finite = passes.run_sweep(call._replace(model=model), "cpu")
+    if not is_finite:
+        return None
+    moments = [take_moments(values) for values in (places["reward"][:, None], places["rows"])]
+    table = np.concatenate(moments, axis=1).astype(kernel.real)
+    estimate = estimates.estimate_from_moments(call.theta, table, 0, call.count)
+    if not kernel.program.stops:
+        return estimate
+    return estimate._replace(stopped=1 - float(places["last"][-1].mean(dtype=np.float64)))
+
+
+def estimate_by_jax(call: Call) -> estimates.Estimate:
+    """Estimate without a kernel, from single gradients."""
+    plain = call._replace(substrate=call.substrate._replace(backend=None))
+    gradients, returns, survival = streamed_samples(plain)
+    rows = estimates.unflatten(call.theta, gradients)
+    return estimates.reduce_samples(estimates.Samples(rows, returns, survival=survival))
+
+
+BLOCK_NUMBERS = 2**15
+"""Numbers that are reduced at a time: what is computed of them stays in the cache."""
+
+
+def take_moments(values: np.ndarray) -> np.ndarray:
+    """Five moments of every column of values (E, K), in double precision. (5, K)
+
+    Mean, unbiased deviation, skewness, excess kurtosis and mean square, as of
+    `GpuLibrary.take_moments`. Sums are added in an order that depends on sizes alone.
+    """
+    count, width = values.shape
+    size = max(1, BLOCK_NUMBERS // width)
+    blocks = range(0, count, size)
+    totals = np.empty((len(blocks), width))
+    powers = np.empty((len(blocks), 3, width))
+
+    def add(k: int) -> None:
+        np.sum(values[k * size : (k + 1) * size], axis=0, dtype=np.float64, out=totals[k])
+
+    cpu.run_pieces(add, range(len(blocks)))
+    mean = totals.sum(axis=0) / count
+
+    def add_powers(k: int) -> None:
+        off = values[k * size : (k + 1) * size] - mean
+        square = off * off
+        powers[k, 0] = square.sum(axis=0)
+        powers[k, 1] = np.einsum("ek,ek->k", square, off)
+        powers[k, 2] = np.einsum("ek,ek->k", square, square)
+
+    with np.errstate(all="ignore"):  # gradients may overflow, and one sample has no spread
+        cpu.run_pieces(add_powers, range(len(blocks)))
+        sums = powers.sum(axis=0)
+        variance, cube, fourth = sums / count
+        deviation = np.sqrt(sums[0] / (count - 1)) if count > 1 else np.full(width, np.nan)
+        unit = np.where(variance > 0, variance, 1)
+        kurtosis = np.where(variance > 0, fourth / unit**2 - 3, 0)
+        return np.stack([mean, deviation, cube / unit**1.5, kurtosis, mean**2 + variance])
+
+
 def forget_served() -> None:
     """Forget all structures, as after a change of the device."""
     _SERVED.clear()
@@ -80,10 +144,7 @@ def _find_served(call: Call) -> ServedCall | None:
         jnp.result_type(float),
     )
     if structure not in _SERVED:
-        try:
-            _SERVED[structure] = _prepare(call)
-        except Unsupported:  # the path by single gradients gives the reason
-            _SERVED[structure] = None
+        _SERVED[structure] = _prepare(call)
         if len(_SERVED) > MAX_SERVED:
             _SERVED.pop(next(iter(_SERVED)))
     return _SERVED[structure]
@@ -119,7 +180,7 @@ def _begin_call(
     """Return the words of `pack_words`, and after them what `check_quickly` finds."""
     state = x0.astype(arrays.working_dtype(theta, x0))[None]
     verdict = diffusion.check_quickly(process, theta, state, t, None)
-    return jnp.concatenate([pack_words(wiener, key, theta), verdict.astype(jnp.uint32)])
+    return jnp.concatenate([passes.pack_words(wiener, key, theta), verdict.astype(jnp.uint32)])
 
 
 class _DeviceCall(NamedTuple):
@@ -139,7 +200,7 @@ class _DeviceCall(NamedTuple):
         """T."""
         return len(self.call.substrate.times.dt)
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> estimates.Estimate:
         """Launch all passes, and return what they will have found."""
         library = self.library
         count = self.call.count
@@ -151,7 +212,9 @@ class _DeviceCall(NamedTuple):
         options = cuda.PassOptions(scale=scale)
         launched = library.launch("sweep", inputs | baseline | places, count, self.steps, options)
         moments = library.take_moments(launched, places["out"])
-        return estimate_from_moments(self.call.theta, library.to_jax(moments), state, count)
+        return estimates.estimate_from_moments(
+            self.call.theta, library.to_jax(moments), state, count
+        )
 
     def _bind_inputs(self, stream: Any, first: int) -> dict[str, Any]:
         """Return the inputs of a pass. stream: two words. first: number of a trajectory."""

@@ -579,6 +579,7 @@ def _nearby_states(x: Array) -> list[Array]:
     ]
 
 
+@functools.cache
 def _draw_offsets(size: int) -> np.ndarray:
     """Three directions of a state. (3, M)"""
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.arrays import Array, Params, jit, put
+from fluctua.core.arrays import Array, Params, jit, put, put_all
 from fluctua.core.objective import FunctionOfMeans, Objective
 from fluctua.core.simulate import planned_calls
 from fluctua.core.text import MIN_FOR_COVERAGE, describe_estimate
@@ -420,7 +420,8 @@ def estimate_from_moments(theta: Params, moments: Array, skip: int, count: int) 
         count: trajectories.
 
     """
-    value, gradient = _finish_moments(theta, moments, skip, count)
+    finish = _finish_on_host if isinstance(moments, np.ndarray) else _finish_moments
+    value, gradient = finish(theta, moments, skip, count)
     return Estimate(
         gradient.mean,
         gradient.stderr,
@@ -444,6 +445,24 @@ def _finish_moments(
     flat, unravel = ravel_pytree(theta)
     trees = [unravel(row[1 + skip :].astype(flat.dtype)) for row in rows]
     return _Reduced(*(row[0] for row in rows)), _Reduced(*trees)
+
+
+def _finish_on_host(
+    theta: Params, moments: np.ndarray, skip: int, count: int
+) -> tuple[_Reduced, _Reduced]:
+    """`_finish_moments` by NumPy: nothing is compiled."""
+    with np.errstate(all="ignore"):  # one sample has no spread
+        low, high = interval(Moments(*moments[:4]), count)
+    rows = np.stack([moments[0], moments[1] / np.sqrt(count), moments[4], low, high])
+    rows = rows.astype(moments.dtype, copy=False)
+    leaves, structure = jax.tree.flatten(theta)
+    edges = np.cumsum([1 + skip, *(leaf.size for leaf in leaves)])
+    parts = [
+        rows[:, first:last].astype(leaf.dtype).reshape(-1, *leaf.shape)
+        for first, last, leaf in zip(edges[:-1], edges[1:], leaves, strict=True)
+    ]
+    trees = [jax.tree.unflatten(structure, [part[k] for part in parts]) for k in range(len(rows))]
+    return put_all((_Reduced(*rows[:, 0]), _Reduced(*trees)))
 
 
 def unflatten(theta: Params, flat: Array) -> Params:

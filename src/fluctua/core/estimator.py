@@ -238,10 +238,22 @@ class PPGT(PlainEstimator):
             return None
         check.key(key)
         check.count(count)
-        call = self._call(key, check.parameters(theta, numbers=False), count)
+        theta = check.parameters(theta, numbers=False)
+        call = self._call(key, theta, count)
         for plan in call.plans:
             baselines.check_baseline(plan, count, simulator.t)
+        self._check_baselines(key, theta, count)
         return simulator.backend.estimate(call)
+
+    def _check_baselines(self, key: Array, theta: Params, count: int) -> None:
+        """Refuse baselines that depend on the return or the score of their own trajectory."""
+        simulator = self.substrate
+        assert isinstance(simulator, simulate.Simulator)
+
+        def start():
+            return simulate.first_state(simulator, streamed.split_key(key)[0], theta)
+
+        methods.check_baselines(self.method, baselines.Setting(theta, simulator.t, count, start))
 
     def _estimate_by_batches(
         self, key: Array, theta: Params, count: int
@@ -330,14 +342,7 @@ class PPGT(PlainEstimator):
             )
         if self.method.twin:
             return methods.sum_parts(self.split(key, theta, count, first=first or 0))
-        simulator = self.substrate
-
-        def start():
-            return simulate.first_state(simulator, streamed.split_key(key)[0], theta)
-
-        methods.check_baselines(
-            self.method, baselines.Setting(theta, self.substrate.t, count, start)
-        )
+        self._check_baselines(key, theta, count)
         call = self._call(key, theta, count)._replace(first=first)
         if table is not None:
             call = call._replace(tables=call.tables.fill_missing(table))

@@ -223,7 +223,10 @@ def observe(recipe: Recipe, x: Array) -> Array:
 
     All of it, unless the process hides some.
     """
-    return recipe.process.select_observed(x) if isinstance(recipe.process, HistoryDependent) else x
+    process = recipe.process
+    if isinstance(process, Process) or not isinstance(process, HistoryDependent):
+        return x
+    return process.select_observed(x)
 
 
 def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
