@@ -1,5 +1,6 @@
 // Vectors of numbers as the compiler's own types (GCC, Clang), for the CPU: arithmetic is written with operators, which
-// become the instructions of any processor. Intrinsics remain where GCC makes slower ones of them on x86.
+// become the instructions of any processor. Built-in functions remain where GCC makes slower ones of them on x86;
+// <immintrin.h>, which gives them other names, takes as long to compile as a kernel.
 #pragma once
 #include <stdint.h>
 
@@ -7,10 +8,7 @@
 
 #include "inline.hpp"
 
-#if defined(__x86_64__) || defined(_M_X64)
-#include <immintrin.h>
-#endif
-#if defined(__x86_64__) && !defined(__clang__)
+#if defined(__x86_64__) && !defined(__clang__) && defined(__has_builtin)
 #define GCC_ON_X86 1
 #else
 #define GCC_ON_X86 0
@@ -81,14 +79,18 @@ template <class V> COMMON_INLINE V root_of_doubles(V x) { return apply_by_pieces
 struct MultiplyLow {
   template <class V> static COMMON_MEMBER V apply(V a, uint32_t b) {
 #if GCC_ON_X86
-    const V factor = V{} + b;
-#if VECTOR_BYTES == 64
-    if constexpr (sizeof(V) == 64) return bits<V>(_mm512_mul_epu32(bits<__m512i>(a), bits<__m512i>(factor)));
+    using Halves = typename Vector<int, sizeof(V)>::type;
+    const Halves left = bits<Halves>(a), right = bits<Halves>((V)(V{} + b));
+#if VECTOR_BYTES == 64 && __has_builtin(__builtin_ia32_pmuludq512_mask)
+    using Quads = typename Vector<long long, sizeof(V)>::type;
+    if constexpr (sizeof(V) == 64) return bits<V>(__builtin_ia32_pmuludq512_mask(left, right, Quads{}, -1));
 #endif
-#if VECTOR_BYTES >= 32
-    if constexpr (sizeof(V) == 32) return bits<V>(_mm256_mul_epu32(bits<__m256i>(a), bits<__m256i>(factor)));
+#if VECTOR_BYTES >= 32 && __has_builtin(__builtin_ia32_pmuludq256)
+    if constexpr (sizeof(V) == 32) return bits<V>(__builtin_ia32_pmuludq256(left, right));
 #endif
-    if constexpr (sizeof(V) == 16) return bits<V>(_mm_mul_epu32(bits<__m128i>(a), bits<__m128i>(factor)));
+#if __has_builtin(__builtin_ia32_pmuludq128)
+    if constexpr (sizeof(V) == 16) return bits<V>(__builtin_ia32_pmuludq128(left, right));
+#endif
 #endif
     return (a & uint64_t(0xFFFFFFFFu)) * uint64_t(b);
   }
@@ -108,11 +110,14 @@ template <class Mask> COMMON_INLINE bool any(Mask mask) {
   __builtin_memcpy(pieces, &mask, sizeof mask);
   Words all = pieces[0];
   for (unsigned k = 1; k < count; ++k) all |= pieces[k];
-#if GCC_ON_X86 && VECTOR_BYTES == 64
-  if constexpr (sizeof(Words) == 64) return _mm512_test_epi64_mask(bits<__m512i>(all), bits<__m512i>(all)) != 0;
+#if GCC_ON_X86
+  using Quads = typename Vector<long long, sizeof(Words)>::type;
+#if VECTOR_BYTES == 64 && __has_builtin(__builtin_ia32_ptestmq512)
+  if constexpr (sizeof(Words) == 64) return __builtin_ia32_ptestmq512(bits<Quads>(all), bits<Quads>(all), -1) != 0;
 #endif
-#if GCC_ON_X86 && VECTOR_BYTES >= 32
-  if constexpr (sizeof(Words) == 32) return !_mm256_testz_si256(bits<__m256i>(all), bits<__m256i>(all));
+#if VECTOR_BYTES >= 32 && __has_builtin(__builtin_ia32_ptestz256)
+  if constexpr (sizeof(Words) == 32) return !__builtin_ia32_ptestz256(bits<Quads>(all), bits<Quads>(all));
+#endif
 #endif
   int64_t some = 0;
   for (unsigned k = 0; k < sizeof(Words) / 8; ++k) some |= all[k];

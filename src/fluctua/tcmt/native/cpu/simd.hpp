@@ -5,6 +5,10 @@
 #pragma once
 #include <cstdint>
 
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
 #include "vectors.hpp"
 
 #ifndef FLUCTUA_ISA
