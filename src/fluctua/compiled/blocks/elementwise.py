@@ -154,3 +154,21 @@ def _evaluate_constants(
 def choose(condition: Any, yes: Any, no: Any) -> Any:
     """`jnp.where` of three arrays."""
     return jnp.where(condition, yes, no)
+
+
+def bind(eqn: Any) -> Callable[..., Any]:
+    """Return the operation of an equation as a function of arrays."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    avals = [v.aval for v in eqn.invars]
+
+    def call(*arrays: Any) -> Any:
+        typed = [
+            array
+            if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+            else jnp.asarray(array, aval.dtype)
+            for array, aval in zip(arrays, avals, strict=True)
+        ]
+        return eqn.primitive.bind(*functions, *typed, **params)
+
+    return call

@@ -144,9 +144,7 @@ class NumbersOfCall:
         self.sizes = text.ahead.sizes
         names = {self.graph[n].data: n for n in program.places}
         self.times = {name: names[f"{name}0"] for name in ("t", "dt")}
-        computed = [
-            n for n in self.places if self.graph[n].op not in ("const", "input")
-        ]
+        computed = [n for n in self.places if self.graph[n].op not in ("const", "input")]
         self.computed = {
             name: [n for n in computed if self.places[n][0] == name] for name in self.sizes
         }
@@ -295,9 +293,7 @@ def _start_rewards(call: Call, ensemble: Any, count: int, real: np.dtype) -> np.
     """Return the rewards before the first step. (E,)"""
     if ensemble is None or call.model.objective.initial is None:
         return np.zeros(count, real)
-    rewards = terms.initial_rewards(
-        call.model.objective, call.theta, ensemble.x, ensemble.context
-    )
+    rewards = terms.initial_rewards(call.model.objective, call.theta, ensemble.x, ensemble.context)
     return np.array(rewards, real)
 
 
@@ -343,10 +339,6 @@ def _sum_ends(model: terms.EstimatorModel, size: int, theta: Params, rows: PyTre
 
         return jnp.sum(once * jax.vmap(one)(*rows))
 
-    slopes = jax.vmap(jax.grad(weigh), in_axes=(None, 0, 0))(
-        theta, jax.tree.map(split, rows), once
-    )
+    slopes = jax.vmap(jax.grad(weigh), in_axes=(None, 0, 0))(theta, jax.tree.map(split, rows), once)
     leaves = jax.tree.leaves(slopes)
     return jnp.concatenate([leaf.reshape(batches, -1) for leaf in leaves], axis=1)
-
-

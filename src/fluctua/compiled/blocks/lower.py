@@ -6,7 +6,6 @@ trajectory. Otherwise it raises `Unsupported`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,17 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from fluctua.compiled.blocks.elementwise import apply_elementwise, choose
+from fluctua.compiled.blocks.elementwise import apply_elementwise, bind, choose
 from fluctua.compiled.blocks.moves import MOVES, assemble
 from fluctua.compiled.blocks.nodes import LANE, ArrayGraph, ArrayNode, count_elements
+from fluctua.compiled.blocks.products import PRODUCTS
 from fluctua.compiled.elements import BINARY, IDENTITY, UNARY
 from fluctua.compiled.scalar import CALLS, Unsupported
 
 MAX_LOOP_STEPS = 32
 """Largest number of steps of a loop that is unrolled."""
-
-MAX_PRODUCT = 1_000_000
-"""Largest number of terms of a product of two arrays that both depend on the trajectory."""
 
 
 def lower(graph: ArrayGraph, closed: ClosedJaxpr, inputs: Sequence[int]) -> list[int]:
@@ -76,24 +73,6 @@ def _lower_equation(graph: ArrayGraph, eqn: Any, inputs: list[int]) -> list[int]
         if any(graph[node].depends & LANE for node in inputs):
             raise
         return _leave_to_jax(graph, eqn, inputs)
-
-
-def bind(eqn: Any) -> Callable[..., Any]:
-    """Return the operation of an equation as a function of arrays."""
-    params = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = params if isinstance(params, tuple) else ((), params)
-    avals = [v.aval for v in eqn.invars]
-
-    def call(*arrays: Any) -> Any:
-        typed = [
-            array
-            if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
-            else jnp.asarray(array, aval.dtype)
-            for array, aval in zip(arrays, avals, strict=True)
-        ]
-        return eqn.primitive.bind(*functions, *typed, **params)
-
-    return call
 
 
 def _leave_to_jax(graph: ArrayGraph, eqn: Any, inputs: list[int]) -> list[int]:
@@ -206,86 +185,6 @@ def _convert(graph: ArrayGraph, eqn: Any, x: int) -> int:
     raise Unsupported("convert_element_type", f"to {dtype}")
 
 
-# ------------------------------------------------------------------------------- sums and products
-
-
-def _reduce(op: str) -> Callable:
-    def rule(graph: ArrayGraph, eqn: Any, x: int) -> int:
-        axes = tuple(int(axis) for axis in eqn.params["axes"])
-        return reduce_axes(graph, op, x, axes, bind(eqn))
-
-    return rule
-
-
-def reduce_axes(
-    graph: ArrayGraph, op: str, x: int, axes: tuple[int, ...], evaluate: Callable[..., Any]
-) -> int:
-    """Add the combination of the elements along axes. op: "sum", "prod", "max", "min"."""
-    of = graph[x]
-    if of.op == "const":
-        whole = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[op]
-        return graph.const(np.asarray(whole(of.data, axis=axes), of.data.dtype))
-    if of.kind != "f":
-        raise Unsupported(f"reduce_{op}", "of integers or truth values")
-    rest = [axis for axis in range(len(of.shape)) if axis not in axes]
-    shape = tuple(of.shape[axis] for axis in rest)
-    if math.prod(of.shape[axis] for axis in axes) == 1:
-        return graph.view(x, np.arange(of.size), shape)
-    # reduced axes last
-    order = [*rest, *axes]
-    moved = np.transpose(count_elements(of.shape), order)
-    rows = graph.view(x, moved, moved.shape)
-
-    def combine(array: Any) -> Any:
-        return evaluate(jnp.transpose(array, np.argsort(order)))
-
-    node = ArrayNode(f"reduce_{op}", (rows,), shape, "f", of.depends, len(rest), combine)
-    return graph.add(node, len(rest))
-
-
-def _dot(graph: ArrayGraph, eqn: Any, a: int, b: int) -> int:
-    numbers = eqn.params["dimension_numbers"]
-    (over_a, over_b), (batch_a, batch_b) = numbers
-    left, batch, rows, inner = _arrange(graph, a, batch_a, over_a)
-    right, _, columns, _ = _arrange(graph, b, batch_b, over_b)
-    shape = eqn.outvars[0].aval.shape
-    m, n, k, groups = (math.prod(v) for v in (rows, columns, inner, batch))
-    left = graph.view(left, np.arange(graph[left].size), (groups, m, k))
-    right = graph.view(right, np.arange(graph[right].size), (groups, n, k))
-    depends = graph[a].depends | graph[b].depends
-    lanes = [bool(graph[v].depends & LANE) for v in (left, right)]
-    if not any(lanes):
-        raise Unsupported("dot_general", "left to JAX")
-    if not all(lanes) and k > 1:
-
-        def multiply(p: Any, q: Any) -> Any:
-            return jnp.einsum("gmk,gnk->gmn", p, q)
-
-        whole = (groups, m, n)
-        product = graph.add(ArrayNode("dot", (left, right), whole, "f", depends, None, multiply), 0)
-        return graph.view(product, np.arange(groups * m * n), shape)
-    if groups * m * n * k > MAX_PRODUCT:
-        raise Unsupported("dot_general", "a large product of two arrays of the trajectory")
-    g, i, j, h = np.ix_(*(np.arange(v) for v in (groups, m, n, k)))
-    whole = (groups, m, n, k)
-    first = graph.view(left, np.broadcast_to((g * m + i) * k + h, whole), whole)
-    second = graph.view(right, np.broadcast_to((g * n + j) * k + h, whole), whole)
-    terms = apply_elementwise(graph, "mul", (first, second), jnp.multiply)
-    total = reduce_axes(graph, "sum", terms, (3,), lambda array: jnp.sum(array, axis=3))
-    return graph.view(total, np.arange(groups * m * n), shape)
-
-
-def _arrange(
-    graph: ArrayGraph, node: int, batch: Sequence[int], over: Sequence[int]
-) -> tuple[int, list[int], list[int], list[int]]:
-    """Order axes as batch, free, contracted; return the view and the lengths of the three."""
-    shape = graph[node].shape
-    free = [axis for axis in range(len(shape)) if axis not in (*batch, *over)]
-    places = np.transpose(count_elements(shape), [*batch, *free, *over])
-    lengths = [[shape[axis] for axis in axes] for axes in (batch, free, over)]
-    return graph.view(node, places, places.shape), lengths[0], lengths[1], lengths[2]
-
-
 # ------------------------------------------------------------------------------------------ control
 
 
@@ -352,11 +251,7 @@ RULES: dict[str, Callable] = {
     "clamp": _clamp,
     "select_n": _select_n,
     "convert_element_type": _convert,
-    "reduce_sum": _reduce("sum"),
-    "reduce_prod": _reduce("prod"),
-    "reduce_max": _reduce("max"),
-    "reduce_min": _reduce("min"),
-    "dot_general": _dot,
+    **PRODUCTS,
     "cond": _cond,
     "scan": _scan,
 }

@@ -212,9 +212,7 @@ def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
     outers = [part for root in roots if root.outer for part in root.outer[:2]]
     added = [root.node for root in roots if root.outer is None]
     kept = choose_kept(graph, program.step, [*outers, *added])
-    places = dict(
-        zip(kept, np.cumsum([0, *(graph[n].size for n in kept)]).tolist(), strict=False)
-    )
+    places = dict(zip(kept, np.cumsum([0, *(graph[n].size for n in kept)]).tolist(), strict=False))
     kept_names = {node: f"(kept + {place} * BLOCKS)" for node, place in places.items()}
 
     def make_writer(names: dict[int, str]) -> FunctionWriter:
@@ -280,9 +278,7 @@ def place_roots(program: ArrayProgram, lanes: int, least: int = OUTER_ELEMENTS) 
     return roots
 
 
-def read_sums(
-    program: ArrayProgram, text: ArrayText, sums: np.ndarray
-) -> dict[int, np.ndarray]:
+def read_sums(program: ArrayProgram, text: ArrayText, sums: np.ndarray) -> dict[int, np.ndarray]:
     """Return the sums of every root (B, ...) from the array that a kernel has filled."""
     graph = program.graph
     found = {}
@@ -298,4 +294,3 @@ def read_sums(
             part = part.reshape(len(sums), -1)[:, root.outer.order]
         found[root.node] = part.reshape(-1, *of.shape)
     return found
-

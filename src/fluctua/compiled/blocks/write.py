@@ -114,9 +114,7 @@ class FunctionWriter:
             self.buffers[node] = targets.get(node) or self._allocate(node)
             self._store(node)
 
-    def write_outputs(
-        self, outputs: Sequence[tuple[int, str]], given: dict[int, str]
-    ) -> None:
+    def write_outputs(self, outputs: Sequence[tuple[int, str]], given: dict[int, str]) -> None:
         """Write a function that stores nodes in the arrays of the given names."""
         targets: dict[int, str] = {}
         for node, name in outputs:
@@ -314,4 +312,3 @@ def write_constant(value: Any, kind: str) -> str:
         text = "NAN" if math.isnan(value) else ("INFINITY" if value > 0 else "-INFINITY")
         return f"bc(F({text}))"
     return f"bc(F({float(value)!r}))"
-

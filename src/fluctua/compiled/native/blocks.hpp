@@ -17,6 +17,20 @@ template <int power> INLINE V integer_power(V x) {
   }
 }
 
+// The hyperbolic tangent of XLA, to 4.4 units in the last place, in half the time of the other one.
+INLINE VF array_tanh(VF x) {
+  x = sel(x > 7.90531111f, same(x, 7.90531111f), sel(x < -7.90531111f, same(x, -7.90531111f), x));
+  const VF s = x * x;
+  VF p = -2.76076847742355e-16f * s + 2.00018790482477e-13f;
+  p = (p * s - 8.60467152213735e-11f) * s + 5.12229709037114e-08f;
+  p = (p * s + 1.48572235717979e-05f) * s + 6.37261928875436e-04f;
+  p = (p * s + 4.89352455891786e-03f) * x;
+  VF q = 1.19825839466702e-06f * s + 1.18534705686654e-04f;
+  q = (q * s + 2.26843463243900e-03f) * s + 4.89352518554385e-03f;
+  return p / q;
+}
+INLINE VD array_tanh(VD x) { return m_tanh(x); }
+
 // ------------------------------------------------------------------------------------------ products
 
 // y = A x for ROWS rows of A and WIDE vectors of lanes

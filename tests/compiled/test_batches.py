@@ -1,0 +1,219 @@
+"""Kernels on arrays give the sums over batches of JAX, on the same noise and to rounding."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+import problems
+from fluctua.compiled.blocks import kernel as array_kernels
+from fluctua.compiled.blocks import sums as array_sums
+from fluctua.core.draws import philox, philox7
+from fluctua.core.estimation import batches
+from fluctua.core.integrators import Exponential
+
+
+def sum_both(process, objective, start, t, theta, *, count, baseline="time", **options):
+    """Sums over batches by JAX and by a kernel."""
+    results = []
+    for backend in ("jax", "cpu"):
+        simulator = fl.simulator(process, start, t, backend=backend, **options)
+        estimator = fl.ppgt(simulator, objective, process=process, baseline=baseline)
+        call = estimator._call(jax.random.key(3), theta, count)
+        assert batches.is_summable(call)
+        results.append(batches.sum_batches(call))
+    return results
+
+
+def assert_equal(results, relative):
+    by_jax, by_kernel = results
+    for name in ("returns", "sums", "last"):
+        expected, found = (np.asarray(getattr(r, name)) for r in (by_jax, by_kernel))
+        assert found.shape == expected.shape
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=relative * scale)
+
+
+def make_network(widths, seed=0):
+    """A drift by layers of hyperbolic tangents, to be kept near a target."""
+    rng = np.random.default_rng(seed)
+    theta = [
+        {
+            "W": jnp.asarray(rng.normal(size=(m, n)) / np.sqrt(n), jnp.float32),
+            "b": jnp.asarray(rng.normal(size=m) / 4, jnp.float32),
+        }
+        for n, m in itertools.pairwise(widths)
+    ]
+
+    def drift(theta, x):
+        h = x
+        for layer in theta[:-1]:
+            h = jnp.tanh(layer["W"] @ h + layer["b"])
+        return theta[-1]["W"] @ h + theta[-1]["b"] - x
+
+    process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
+    target = fl.Objective(running=lambda theta, x: -jnp.sum((x - 0.5) ** 2))
+    return process, target, theta
+
+
+# products of 25 × 31 by tiles of all sizes, of 3 × 25 by elements; a last batch that is not full
+@pytest.mark.parametrize("count", [100, 523])
+def test_layers(count):
+    process, target, theta = make_network((3, 25, 31, 3))
+    t = np.linspace(0, 0.3, 14)
+    assert_equal(sum_both(process, target, jnp.ones(3), t, theta, count=count), 5e-6)
+
+
+@pytest.mark.long
+def test_batches_of_several_blocks():
+    process, target, theta = make_network((3, 25, 31, 3))
+    t = np.linspace(0, 0.1, 5)
+    assert_equal(sum_both(process, target, jnp.ones(3), t, theta, count=8207), 5e-6)
+
+
+def test_states_that_are_not_stored(monkeypatch):
+    process, target, theta = make_network((3, 25, 31, 3))
+    t = np.linspace(0, 0.3, 14)
+    for wiener in (philox, philox7):
+        monkeypatch.setattr(array_kernels, "STORED_BYTES", 2**40)
+        options = {"count": 100, "wiener": wiener}
+        stored = sum_both(process, target, jnp.ones(3), t, theta, **options)
+        monkeypatch.setattr(array_kernels, "STORED_BYTES", 0)
+        again = sum_both(process, target, jnp.ones(3), t, theta, **options)
+        np.testing.assert_array_equal(stored[1].sums, again[1].sums)
+        assert_equal(stored, 5e-6)
+
+
+def test_couplings():
+    sites = 9
+
+    def drift(theta, x):
+        return jnp.sum(theta * jnp.sin(x[None, :] - x[:, None]), axis=1)
+
+    process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
+    order = fl.Objective(running=lambda theta, x: jnp.mean(jnp.cos(x)) ** 2)
+    rng = np.random.default_rng(1)
+    theta = jnp.asarray(rng.normal(size=(sites, sites)), jnp.float32)
+    start = jnp.linspace(0, 3, sites)
+    t = np.linspace(0, 0.3, 14)
+    results = sum_both(process, order, start, t, theta, count=70, baseline="none")
+    assert_equal(results, 5e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "start"),
+    [
+        (problems.non_normal, "density"),  # dense noise, a context, a random start, uneven steps
+        (problems.driven_rotor, "density"),  # running, step, initial and terminal rewards
+        (problems.multiplicative, "fixed"),  # noise of the state, more noises than components
+    ],
+)
+def test_double_precision(make, start):
+    problem = problems.problem(make, start)
+    with jax.enable_x64(True):
+        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
+        moving = double(problem.start) if start == "fixed" else problem.start
+        numbers = moving, double(problem.t), double(problem.theta)
+        results = sum_both(*problem[:2], *numbers, count=45, context=problem.context)
+        assert_equal(results, 1e-10)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("integrator", ["heun", "rk4", Exponential(lambda theta: -jnp.ones(3))])
+def test_integrators(integrator):
+    process, target, theta = make_network((3, 25, 31, 3))
+    t = np.linspace(0, 1, 9)
+    options = {"count": 40, "integrator": integrator}
+    assert_equal(sum_both(process, target, jnp.ones(3), t, theta, **options), 1e-5)
+
+
+def make_shapes():
+    """Slices, rolls, choices, powers and products of matrices, with θ behind functions of its own.
+
+    Factors that depend on θ alone wait until the sums are formed.
+    """
+    rng = np.random.default_rng(2)
+    theta = {
+        "low": jnp.asarray(rng.normal(size=(24, 2)) / 3, jnp.float32),
+        "rank": jnp.asarray(rng.normal(size=(2, 24)) / 3, jnp.float32),
+        "log": jnp.asarray(rng.normal(size=24) / 5, jnp.float32),
+        "mix": jnp.asarray(rng.normal(size=(4, 4)) / 3, jnp.float32),
+        "one": jnp.asarray(0.7, jnp.float32),
+    }
+    swap = np.array([3, 0, 2, 1])
+
+    def drift(theta, x, t, c):
+        matrix = jnp.exp(theta["log"])[:, None] * (theta["low"] @ theta["rank"])
+        square = x.reshape(6, 4)[:, swap] @ theta["mix"]
+        bent = jnp.where(x > 0, x**3, jnp.abs(x)) / (1 + x**2)
+        shifted = jnp.roll(x, 2) * theta["one"] + x[::-1] * jnp.cos(t) * theta["one"]
+        softened = jax.nn.sigmoid(x) * jnp.max(x) + jax.nn.relu(x - 0.2)
+        put = jnp.zeros(24).at[jnp.array([2, 5, 7])].add(x[:3] * theta["low"][:3, 0])
+        return matrix @ bent + square.ravel() - shifted - softened + put + c * jnp.arange(24) / 24
+
+    def noise(theta, x, t, c):
+        return 0.5 + 0.1 * jax.nn.softplus(x) + theta["one"] ** 2
+
+    objective = fl.Objective(
+        running=lambda theta, x, t, c: jnp.prod(x[:2]) * theta["one"] + jnp.min(x),
+        terminal=lambda theta, x, c: c * x[3] * theta["mix"][0, 1],
+        per_step=lambda theta, x, x_next, t, dt, c: jnp.vdot(x_next - x, x) * theta["one"],
+    )
+    return fl.Process(drift, noise), objective, theta
+
+
+def test_many_operations(monkeypatch):
+    monkeypatch.setattr(array_sums, "OUTER_ELEMENTS", 64)
+    process, objective, theta = make_shapes()
+    start = jnp.linspace(-1, 1, 24)
+    options = {"count": 50, "context": jax.random.normal}
+    results = sum_both(process, objective, start, np.linspace(0, 0.2, 9), theta, **options)
+    assert_equal(results, 1e-5)
+
+
+def test_an_estimate_takes_the_kernel(monkeypatch):
+    process, target, theta = make_network((3, 25, 31, 3))
+    calls = []
+    run = array_kernels.sum_batches_by_kernel
+    monkeypatch.setattr(
+        array_kernels,
+        "sum_batches_by_kernel",
+        lambda call, size: calls.append(size) or run(call, size),
+    )
+    t = np.linspace(0, 0.3, 14)
+    estimate = fl.ppgt(fl.simulator(process, jnp.ones(3), t, backend="cpu"), target)(
+        jax.random.key(0), theta, 600
+    )
+    assert calls == [16]
+    assert estimate.batches == 38
+
+
+def test_cores_change_no_bit(monkeypatch):
+    process, target, theta = make_network((3, 25, 31, 3))
+    t = np.linspace(0, 0.3, 14)
+    rows = []
+    for cores in (1, 3):
+        monkeypatch.setattr("fluctua.compiled.cpu._count_cores", lambda cores=cores: cores)
+        rows.append(sum_both(process, target, jnp.ones(3), t, theta, count=100)[1].sums)
+    np.testing.assert_array_equal(*rows)
+
+
+def test_an_operation_without_a_rule_is_named():
+    process, target, theta = make_network((3, 25, 31, 3))
+    sorted_drift = fl.Process(lambda theta, x: process.drift(theta, jnp.sort(x)), process.noise)
+    simulator = fl.simulator(sorted_drift, jnp.ones(3), np.linspace(0, 0.3, 14), backend="cpu")
+    with pytest.raises(ValueError, match="`sort`"):
+        fl.ppgt(simulator, target)(jax.random.key(0), theta, 600)
+
+
+def test_code_does_not_grow_with_the_weights():
+    sizes = []
+    for width in (25, 125):
+        process, target, theta = make_network((3, width, width, 3))
+        simulator = fl.simulator(process, jnp.ones(3), np.linspace(0, 0.3, 14), backend="cpu")
+        call = fl.ppgt(simulator, target)._call(jax.random.key(3), theta, 512)
+        sizes.append(len(array_kernels.find_array_kernel(call, 16).source))
+    assert abs(sizes[1] - sizes[0]) < 200
