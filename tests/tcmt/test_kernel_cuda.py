@@ -314,6 +314,7 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "KEY_MAX": "0xFFFFFFFFu",
         "MEMBERS": 2,
         "BATCH": 4,
+        "ROW": 1024,
         "BIN_THREADS": 640,
         "BIN_BLOCKS": 2,
         "TOGETHER": 4,

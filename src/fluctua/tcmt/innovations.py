@@ -37,6 +37,14 @@ from fluctua.tcmt import coupled_modes, state_scores
 from fluctua.tcmt import drift as lattice
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.options import KernelSpec
+from fluctua.tcmt.kernel.samples import (
+    DriftTerms,
+    FilterGradients,
+    FilterNoise,
+    FilterResult,
+    compute_information,
+    run_filter,
+)
 
 FAMILIES = ("omega", "kappa", "chi", "damping", "drive", "noise", "readout")
 """Numbers of a sampled network, in the order of scores and information.
@@ -54,6 +62,9 @@ LONGEST_NOISE_STEP = 0.3
 PRECISION = 1e-12
 """Size below which the terms of a series are left out."""
 
+DENSE = 8
+"""A matrix with less than this share of its entries is multiplied entry by entry."""
+
 FREQUENCIES = 256
 """Points of the integral over the spectrum."""
 
@@ -61,8 +72,8 @@ FREQUENCIES = 256
 class SampledEvidence(NamedTuple):
     """Score and information of every family of `FAMILIES`, and innovations in units of noise.
 
-    score: (G,).
-    information: (G, G).
+    score: (G,), of unknowns (K,).
+    information: (G, G), of unknowns (K, K).
     squares: mean of |e|²/2S of every resonator (N,), 1 expected.
     lagged: mean of Re e_n* e_{n+1}/2S of every resonator (N,), 0 expected.
     samples: innovations per resonator.
@@ -83,16 +94,90 @@ def count_numbers(spec: KernelSpec) -> dict[str, int]:
 
 
 def collect_sampled_evidence(
-    task: Experiment, spec: KernelSpec, trajectories: Trajectories, readout: float
+    task: Experiment,
+    spec: KernelSpec,
+    trajectories: Trajectories,
+    readout: float,
+    jacobian: scipy.sparse.csr_array | None = None,
 ) -> SampledEvidence:
-    """Return the evidence of samples about all numbers of a network.
+    """Return the evidence of samples about all numbers of a network, or about unknowns of them.
 
     Args:
         task: the model; its drive is constant in its frame.
         spec: its numbers, where derivatives are taken.
         trajectories: x (E, T+1, 2N) at equal intervals; with modulation, its `context` too.
         readout: standard deviation of the measurement on each quadrature.
+        jacobian: derivatives of the numbers by unknowns (G, K), of which the evidence is then.
     """
+    samples = _take_samples(task, spec, trajectories, readout)
+    passed = _pass_filter(samples, states=True)
+    assert passed.gradients is not None
+    assert passed.middle is not None
+    steady = samples.propagation.settle_filter(spec.noise, readout)
+    noise = _compute_noise_information(spec, samples.propagation, readout, samples.count)
+    score = _collect_score(samples, passed.gradients, noise)
+    if jacobian is None:
+        jacobian = scipy.sparse.eye_array(len(score), format="csr")
+    edge = len(score) - len(noise)
+    terms = _combine_terms(_list_drift_terms(spec), jacobian[:edge].tocsc())
+    gram = _multiply_features(passed.middle.reshape(-1, spec.sites))
+    weight = _weigh_drifts(samples.propagation, steady)
+    information = compute_information(terms, weight, gram)
+    by_noise = jacobian[edge:]
+    rest = (by_noise.T @ scipy.sparse.csr_array(noise) @ by_noise).tocoo()
+    information[rest.coords] += rest.data
+    return SampledEvidence(
+        jacobian.T @ score, information, passed.squares, passed.lagged, samples.count
+    )
+
+
+def collect_sampled_score(
+    task: Experiment, spec: KernelSpec, trajectories: Trajectories, readout: float
+) -> np.ndarray:
+    """Return the score of `collect_sampled_evidence` without the information. (G,)"""
+    samples = _take_samples(task, spec, trajectories, readout)
+    passed = _pass_filter(samples)
+    assert passed.gradients is not None
+    noise = _compute_noise_information(spec, samples.propagation, readout, samples.count)
+    return _collect_score(samples, passed.gradients, noise)
+
+
+def measure_innovations(
+    task: Experiment, spec: KernelSpec, trajectories: Trajectories, readout: float
+) -> tuple[np.ndarray, int]:
+    """Return `squares` and `samples` of `collect_sampled_evidence`, without derivatives."""
+    samples = _take_samples(task, spec, trajectories, readout)
+    return _pass_filter(samples, scores=False).squares, samples.count
+
+
+class _SampledNetwork(NamedTuple):
+    """Samples and the network that they are compared with.
+
+    spec: its numbers.
+    x: samples (E, T+1, 2N).
+    rule: interval and Runge–Kutta steps.
+    shifts: of `_tabulate_shifts`.
+    propagation: of the linear network.
+    readout: standard deviation of the measurement.
+    """
+
+    spec: KernelSpec
+    x: np.ndarray
+    rule: _FlowRule
+    shifts: Array | None
+    propagation: _Propagation
+    readout: float
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """Innovations per resonator."""
+        return len(self.x) * (self.x.shape[1] - 1)
+
+
+def _take_samples(
+    task: Experiment, spec: KernelSpec, trajectories: Trajectories, readout: float
+) -> _SampledNetwork:
+    """Check samples and prepare their network."""
     t = np.asarray(trajectories.t, np.float64)
     interval = (t[-1] - t[0]) / (len(t) - 1)
     if len(spec.drive) > 1 or not np.allclose(np.diff(t), interval, rtol=1e-3, atol=0):
@@ -101,40 +186,25 @@ def collect_sampled_evidence(
             f"far apart; got {len(spec.drive)} values of the drive and intervals from "
             f"{np.diff(t).min():g} to {np.diff(t).max():g}."
         )
-    y = np.swapaxes(state_scores.to_complex(trajectories.x), 0, 1)
+    x = np.asarray(trajectories.x)
     rule = _FlowRule(interval, max(1, int(np.ceil(interval / LONGEST_STEP - 1e-9))))
     shifts = _tabulate_shifts(task, trajectories.context, t, rule)
-    propagation = _propagate(spec, np.mean(np.abs(y) ** 2, axis=(0, 1)), interval)
-    law = _IntervalNoise(
-        jnp.asarray(propagation.unit_variance, jnp.result_type(float)),
-        jnp.asarray(np.exp(-2 * spec.damping * interval), jnp.result_type(float)),
-    )
-    amplitudes = _Amplitudes(
-        jnp.asarray(np.log(spec.noise), jnp.result_type(float)),
-        jnp.asarray(np.log(readout) if readout else -np.inf, jnp.result_type(float)),
-    )
-    samples = _Samples(jnp.asarray(y, jnp.result_type(1j)), shifts)
-    graph = _Graph(state_scores.tabulate_network(spec), state_scores.list_slots(spec))
-    passed = _run_filter(rule, bool(readout), graph, samples, law, amplitudes)
-    passed = jax.tree.map(np.asarray, passed)
-    count = (len(t) - 1) * y.shape[1]
-    steady = propagation.settle_filter(spec.noise, readout)
-    score = _sum_drift_scores(spec, passed, interval)
-    information = _compute_drift_information(spec, passed.middle, propagation, steady)
-    noise = _compute_noise_information(spec, propagation, readout, count)
-    size = len(score)
-    whole = np.zeros((size + len(noise), size + len(noise)))
-    whole[:size, :size] = information
-    whole[size:, size:] = noise
-    by_noise = _bound_steps(
-        np.append(passed.by_noise, passed.by_readout).astype(np.float64), np.diag(noise)
-    )
-    return SampledEvidence(
-        np.concatenate([score, by_noise]),
-        whole,
-        passed.squares.astype(np.float64),
-        passed.lagged.astype(np.float64),
-        count,
+    power = np.einsum("etn,etn->n", x, x, dtype=np.float64) / (len(x) * len(t))
+    intensity = power[: spec.sites] + power[spec.sites :]
+    propagation = _propagate(spec, intensity, interval)
+    return _SampledNetwork(spec, x, rule, shifts, propagation, readout)
+
+
+def _collect_score(
+    samples: _SampledNetwork, gradients: FilterGradients, noise: np.ndarray
+) -> np.ndarray:
+    """Return the score of all families. noise: information about amplitudes (N + 1)². (G,)"""
+    spec = samples.spec
+    force = (gradients.force[spec.drive_sites].conj() * spec.drive[0]).real
+    drift = [gradients.own.imag, gradients.bonds, gradients.cubic, -gradients.own.real, force]
+    by_noise = np.append(gradients.by_noise, gradients.by_readout)
+    return np.concatenate(
+        [samples.rule.interval * np.concatenate(drift), _bound_steps(by_noise, np.diag(noise))]
     )
 
 
@@ -189,7 +259,7 @@ class _Amplitudes(NamedTuple):
 
 
 class _FilterPass(NamedTuple):
-    """Result of the filter and of its pass back.
+    """Result of the filter and of its pass back in JAX.
 
     middle: states at the middles of the intervals (T, E, N), complex.
     adjoint: gradients of ℓ by drifts there (T, E, N), complex: Re λ*f per unit of time.
@@ -257,6 +327,47 @@ def _compute_gains(
     return jax.lax.scan(advance, q, None, count)[1]
 
 
+def _pass_filter(
+    samples: _SampledNetwork, *, scores: bool = True, states: bool = False
+) -> FilterResult:
+    """Run the filter on the CPU's kernel; with modulation in JAX, which always goes back."""
+    spec, x, rule, shifts, propagation, readout = samples
+    unit = propagation.unit_variance
+    decay = np.exp(-2 * spec.damping * rule.interval)
+    if shifts is None:
+        noise = FilterNoise(unit * spec.noise**2, decay, readout**2)
+        precision = str(jnp.result_type(float))
+        return run_filter(
+            spec, x, rule.interval, rule.steps, noise, scores=scores, states=states, dtype=precision
+        )
+    return run_filter_in_jax(samples)
+
+
+def run_filter_in_jax(samples: _SampledNetwork) -> FilterResult:
+    """Run the filter in JAX: the reference of the kernel, and the one with modulation."""
+    spec, x, rule, shifts, propagation, readout = samples
+    y = np.swapaxes(state_scores.to_complex(x), 0, 1)
+    real = jnp.result_type(float)
+    law = _IntervalNoise(
+        jnp.asarray(propagation.unit_variance, real),
+        jnp.asarray(np.exp(-2 * spec.damping * rule.interval), real),
+    )
+    amplitudes = _Amplitudes(
+        jnp.asarray(np.log(spec.noise), real),
+        jnp.asarray(np.log(readout) if readout else -np.inf, real),
+    )
+    graph = _Graph(state_scores.tabulate_network(spec), state_scores.list_slots(spec))
+    given = _Samples(jnp.asarray(y, jnp.result_type(1j)), shifts)
+    passed = _run_filter(rule, bool(readout), graph, given, law, amplitudes)
+    passed = jax.tree.map(np.asarray, passed)
+    return FilterResult(
+        passed.squares.astype(np.float64),
+        passed.lagged.astype(np.float64),
+        _sum_products(spec, passed),
+        np.swapaxes(passed.middle, 0, 1),
+    )
+
+
 @functools.partial(jit, static_argnums=(0, 1))
 def _run_filter(
     rule: _FlowRule,
@@ -302,18 +413,21 @@ def _run_filter(
     return _FilterPass(middle, adjoint, by.noise, by.readout, squares, lagged)
 
 
-def _sum_drift_scores(spec: KernelSpec, passed: _FilterPass, interval: float) -> np.ndarray:
-    """Return the scores of ω, κ, χ, Γ and of the logarithm of the drive. (3N + B + D,)"""
+def _sum_products(spec: KernelSpec, passed: _FilterPass) -> FilterGradients:
+    """Return the sums of λ and ψ that scores are made of."""
     n = spec.sites
     psi = passed.middle.reshape(-1, n)
-    adjoint = passed.adjoint.reshape(-1, n) * interval
+    adjoint = passed.adjoint.reshape(-1, n)
     cross = (adjoint.conj().T @ psi).astype(np.complex128)  # Σ λ_a* ψ_b
-    own = np.diag(cross)
     i, j = spec.bonds.T
     cubic = np.sum(adjoint.conj() * psi * np.abs(psi) ** 2, axis=0, dtype=np.complex128)
-    force = adjoint.sum(axis=0, dtype=np.complex128)[spec.drive_sites].conj() * spec.drive[0]
-    return np.concatenate(
-        [own.imag, (cross[i, j] + cross[j, i]).imag, cubic.imag, -own.real, force.real]
+    return FilterGradients(
+        np.diag(cross),
+        (cross[i, j] + cross[j, i]).imag,
+        cubic.imag,
+        adjoint.sum(axis=0, dtype=np.complex128),
+        passed.by_noise.astype(np.float64),
+        float(passed.by_readout),
     )
 
 
@@ -373,67 +487,85 @@ def _propagate(spec: KernelSpec, intensity: np.ndarray, interval: float) -> _Pro
 
 def _exponentiate(matrix: np.ndarray) -> np.ndarray:
     """Return e^A by its series, for the small norms of an interval: a tenth of SciPy's time."""
+    factor = matrix
+    if np.count_nonzero(matrix) < matrix.size / DENSE:
+        factor = scipy.sparse.csr_array(matrix)
     total = term = np.eye(len(matrix), dtype=matrix.dtype)
     order = 0
     while np.abs(term).max() > PRECISION:
         order += 1
-        term = term @ matrix / order
+        term = factor @ term / order
         total = total + term
     return total
 
 
-class _Entries(NamedTuple):
-    """Terms of the drift of a network by number, resonator, feature and phase.
-
-    Features are (ψ, |ψ|²ψ, 1); the drift of a number is Σ phase · feature on the resonators.
-    """
-
-    number: np.ndarray
-    site: np.ndarray
-    feature: np.ndarray
-    phase: np.ndarray
-
-
-def _list_entries(spec: KernelSpec) -> _Entries:
-    n = spec.sites
-    b = len(spec.bonds)
-    d = len(spec.drive_sites)
+@functools.lru_cache(maxsize=8)
+def _list_terms(
+    sites: int, bonds: tuple[tuple[int, int], ...], drive_sites: tuple[int, ...]
+) -> DriftTerms:
+    """Return the terms of ω, κ, χ, Γ and the drive, of phase 1, in features (ψ, |ψ|²ψ, 1)."""
+    n = sites
     site = np.arange(n)
-    i, j = spec.bonds.T
-    bond = n + np.arange(b)
-    columns = [
-        (site, site, site, np.full(n, -1j)),
-        (bond, i, j, np.full(b, -1j)),
-        (bond, j, i, np.full(b, -1j)),
-        (n + b + site, site, n + site, np.full(n, -1j)),
-        (2 * n + b + site, site, site, np.full(n, -1.0 + 0j)),
-        (3 * n + b + np.arange(d), spec.drive_sites, np.full(d, 2 * n), spec.drive[0]),
-    ]
-    return _Entries(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
-
-
-def _compute_drift_information(
-    spec: KernelSpec,
-    middle: np.ndarray,
-    propagation: _Propagation,
-    steady: _SteadyFilter,
-) -> np.ndarray:
-    """Return F of ω, κ, χ, Γ and the drive. (3N + B + D)²"""
-    n = spec.sites
-    loop = np.eye(n) - propagation.propagator * (1 - steady.gain)
-    response = np.linalg.solve(loop, propagation.integral)
-    weight = (response.conj().T / steady.variance) @ response
-    psi = middle.reshape(-1, n)
-    z = np.concatenate([psi, psi * np.abs(psi) ** 2, np.ones((len(psi), 1), psi.dtype)], axis=1)
-    gram = (z.conj().T @ z).astype(np.complex128)
-    e = _list_entries(spec)
-    pairs = weight[np.ix_(e.site, e.site)] * gram[np.ix_(e.feature, e.feature)]
-    pairs = (np.outer(e.phase.conj(), e.phase) * pairs).real
-    size = 3 * n + len(spec.bonds) + len(spec.drive_sites)
-    add = scipy.sparse.csr_array(
-        (np.ones(len(e.number)), (e.number, np.arange(len(e.number)))), (size, len(e.number))
+    ends = np.array(bonds, np.int64).reshape(-1, 2)
+    driven = np.array(drive_sites, np.int64)
+    widths = np.repeat((1, 2, 1, 1, 1), (n, len(ends), n, n, len(driven)))
+    places = [site, ends.ravel(), site, site, driven]
+    features = [site, ends[:, ::-1].ravel(), n + site, site, np.full(len(driven), 2 * n)]
+    # −iψ, −iψ_m, −i|ψ|²ψ and −ψ; that of the drive is its amplitude
+    phases = np.repeat((-1j, -1j, -1j, -1.0, 1.0), [len(place) for place in places])
+    return DriftTerms(
+        np.concatenate([[0], np.cumsum(widths)]),
+        np.concatenate(places),
+        np.concatenate(features),
+        phases,
     )
-    return add @ (add @ pairs.T).T
+
+
+def _list_drift_terms(spec: KernelSpec) -> DriftTerms:
+    """Return the terms of ω, κ, χ, Γ and of the logarithm of the drive."""
+    terms = _list_terms(
+        spec.sites, tuple(map(tuple, spec.bonds.tolist())), tuple(spec.drive_sites.tolist())
+    )
+    phase = terms.phase.copy()
+    phase[len(phase) - len(spec.drive_sites) :] = spec.drive[0]
+    return terms._replace(phase=phase)
+
+
+def _combine_terms(terms: DriftTerms, jacobian: scipy.sparse.csc_array) -> DriftTerms:
+    """Return the terms of unknowns, from those of numbers and their derivatives (numbers, K)."""
+    number = jacobian.indices
+    widths = np.diff(terms.start)[number]
+    ends = np.cumsum(widths)
+    # of every derivative, the terms of its number one after the other
+    within = np.arange(widths.sum()) - np.repeat(ends - widths, widths)
+    place = np.repeat(terms.start[number], widths) + within
+    return DriftTerms(
+        np.concatenate([[0], ends])[jacobian.indptr].astype(np.int64),
+        terms.site[place],
+        terms.feature[place],
+        terms.phase[place] * np.repeat(jacobian.data, widths),
+    )
+
+
+def _weigh_drifts(propagation: _Propagation, steady: _SteadyFilter) -> np.ndarray:
+    """Return L†S⁻¹L, the information of a constant drift about itself. (N, N)"""
+    loop = np.eye(len(propagation.propagator)) - propagation.propagator * (1 - steady.gain)
+    response = np.linalg.solve(loop, propagation.integral)
+    return (response.conj().T / steady.variance) @ response
+
+
+def _multiply_features(psi: np.ndarray) -> np.ndarray:
+    """Return Σ z*zᵀ of z = (ψ, |ψ|²ψ, 1) over states (·, N). (2N + 1)²"""
+    ones = np.ones((len(psi), 1), psi.dtype)
+    return _multiply_hermitian(np.concatenate([psi, psi * np.abs(psi) ** 2, ones], axis=1))
+
+
+def _multiply_hermitian(z: np.ndarray) -> np.ndarray:
+    """Return z†z (K, K), complex, of z (n, K): half of a product of matrices."""
+    product = scipy.linalg.blas.cherk if z.dtype == np.complex64 else scipy.linalg.blas.zherk
+    # of zᵀ, which lies in memory as BLAS reads it: the upper half of (z†z)*
+    upper = product(1.0, z.T).astype(np.complex128)
+    return np.conj(upper) + np.tril(upper.T, -1)
 
 
 def _compute_noise_information(

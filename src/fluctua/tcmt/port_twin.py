@@ -70,11 +70,11 @@ class PortTwin:
             # a step of a fit that went too far
             nothing = np.full((u.size, u.size), np.nan)
             return likelihood_evidence.Evidence(nothing[0], nothing, linear=False)
-        by_noise = slope.get("noise", np.zeros((self._sites, u.size)))
-        by_readout = slope.get("readout", np.zeros((1, u.size))).reshape(1, u.size)
-        amplitudes = np.concatenate([by_noise, by_readout])
-        noisy = np.flatnonzero(np.any(amplitudes, axis=0))
-        sums = self._collect(p, trajectories, readout, amplitudes[:, noisy])
+        by_noise = slope.get("noise", scipy.sparse.csr_array((self._sites, u.size)))
+        by_readout = slope.get("readout", scipy.sparse.csr_array((1, u.size)))
+        amplitudes = scipy.sparse.vstack([by_noise, by_readout], format="csr")
+        noisy = np.unique(amplitudes.nonzero()[1])
+        sums = self._collect(p, trajectories, readout, amplitudes[:, noisy].toarray())
         whole = self.sampled.compute_jacobian(p, slope, u.size)
         jacobian = self._select_drift(p, whole)
         score = jacobian.T @ sums.score

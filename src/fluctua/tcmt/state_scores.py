@@ -27,7 +27,7 @@ import numpy as np
 import scipy
 
 from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.dependence import varies_in_slope
+from fluctua.core.dependence import find_sources, varies_in_slope
 from fluctua.core.likelihood import evidence as likelihood_evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
@@ -135,7 +135,8 @@ def compute_returns(spec: options.KernelSpec, t: np.ndarray, x: Array) -> np.nda
     if spec.integrator != "euler":
         weight = (np.append(interval, 0.0) + np.append(0.0, interval)) / 2
         states = np.asarray(x)
-    psi = to_complex(states)[..., spec.port_sites]
+    ports = spec.port_sites
+    psi = states[..., ports] + 1j * states[..., spec.sites + ports]
     stride = (spec.steps // len(interval)) or 1
     incoming = spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming
     out = spec.port_gain * psi - incoming
@@ -151,7 +152,7 @@ def collect_evidence(
     trajectories: Trajectories,
     every: int,
     readout: float = 0.0,
-    slope: dict[str, np.ndarray] | None = None,
+    slope: Slopes | None = None,
 ) -> likelihood_evidence.Evidence:
     """Return the evidence of measured states about unknowns of ω, κ, χ and γ.
 
@@ -170,15 +171,15 @@ def collect_evidence(
 
     """
     slope = linearise(at, theta, u)[1] if slope is None else slope
-    shapes = tuple((name, np.shape(v), jnp.result_type(v)) for name, v in theta.items())
-    linear = _is_linear(at, shapes, u.shape, jnp.result_type(float))
+    linear = _is_linear(at, _describe(theta), u.shape, jnp.result_type(float))
     sizes = {"omega": spec.sites, "kappa": len(spec.bonds), "chi": spec.sites, "gamma": spec.sites}
-    slope = {name: slope.get(name, np.zeros((sizes[name], u.size))) for name in SCORED}
-    kerr = bool(slope["chi"].any())
+    empty = {name: scipy.sparse.csr_array((sizes[name], u.size)) for name in SCORED}
+    slope = {name: slope.get(name, empty[name]) for name in SCORED}
+    kerr = bool(slope["chi"].count_nonzero())
     sums = sum_states(task, spec, trajectories, every, kerr, readout)
     information = _compute_information(spec, sums.gram, kerr)
     # sparse: a parameter depends on one unknown or two
-    jacobian = scipy.sparse.csr_array(np.concatenate([slope[name] for name in SCORED]))
+    jacobian = scipy.sparse.vstack([slope[name] for name in SCORED], format="csr")
     score = sums.scores
     if readout:
         score, information = _weaken(score, information, sums.scatter)
@@ -628,16 +629,47 @@ def _on_host() -> Any:
         return nullcontext()
 
 
-def linearise(
-    at: At, theta: Params, u: np.ndarray
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return p at (θ, u), and ∂p/∂u of every family (·, K), on the host: these are small."""
+Slopes = dict[str, scipy.sparse.csr_array]
+"""∂p/∂u of every family of parameters (·, K), in double precision."""
+
+
+def linearise(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray], Slopes]:
+    """Return p at (θ, u), and ∂p/∂u, on the host: these are small.
+
+    Where each parameter depends on one unknown alone, the slopes are one directional derivative.
+    """
+    real = jnp.result_type(float)
     with _on_host():
         settings = {name: np.asarray(v) for name, v in theta.items()}
-        p, slope = _with_jacobian(at, settings, np.asarray(u, jnp.result_type(float)))
-        return {k: np.asarray(v) for k, v in p.items()}, {
-            k: np.asarray(v, np.float64) for k, v in slope.items()
-        }
+        point = np.asarray(u, real)
+        sources = _find_sources(at, _describe(settings), u.shape, real)
+        if sources is None:
+            p, dense = _with_jacobian(at, settings, point)
+            slopes = {
+                name: scipy.sparse.csr_array(np.asarray(v).reshape(-1, u.size), dtype=np.float64)
+                for name, v in dense.items()
+            }
+        else:
+            p, along = _with_slope(at, settings, point)
+            slopes = {
+                name: _place(np.asarray(v, np.float64), sources[name], u.size)
+                for name, v in along.items()
+            }
+    return {name: np.asarray(v) for name, v in p.items()}, slopes
+
+
+def _place(values: np.ndarray, columns: np.ndarray, width: int) -> scipy.sparse.csr_array:
+    """Return a matrix with one value per row, in the given columns; −1 for a row of zeros."""
+    columns = columns.ravel()
+    there = (columns >= 0) & (values.ravel() != 0)
+    starts = np.concatenate([[0], np.cumsum(there)])
+    entries = (values.ravel()[there], columns[there], starts)
+    return scipy.sparse.csr_array(entries, shape=(columns.size, width))
+
+
+def _describe(theta: Params) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
+    """Return names, shapes and types of settings, as the key of a cache."""
+    return tuple((name, np.shape(v), jnp.result_type(v)) for name, v in theta.items())
 
 
 @functools.lru_cache(maxsize=32)
@@ -647,9 +679,23 @@ def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool
     return not varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
 
 
+@functools.lru_cache(maxsize=32)
+def _find_sources(
+    at: At, theta: tuple, shape: tuple[int, ...], dtype: Any
+) -> dict[str, np.ndarray] | None:
+    """Return the unknown that each parameter depends on; None if one depends on several."""
+    settings = {name: jnp.ones(size, kind) for name, size, kind in theta}
+    return find_sources(at, settings, jnp.zeros(shape, dtype), on=1)
+
+
 @functools.partial(jit, static_argnums=0)
 def _with_jacobian(at: At, theta: Params, u: Array) -> tuple[Params, Params]:
     return at(theta, u), jax.jacfwd(lambda v: at(theta, v))(u)
+
+
+@functools.partial(jit, static_argnums=0)
+def _with_slope(at: At, theta: Params, u: Array) -> tuple[Params, Params]:
+    return jax.jvp(lambda v: at(theta, v), (u,), (jnp.ones_like(u),))
 
 
 class Ports(NamedTuple):

@@ -106,8 +106,9 @@ class SecondPass:
         self.column_bytes = weights if self.weights_shared else 0
         # a warp has a bin: registers for an even share of the trajectories, and a few for ties
         self.members = -(-(-(-e // bins) + 2) // 32)
-        self.batch = int(np.clip(SHARED_SCORES // (5 * e * self.real.itemsize), 1, 4))
-        self.score_bytes = self.batch * 5 * e * self.real.itemsize
+        row = 32 * (e // 32 + 1)  # a row of scores, and a 0 behind it
+        self.batch = int(np.clip(SHARED_SCORES // (5 * row * self.real.itemsize), 1, 4))
+        self.score_bytes = self.batch * 5 * row * self.real.itemsize
         fits = self.score_bytes <= attributes["MaxSharedMemoryPerBlockOptin"] - 1024
         self.general = self.members > MAX_MEMBERS or bins > 32 or not fits
         self.members = min(self.members, MAX_MEMBERS)
@@ -118,6 +119,7 @@ class SecondPass:
             "WEIGHTS_SHARED": int(self.weights_shared),
             "MEMBERS": self.members,
             "BATCH": self.batch,
+            "ROW": row,
             "BIN_THREADS": min(32 * bins, 1024),
             "BIN_BLOCKS": BIN_BLOCKS if self.members <= 2 else 1,
             "KEYS": self.keys,

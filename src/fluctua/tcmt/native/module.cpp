@@ -76,6 +76,16 @@ void measured(nb::object plan, nb::object states, bool is_double, const std::str
   finish(is_double ? fluctua::measured_pass<double>(p, s, engine) : fluctua::measured_pass<float>(p, s, engine));
 }
 
+void filter(nb::object network, nb::object job, bool is_double, const std::string& engine) {
+  const Fields n(network), j(job);
+  finish(is_double ? fluctua::filter_pass<double>(n, j, engine) : fluctua::filter_pass<float>(n, j, engine));
+}
+
+void information(nb::object terms, nb::object job) {
+  const Fields t(terms), j(job);
+  finish(fluctua::information_pass(t, j));
+}
+
 std::vector<std::string> engine_names() {
   std::vector<std::string> names;
   for (const auto& e : fluctua::engines<float>()) names.emplace_back(e.name);
@@ -99,5 +109,9 @@ NB_MODULE(_native, m) {
         nb::arg("is_double"), nb::arg("engine") = "", "One pass with the twin correction.");
   m.def("measured", &measured, nb::arg("plan"), nb::arg("states"), nb::arg("is_double"), nb::arg("engine") = "",
         "Sums of the scores of measured states; see fluctua.tcmt.kernel.cpu.");
+  m.def("filter", &filter, nb::arg("network"), nb::arg("job"), nb::arg("is_double"), nb::arg("engine") = "",
+        "The filter of sampled states and its pass back; see fluctua.tcmt.kernel.samples.");
+  m.def("information", &information, nb::arg("terms"), nb::arg("job"),
+        "Information about the numbers of a network; see fluctua.tcmt.kernel.samples.");
   m.def("engines", &engine_names, "Instruction sets this processor can use, best first.");
 }

@@ -89,5 +89,22 @@ FLUCTUA_INLINE void pull_back(const Plan<Real>& plan, int n, V yr, V yi, V power
   to_i = qi + ((omega * qr + hr - qi * plan.damping[n]) - (cr * qr + ci * qi));
 }
 
+// The same two where sites lie along the vectors and nothing is scaled by Δt: μ, and Jᵀq. h: Σ_mκψ_m, Σ_mκq_m.
+template <class Real>
+FLUCTUA_INLINE void drift_term(Real omega, Real chi, Real damping, Real re, Real im, Real hr, Real hi, Real force_re,
+                               Real force_im, Real& to_re, Real& to_im) {
+  const Real frequency = omega + chi * (re * re + im * im);
+  to_re = frequency * im + hi - damping * re + force_re;
+  to_im = force_im - (frequency * re + hr + damping * im);
+}
+template <class Real>
+FLUCTUA_INLINE void pull_term(Real omega, Real chi, Real damping, Real re, Real im, Real qr, Real qi, Real hr, Real hi,
+                              Real& to_re, Real& to_im) {
+  const Real frequency = omega + 2 * chi * (re * re + im * im);
+  const Real cr = chi * (re * re - im * im), ci = 2 * chi * re * im;  // χψ²
+  to_re = (ci * qr - cr * qi) - (frequency * qi + hi + damping * qr);
+  to_im = (frequency * qr + hr - damping * qi) - (cr * qr + ci * qi);
+}
+
 }  // namespace FLUCTUA_ISA
 }  // namespace fluctua

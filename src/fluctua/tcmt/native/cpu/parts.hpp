@@ -1,4 +1,4 @@
-// Parts of the engine of one instruction set: columns.cpp, twin.cpp, measured.cpp.
+// Parts of the engine of one instruction set: columns.cpp, twin.cpp, measured.cpp, filter.cpp.
 #pragma once
 #include "simd.hpp"
 #include "twin.hpp"
@@ -14,6 +14,8 @@ extern const TwinEngine<float> twin32;
 extern const TwinEngine<double> twin64;
 extern const MeasuredEngine<float> measured32;
 extern const MeasuredEngine<double> measured64;
+extern const FilterEngine<float> filter32;
+extern const FilterEngine<double> filter64;
 
 }  // namespace FLUCTUA_ISA
 }  // namespace fluctua

@@ -46,4 +46,11 @@ bool twin_pass(const Fields& plan, const Fields& once, const Fields& model, cons
 // Sums of scores of measured states: `states` holds them, how they were sampled, and the sums to fill.
 template <class Real> bool measured_pass(const Fields& plan, const Fields& states, const std::string& engine);
 
+// The filter of sampled states and its pass back: `network` is a Python `SampledNetwork`, `job` has the samples and
+// the arrays to fill.
+template <class Real> bool filter_pass(const Fields& network, const Fields& job, const std::string& engine);
+
+// Information about the numbers of a network: `terms` are those of its drift, `job` has W, G and the array to fill.
+bool information_pass(const Fields& terms, const Fields& job);
+
 }  // namespace fluctua

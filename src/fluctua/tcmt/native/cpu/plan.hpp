@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "filter.hpp"
+
 namespace fluctua {
 
 constexpr int kLanes = 16;  // trajectories per block: state and sums of the paper's lattice stay in L2
@@ -145,6 +147,7 @@ template <class Real> struct Engine {
   void (*columns)(const Plan<Real>&, const Columns<Real>&, int site);
   const TwinEngine<Real>* twin;
   const MeasuredEngine<Real>* measured;
+  const FilterEngine<Real>* filter;
   const char* name;
 };
 

@@ -185,10 +185,10 @@ extern const Engine<float> engine32;
 extern const Engine<double> engine64;
 #define FLUCTUA_NAME_(x) #x
 #define FLUCTUA_NAME(x)  FLUCTUA_NAME_(x)
-const Engine<float> engine32 = {workspace<float>,         sweep<float>, replay<float>, columns, &twin32, &measured32,
-                                FLUCTUA_NAME(FLUCTUA_ISA)};
-const Engine<double> engine64 = {workspace<double>, sweep<double>, replay<double>,           columns,
-                                 &twin64,           &measured64,   FLUCTUA_NAME(FLUCTUA_ISA)};
+const Engine<float> engine32 = {workspace<float>, sweep<float>, replay<float>, columns,
+                                &twin32,          &measured32,  &filter32,     FLUCTUA_NAME(FLUCTUA_ISA)};
+const Engine<double> engine64 = {workspace<double>, sweep<double>, replay<double>, columns,
+                                 &twin64,           &measured64,   &filter64,      FLUCTUA_NAME(FLUCTUA_ISA)};
 
 }  // namespace FLUCTUA_ISA
 }  // namespace fluctua

@@ -3,10 +3,12 @@
 // A block settles one site and two of its upper bonds. BATCH steps at a time, its threads compute the scores of all
 // trajectories from rows of memory, in order, and leave them in shared memory; then each warp gathers the members of
 // its bin, MEMBERS per lane, and a bin's sums are shuffles. Follows columns.cu. Set besides: MEMBERS, BATCH,
-// BIN_THREADS (32 per bin), BIN_BLOCKS (per multiprocessor). An item without one of its bonds settles a copy of the
-// site in its place and throws it away: no branch in the loop, and most items have both.
+// BIN_THREADS (32 per bin), BIN_BLOCKS (per multiprocessor), ROW (numbers of a row in shared memory, more than there are
+// trajectories). An item without one of its bonds settles a copy of the site in its place and throws it away: no branch
+// in the loop, and most items have both. A lane without a member has the number `count`, where rows are 0.
 
-#define ROW_TO_GO 4  // rows of a step in shared memory: ω, χ, κ, κ, λ̂
+#define ROW_TO_GO 4          // rows of a step in shared memory: ω, χ, κ, κ, λ̂
+#define STEP_ROWS (5 * ROW)  // their numbers
 
 struct Item {  // what a block settles; a bond of −1 is none
   int site, first, second, with_site;
@@ -37,7 +39,7 @@ __device__ __noinline__ Real without(const Real* score, const Real* to_go, const
 struct Bin {
   int from, to;
   const u32* order;
-  int member[MEMBERS];  // −1: none
+  int member[MEMBERS];
 };
 
 // Bin k of a column. whole: all trajectories share a bin, and warp k has its share of them.
@@ -50,13 +52,13 @@ template <bool whole> __device__ __forceinline__ void open_bin(Bin& bin, int col
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r) {
     const int at = from + (threadIdx.x & 31) + 32 * r;
-    bin.member[r] = at < to ? (int)bin.order[at] : -1;
+    bin.member[r] = at < to ? (int)bin.order[at] : count;
   }
 }
 
 __device__ __forceinline__ void gather(const Bin& bin, const Real* row, Real (&v)[MEMBERS]) {
 #pragma unroll
-  for (int r = 0; r < MEMBERS; ++r) v[r] = bin.member[r] < 0 ? (Real)0 : row[bin.member[r]];
+  for (int r = 0; r < MEMBERS; ++r) v[r] = row[bin.member[r]];
 }
 
 // Eight sums over the lanes of a warp, known to all: halving what each lane carries takes 17 shuffles where eight
@@ -101,22 +103,27 @@ __device__ __forceinline__ void weigh(const Real (&u)[MEMBERS], const Real (&l)[
   }
 }
 
-__device__ __forceinline__ void settle_value(const Bin& bin, const Real* score, const Real* to_go,
-                                             const Real (&u)[MEMBERS], const Real (&l)[MEMBERS], Real s0, Real s1,
-                                             Real (&g)[MEMBERS]) {
+// Returns a bit for each member that the quotient is not exact enough for.
+__device__ __forceinline__ u32 settle_value(const Real (&u)[MEMBERS], const Real (&l)[MEMBERS], Real s0, Real s1,
+                                            Real (&g)[MEMBERS]) {
   const Real inverse = s0 > 0 ? quotient((Real)1, s0) : (Real)0, mean = s1 * inverse;
-  int rare = 0;  // a bit for each member that the quotient is not exact enough for
+  u32 rare = 0;
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r) {
     const Real others = 1 - u[r] * u[r] * inverse;
     if (others < (Real)(1.0 / 1024))
-      rare |= 1 << r;
+      rare |= 1u << r;
     else
       g[r] += quotient(l[r] - mean, others) * u[r];
   }
+  return rare;
+}
+
+__device__ __forceinline__ void settle_rare(const Bin& bin, const Real* score, const Real* to_go,
+                                            const Real (&u)[MEMBERS], u32 rare, Real (&g)[MEMBERS]) {
   for (u32 waiting = __ballot_sync(0xFFFFFFFFu, rare != 0); waiting; waiting &= waiting - 1) {
     const int of = __ffs(waiting) - 1;
-    const int bits = __shfl_sync(0xFFFFFFFFu, rare, of);
+    const u32 bits = __shfl_sync(0xFFFFFFFFu, rare, of);
 #pragma unroll
     for (int r = 0; r < MEMBERS; ++r) {
       if (!(bits >> r & 1)) continue;
@@ -130,7 +137,7 @@ __device__ __forceinline__ void settle_value(const Bin& bin, const Real* score, 
 __device__ __forceinline__ void leave(const Bin& bin, const Real (&g)[MEMBERS], Real* row) {
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r)
-    if (bin.member[r] >= 0) row[bin.member[r]] = g[r];
+    row[bin.member[r]] = g[r];  // those of no member lie behind the row
 }
 
 __device__ __forceinline__ void add_row(Real* gradient, int parameter, const Real* row, int count) {
@@ -140,7 +147,7 @@ __device__ __forceinline__ void add_row(Real* gradient, int parameter, const Rea
 template <bool whole>
 __device__ __forceinline__ void settle_item(const Item* items, int count, int slots, int bins, unsigned char* shared,
                                             Real* parts) {
-  Real* const rows = reinterpret_cast<Real*>(shared);  // (BATCH, 5, count)
+  Real* const rows = reinterpret_cast<Real*>(shared);  // (BATCH, 5, ROW)
   const Item item = items[blockIdx.x];
   const int n = item.site, k = threadIdx.x / 32;
   const bool one = item.first >= 0, two = item.second >= 0;
@@ -155,63 +162,68 @@ __device__ __forceinline__ void settle_item(const Item* items, int count, int sl
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r) g[0][r] = g[1][r] = g[2][r] = g[3][r] = 0;
 
+  for (int i = threadIdx.x; i < BATCH * 5; i += blockDim.x) rows[i * ROW + count] = 0;
 #pragma unroll 1
   for (int slot = begin; slot < end; slot += BATCH) {
     const int batch = min(BATCH, end - slot);
 #pragma unroll 1
     for (int s = 0; s < batch; ++s) {
-      Real* const row = rows + s * 5 * count;
+      Real* const row = rows + s * STEP_ROWS;
       const Quad* const step = c_replay.quad + (long long)(slot + s) * N * count;
       for (int j = threadIdx.x; j < count; j += blockDim.x) {
         const Quad a = step[(u32)(n * count + j)], b = step[(u32)(m1 * count + j)], c = step[(u32)(m2 * count + j)];
         const Real u = cross(a, a);
         row[j] = u;
-        row[count + j] = (a.x * a.x + a.y * a.y) * u;
-        row[2 * count + j] = cross(a, b) + cross(b, a);
-        row[3 * count + j] = cross(a, c) + cross(c, a);
-        row[ROW_TO_GO * count + j] = c_replay.to_go[(u32)((slot + s) * count + j)];
+        row[ROW + j] = (a.x * a.x + a.y * a.y) * u;
+        row[2 * ROW + j] = cross(a, b) + cross(b, a);
+        row[3 * ROW + j] = cross(a, c) + cross(c, a);
+        row[ROW_TO_GO * ROW + j] = c_replay.to_go[(u32)((slot + s) * count + j)];
       }
     }
     __syncthreads();
 #pragma unroll 1
     for (int s = 0; s < batch; ++s) {
-      const Real* const row = rows + s * 5 * count;
-      const Real* const to_go = row + ROW_TO_GO * count;
+      const Real* const row = rows + s * STEP_ROWS;
+      const Real* const to_go = row + ROW_TO_GO * ROW;
       Real l[3][MEMBERS], u[4][MEMBERS], sum[8];
       gather(own, to_go, l[0]);
       gather(first, to_go, l[1]);
       gather(second, to_go, l[2]);
       gather(own, row, u[0]);
-      gather(own, row + count, u[1]);
-      gather(first, row + 2 * count, u[2]);
-      gather(second, row + 3 * count, u[3]);
+      gather(own, row + ROW, u[1]);
+      gather(first, row + 2 * ROW, u[2]);
+      gather(second, row + 3 * ROW, u[3]);
       weigh(u[0], l[0], sum[0], sum[1]);
       weigh(u[1], l[0], sum[2], sum[3]);
       weigh(u[2], l[1], sum[4], sum[5]);
       weigh(u[3], l[2], sum[6], sum[7]);
       total(sum);
       if (whole) add_parts(sum, parts + 256 * (s & 1), bins);
-      settle_value(own, row, to_go, u[0], l[0], sum[0], sum[1], g[0]);
-      settle_value(own, row + count, to_go, u[1], l[0], sum[2], sum[3], g[1]);
-      settle_value(first, row + 2 * count, to_go, u[2], l[1], sum[4], sum[5], g[2]);
-      settle_value(second, row + 3 * count, to_go, u[3], l[2], sum[6], sum[7], g[3]);
+      const u32 rare[4] = {
+          settle_value(u[0], l[0], sum[0], sum[1], g[0]), settle_value(u[1], l[0], sum[2], sum[3], g[1]),
+          settle_value(u[2], l[1], sum[4], sum[5], g[2]), settle_value(u[3], l[2], sum[6], sum[7], g[3])};
+      if (__ballot_sync(0xFFFFFFFFu, (rare[0] | rare[1] | rare[2] | rare[3]) != 0)) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v)
+          settle_rare(v < 2 ? own : v == 2 ? first : second, row + v * ROW, to_go, u[v], rare[v], g[v]);
+      }
     }
     __syncthreads();
   }
 
   // Back into the order of the trajectories before it goes to memory.
   leave(own, g[0], rows);
-  leave(own, g[1], rows + count);
-  leave(first, g[2], rows + 2 * count);
-  leave(second, g[3], rows + 3 * count);
+  leave(own, g[1], rows + ROW);
+  leave(first, g[2], rows + 2 * ROW);
+  leave(second, g[3], rows + 3 * ROW);
   __syncthreads();
   Real* const gradient = c_settled.gradient + (long long)blockIdx.y * (2 * N + ALL_BONDS) * count;
   if (item.with_site) {
     add_row(gradient, n, rows, count);
-    add_row(gradient, N + n, rows + count, count);
+    add_row(gradient, N + n, rows + ROW, count);
   }
-  if (one) add_row(gradient, 2 * N + item.first, rows + 2 * count, count);
-  if (two) add_row(gradient, 2 * N + item.second, rows + 3 * count, count);
+  if (one) add_row(gradient, 2 * N + item.first, rows + 2 * ROW, count);
+  if (two) add_row(gradient, 2 * N + item.second, rows + 3 * ROW, count);
 }
 
 // Grid: (items, copies), a warp for every bin. Each copy has its share of the slots and its own gradients.
