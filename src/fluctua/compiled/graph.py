@@ -80,62 +80,62 @@ def _use_special(name: str) -> Callable:
     return lambda *arguments: getattr(scipy.special, name)(*arguments)
 
 
-NUMPY: dict[str, Callable] = {
-    name: _ignore_errors(function)
-    for name, function in {
-        "add": np.add,
-        "sub": np.subtract,
-        "mul": np.multiply,
-        "div": np.divide,
-        "neg": np.negative,
-        "abs": np.abs,
-        "max": np.maximum,
-        "min": np.minimum,
-        "sqrt": np.sqrt,
-        "cbrt": np.cbrt,
-        "exp": np.exp,
-        "exp2": np.exp2,
-        "expm1": np.expm1,
-        "log": np.log,
-        "log1p": np.log1p,
-        "sin": np.sin,
-        "cos": np.cos,
-        "tan": np.tan,
-        "asin": np.arcsin,
-        "acos": np.arccos,
-        "atan": np.arctan,
-        "sinh": np.sinh,
-        "cosh": np.cosh,
-        "tanh": np.tanh,
-        "asinh": np.arcsinh,
-        "acosh": np.arccosh,
-        "atanh": np.arctanh,
-        "erf": _use_special("erf"),
-        "erfc": _use_special("erfc"),
-        "erf_inv": _use_special("erfinv"),
-        "lgamma": _use_special("gammaln"),
-        "floor": np.floor,
-        "ceil": np.ceil,
-        "trunc": np.trunc,
-        "round_even": np.rint,
-        "round_away": _round_away,
-        "sign": np.sign,
-        "pow": np.power,
-        "atan2": np.arctan2,
-        "rem": np.fmod,
-        "lt": np.less,
-        "le": np.less_equal,
-        "eq": np.equal,
-        "ne": np.not_equal,
-        "and": np.logical_and,
-        "or": np.logical_or,
-        "xor": np.logical_xor,
-        "not": np.logical_not,
-        "isfinite": np.isfinite,
-        "select": lambda choice, yes, no: np.where(choice, yes, no),
-    }.items()
+PLAIN: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "abs": np.abs,
+    "max": np.maximum,
+    "min": np.minimum,
+    "sqrt": np.sqrt,
+    "cbrt": np.cbrt,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "erf": _use_special("erf"),
+    "erfc": _use_special("erfc"),
+    "erf_inv": _use_special("erfinv"),
+    "lgamma": _use_special("gammaln"),
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round_even": np.rint,
+    "round_away": _round_away,
+    "sign": np.sign,
+    "pow": np.power,
+    "atan2": np.arctan2,
+    "rem": np.fmod,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "xor": np.logical_xor,
+    "not": np.logical_not,
+    "isfinite": np.isfinite,
+    "select": lambda choice, yes, no: np.where(choice, yes, no),
 }
 """Operations other than leaves and externals, by NumPy."""
+
+NUMPY: dict[str, Callable] = {name: _ignore_errors(function) for name, function in PLAIN.items()}
+"""The same without warnings."""
 
 
 class External(NamedTuple):
@@ -161,6 +161,8 @@ class Graph:
         self.externals: list[External] = []
         self._known: dict[tuple, int] = {}
         self._sums: set[int] = set()
+        # of `evaluate`, which kernels on the CPU ask at every call
+        self._orders: dict[tuple[int, ...], list[int]] = {}
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -480,9 +482,15 @@ class Graph:
 
         leaf: (kind, index) -> a number, or an array along steps or trajectories.
         """
+        with np.errstate(all="ignore"):
+            return self._evaluate(outputs, leaf)
+
+    def _evaluate(self, outputs: Sequence[int], leaf: Callable[[str, int], Any]) -> list[Any]:
         values: dict[int, Any] = {}
         results: dict[int, Sequence[Any]] = {}
-        for node in self.find_reachable(outputs):
+        if (wanted := tuple(outputs)) not in self._orders:
+            self._orders[wanted] = self.find_reachable(wanted)
+        for node in self._orders[wanted]:
             op = self.ops[node]
             args = self.args[node]
             if op == "const":
@@ -495,7 +503,7 @@ class Graph:
                     results[which] = _call_external(self.externals[which], values)
                 values[node] = results[which][output][..., position]
             else:
-                values[node] = NUMPY[op](*(values[a] for a in args))
+                values[node] = PLAIN[op](*[values[a] for a in args])
         return [values[node] for node in outputs]
 
 

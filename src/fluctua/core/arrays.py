@@ -74,7 +74,7 @@ def put_all(tree: PyTree) -> PyTree:
     alone, and its compilation as long as hundreds.
     """
     leaves, structure = jax.tree.flatten(tree)
-    code = (structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves))
+    code = (structure, *[(leaf.shape, leaf.dtype) for leaf in leaves])
     if code in _PUT_BEFORE:
         return _return_tree(tree)
     if len(_PUT_BEFORE) >= MAX_PUT:
