@@ -2,6 +2,7 @@
 
 python benchmarks/kernel_cuda_check.py [--quick]
 python benchmarks/kernel_cuda_check.py --calls [--parts]     what a call costs beside its kernel
+python benchmarks/kernel_cuda_check.py --large               steps and baselines of large networks
 
 Needs CuPy. Exits with 1 if a check fails.
 """
@@ -26,7 +27,7 @@ except ImportError as missing:  # the kernels need less than the rest of the lib
     where = next(folder for folder in sys.path if (Path(folder) / "fluctua" / "tcmt").is_dir())
     only_kernels(Path(where))
 
-from fluctua.tcmt.kernel import cuda, cuda_binned  # noqa: E402
+from fluctua.tcmt.kernel import cuda  # noqa: E402
 from fluctua.tcmt.kernel import run as kernel  # noqa: E402
 from fluctua.tcmt.kernel.layout import make_plan  # noqa: E402
 from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions  # noqa: E402
@@ -35,6 +36,7 @@ from kernel_cpu import paper_lattice  # noqa: E402
 from kernel_reference import binned_bars, rectangle, simulate  # noqa: E402
 
 SEED = 0x1234_5678_9ABC_DEF0
+BACKENDS = ("cpu", "cuda")
 FAILED = []
 
 
@@ -194,37 +196,6 @@ def time_binned(cp, quick):
                 cp.get_default_memory_pool().free_all_blocks()
 
 
-def profile_binned(cp, quick):
-    """Where the second pass spends its time: each kernel alone, over the same runs of steps."""
-    second = cuda_binned.SecondPass(
-        cp, KernelJob(paper_lattice(steps=500), 0, 1000, binned=Binned(every=100))
-    )
-    second.run_first_pass()
-    whole = event_time(cp, second.settle, 3)
-    print(
-        f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for "
-        "20,000 steps"
-    )
-    module, get = second.device.module, second.device.module.get_function
-    for name in ("replay", "rebin", "columns"):
-
-        class Without:
-            get_global = staticmethod(module.get_global)
-
-            @staticmethod
-            def get_function(f, name=name):
-                return _Nothing() if f == name else get(f)
-
-        second.device.module = Without
-        print(f"    without {name:8} {event_time(cp, second.settle, 3):.2f} ms")
-    second.device.module = module
-
-
-class _Nothing:
-    def __call__(self, *args, **kwargs):
-        pass
-
-
 def check_against_cpu(quick):
     print("CUDA against the CPU kernel, the paper's lattice over its full horizon, 64 trajectories")
     for sigma_kappa in (0.0, 0.2):
@@ -272,6 +243,41 @@ def check_large():
             (getattr(gpu.samples, k), v) for k, v in cpu.samples._asdict().items() if v is not None
         ]
         report(label, "scores", max(deviation(*pair) for pair in pairs), limit)
+
+
+def check_large_baselines():
+    """Heun's step, the twin and the binned baseline on networks of several blocks."""
+    print("CUDA against the CPU kernel, other steps and baselines on networks of several blocks")
+    for size, variant, network, options in (
+        (64, "Heun", {"integrator": "heun", "lab": True}, {"rates": True}),
+        (64, "Heun", {"integrator": "heun", "sigma_kappa": 0.2}, {"antithetic": True}),
+        (100, "Heun", {"integrator": "heun"}, {"dtype": "float64"}),
+        (64, "binned", {}, {"baseline": Binned(4, 20)}),
+        (100, "binned", {"sigma_kappa": 0.2}, {"baseline": Binned(4, 20)}),
+        (32, "twin", {"lab": True}, {"rates": True}),
+        (64, "twin", {}, {"dtype": "float64"}),
+        (64, "twin", {"sigma_kappa": 0.2}, {"antithetic": True}),
+        (64, "twin", {}, {"rank": 8}),
+        (100, "twin", {}, {"rates": True}),
+        (64, "twin", {"integrator": "heun"}, {"rates": True}),
+        (64, "twin", {"integrator": "heun", "sigma_kappa": 0.2}, {"dtype": "float64"}),
+        (100, "twin", {"integrator": "heun"}, {}),
+    ):
+        spec = rectangle(size, size, steps=61, **network)
+        count = 24 if variant == "binned" else 6
+        run = run_twin if variant == "twin" else kernel.run
+        if variant == "twin":
+            options = {"table": np.linspace(3e-3, 0, 62), **options}
+        cpu, gpu = (run(spec, SEED, count, backend=b, samples=True, **options) for b in BACKENDS)
+        said = [*network, *(k for k in options if k not in ("table", "baseline"))]
+        label = f"{size} × {size}, {variant}, " + ", ".join(said)
+        limit = 1e-8 if options.get("dtype") == "float64" else 1e-3
+        report(label, "returns", deviation(gpu.returns, cpu.returns), limit)
+        parts = ("direct_samples", "correction_samples") if variant == "twin" else ("samples",)
+        for part in parts:
+            pairs = zip(getattr(gpu, part), getattr(cpu, part), strict=True)
+            worst = max(deviation(a, b) for a, b in pairs if b is not None and np.any(b))
+            report(label, part.replace("_", " "), worst, limit)
 
 
 def event_time(cp, call, repeat):
@@ -348,32 +354,6 @@ def time_sizes(cp, quick):
     for size in () if quick else (32, 64):
         time_size(cp, size, size, rates=True)
         time_size(cp, size, size, dtype="float64")
-
-
-def time_large_baselines(cp):
-    print(
-        "Baselines that know of no clusters: whole calls of 400 trajectories × 200 steps, the "
-        "fastest of 3"
-    )
-    for size in (32, 64):
-        spec = paper_lattice(size, size, steps=200)
-        calls = {
-            "twin": lambda s=spec: run_twin(s, 0, 400, backend="cuda", table=np.zeros(201)),
-            "binned": lambda s=spec: kernel.run(s, 0, 400, backend="cuda", baseline=Binned(20, 50)),
-        }
-        for name, call in calls.items():
-            call()
-            best = np.inf
-            for _ in range(3):
-                begin = time.perf_counter()
-                call()
-                best = min(best, time.perf_counter() - begin)
-            each = 1e12 * best / (size**2 * 400 * 200)
-            print(
-                f"  {size} × {size}, {name:10} {1e3 * best:9.2f} ms, {each:7.1f} ps a site and "
-                "step",
-                flush=True,
-            )
 
 
 HOW = "blocks × threads × sites, clusters at once, registers, bytes of stack"
@@ -590,6 +570,9 @@ def main():
     )
     parser.add_argument("--parts", action="store_true", help="and where")
     parser.add_argument(
+        "--large", action="store_true", help="nothing but steps and baselines of large networks"
+    )
+    parser.add_argument(
         "--heun", action="store_true", help="nothing but Heun's step: checks and times"
     )
     a = parser.parse_args()
@@ -598,19 +581,23 @@ def main():
     if a.calls:
         time_calls(cp, a.parts)
         return 0
+    if a.large:
+        check_large_baselines()
+        return verdict()
     if a.heun:
         check_heun()
         time_heun(cp)
         return verdict()
     if a.sizes or a.spreads:
         check_large()
+        check_large_baselines()
         time_sizes(cp, a.quick)
-        time_large_baselines(cp)
         if a.spreads:
             time_spreads(cp)
         return verdict()
     if not a.no_checks:
         check_large()
+        check_large_baselines()
         check_against_reference()
         check_heun()
         check_binned()
@@ -628,7 +615,6 @@ def verdict():
 def time_all(cp, quick):
     time_one_pass(cp, quick)
     time_binned(cp, quick)
-    profile_binned(cp, quick)
     time_sizes(cp, quick)
 
 
