@@ -7,7 +7,7 @@
 #include "inline.hpp"
 
 #define PHILOX_ROUNDS     10
-#define PHILOX7_ROUNDS    7  // the fewest that pass BigCrush (their Table 2)
+#define PHILOX7_ROUNDS    7  // they pass BigCrush
 #define PHILOX_MULTIPLY_0 0xD2511F53u
 #define PHILOX_MULTIPLY_1 0xCD9E8D57u
 #define PHILOX_KEY_0      0x9E3779B9u  // added to the key after every round
