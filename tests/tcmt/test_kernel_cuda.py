@@ -323,6 +323,7 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "KEYS": 32,
         "SORT_THREADS": 32,
         "ALL_BONDS": len(spec.bonds),
+        "ITEMS": spec.sites,
     }
     macros = [
         f"-D{k}={v}"
@@ -412,6 +413,15 @@ def test_binned_baseline_of_a_cluster_of_blocks(device, network, spread, dtype, 
     for name in ("omega", "kappa", "chi"):
         assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < tolerance, name
     assert deviation(gpu.returns, cpu.returns) < tolerance
+
+
+def test_binned_baseline_of_any_degree(device):
+    """A star: one site has eight upper bonds, settled two by two."""
+    bonds = np.stack([np.full(11, 3), np.delete(np.arange(12), 3)], 1)
+    spec = rectangle(1, 12, steps=9).replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11))
+    cpu, gpu = both(spec, 30, baseline=Binned(3, 4), dtype="float64", samples=True)
+    for name in ("omega", "kappa", "chi"):
+        assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < 1e-10, name
 
 
 @pytest.mark.parametrize("count", [33, 70, 150])

@@ -95,7 +95,7 @@ class SecondPass:
         per_thread = -(-e // self.threads)
         weights = 4 * e * 2 * self.real.itemsize
         self.weights_shared = weights <= SHARED_WEIGHTS
-        per_step = 4 * self.real.itemsize * n * e
+        per_step = 4 * self.real.itemsize * len(list_work_items(plan)) * e
         room = min(BUFFER_BYTES, cp.cuda.runtime.memGetInfo()[1] // 8)
         self.slots = int(
             np.clip(max(room // per_step, 2), 1, min(MAX_SLOTS, self.binned.every, plan.steps))
@@ -125,6 +125,7 @@ class SecondPass:
             "KEYS": self.keys,
             "SORT_THREADS": self.sorters,
             "ALL_BONDS": plan.bonds,
+            "ITEMS": len(list_work_items(plan)),
             "Key": "u32" if self.real.itemsize == 4 else "u64",
             "KEY_MAX": "0xFFFFFFFFu" if self.real.itemsize == 4 else "0xFFFFFFFFFFFFFFFFull",
         }
@@ -142,7 +143,8 @@ class SecondPass:
         item = self.real.itemsize
         limit = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
         poly = 3 * layout.bonds.shape[1] * item if plan.harmonics else 0
-        state = measure_state(plan, layout, item)
+        kicks = 2 * (layout.local + layout.mirrors) * 2 * item
+        state = -(-measure_state(plan, layout, item) // 16) * 16 + kicks
         for together in (4, 2, 1):  # trajectories per block of the replay
             self.together = together
             self.region = -(-state // 128) * 128 + 32 if together > 1 else -(-state // 16) * 16
@@ -199,6 +201,7 @@ class SecondPass:
 
         self.gradient = cp.zeros((self.copies, 2 * n + b, e), self.real)
         lower = np.repeat(np.arange(n), np.diff(plan.upper_start))
+        items = list_work_items(plan)
         tables = Bundle.from_host(
             cp,
             {
@@ -206,7 +209,9 @@ class SecondPass:
                 "upper_start": plan.upper_start,
                 "upper_site": plan.upper_site,
                 "columns": np.concatenate([np.arange(n), lower]).astype(np.int32),
-                "items": list_work_items(plan),
+                "items": items,
+                "item": np.flatnonzero(items[:, 3]).astype(np.int32),
+                "upper": locate_upper_bonds(plan),
             },
         )
         replayed = {
@@ -214,9 +219,11 @@ class SecondPass:
             "c": empty(e, np.float64),
             "returns": self.part.sums["returns"],
             "centre": tables["centre"],
-            "quad": empty((self.slots, n, e, 4)),
+            "quad": empty((self.slots, len(items), e, 4)),
             "to_go": empty((self.slots, e)),
             "waves": empty((e, 2 * plan.harmonics * device.layout.bonds.size)),
+            "item": tables["item"],
+            "upper": tables["upper"],
         }
         settled = {
             "upper_start": tables["upper_start"],
@@ -236,7 +243,6 @@ class SecondPass:
             c_settled=read_blocks()["Settled"].pack(**addresses(settled)),
         )
         columns = tables["columns"]
-        items = tables["items"]
 
         f = device.module.get_function
         rebin = f("rebin")
@@ -292,7 +298,7 @@ class SecondPass:
                 (whole if begin < every else by_bin)(
                     (len(items), self.copies),
                     (32 * bins,),
-                    (items, *lengths),
+                    (tables["items"], *lengths),
                     shared_mem=self.score_bytes,
                 )
         return general or not bool(unfit[1:].any())
@@ -320,6 +326,12 @@ def list_work_items(plan: KernelPlan) -> np.ndarray:
         pairs = range(0, max(1, end - begin), 2)
         items += [(site, bonds[i], bonds[i + 1], int(i == 0)) for i in pairs]
     return np.array(items, np.int32)
+
+
+def locate_upper_bonds(plan: KernelPlan) -> np.ndarray:
+    """Return the slots of each site's upper bonds: the first, and from bit 16 on the last + 1."""
+    below = np.diff(plan.lower_start).astype(np.uint32)
+    return below | (below + np.diff(plan.upper_start).astype(np.uint32)) << 16
 
 
 def schedule_runs(steps: int, binned: Binned, slots: int) -> list[tuple[int, int]]:

@@ -1,11 +1,11 @@
 // The baseline again (see columns.cu), for bins that are neither single nor oversized: a warp owns a bin.
 //
-// A block settles one site and two of its upper bonds. BATCH steps at a time, its threads compute the scores of all
-// trajectories from rows of memory, in order, and leave them in shared memory; then each warp gathers the members of
-// its bin, MEMBERS per lane, and a bin's sums are shuffles. Follows columns.cu. Set besides: MEMBERS, BATCH,
-// BIN_THREADS (32 per bin), BIN_BLOCKS (per multiprocessor), ROW (numbers of a row in shared memory, more than there are
-// trajectories). An item without one of its bonds settles a copy of the site in its place and throws it away: no branch
-// in the loop, and most items have both. A lane without a member has the number `count`, where rows are 0.
+// A block settles one site and two of its upper bonds. BATCH steps at a time, its threads bring the scores of all
+// trajectories into shared memory, in order; then each warp gathers the members of its bin, MEMBERS per lane, and a
+// bin's sums are shuffles. Follows columns.cu. Set besides: MEMBERS, BATCH, BIN_THREADS (32 per bin), BIN_BLOCKS (per
+// multiprocessor), ROW (numbers of a row in shared memory, more than there are trajectories). A bond that an item does
+// not have scores 0 in the bins of the site: no branch in the loop, and most items have both. A lane without a member
+// has the number `count`, where rows are 0.
 
 #define ROW_TO_GO 4          // rows of a step in shared memory: ω, χ, κ, κ, λ̂
 #define STEP_ROWS (5 * ROW)  // their numbers
@@ -151,7 +151,6 @@ __device__ __forceinline__ void settle_item(const Item* items, int count, int sl
   const Item item = items[blockIdx.x];
   const int n = item.site, k = threadIdx.x / 32;
   const bool one = item.first >= 0, two = item.second >= 0;
-  const int m1 = one ? c_settled.upper_site[item.first] : n, m2 = two ? c_settled.upper_site[item.second] : n;
   const int begin = slots * blockIdx.y / gridDim.y, end = slots * (blockIdx.y + 1) / gridDim.y;
 
   Bin own, first, second;
@@ -169,14 +168,13 @@ __device__ __forceinline__ void settle_item(const Item* items, int count, int sl
 #pragma unroll 1
     for (int s = 0; s < batch; ++s) {
       Real* const row = rows + s * STEP_ROWS;
-      const Quad* const step = c_replay.quad + (long long)(slot + s) * N * count;
+      const Quad* const step = c_replay.quad + ((long long)(slot + s) * ITEMS + blockIdx.x) * count;
       for (int j = threadIdx.x; j < count; j += blockDim.x) {
-        const Quad a = step[(u32)(n * count + j)], b = step[(u32)(m1 * count + j)], c = step[(u32)(m2 * count + j)];
-        const Real u = cross(a, a);
-        row[j] = u;
-        row[ROW + j] = (a.x * a.x + a.y * a.y) * u;
-        row[2 * ROW + j] = cross(a, b) + cross(b, a);
-        row[3 * ROW + j] = cross(a, c) + cross(c, a);
+        const Quad a = step[j];
+        row[j] = a.score;
+        row[ROW + j] = a.power * a.score;
+        row[2 * ROW + j] = a.first;
+        row[3 * ROW + j] = a.second;
         row[ROW_TO_GO * ROW + j] = c_replay.to_go[(u32)((slot + s) * count + j)];
       }
     }

@@ -2,7 +2,7 @@
 // defines the size of each as NAME_BYTES. Follows noise.cuh.
 
 struct __align__(16) Quad {
-  Real x, y, zr, zi;  // ψ before the kick, and ζ
+  Real score, power, first, second;  // U of ω and |ψ|² of a site, U of two of its upper bonds
 };
 
 struct Weight {
@@ -44,9 +44,11 @@ struct Replayed {         // by the second pass of the binned baseline
   double* c;              // (count): C so far
   const double* returns;  // (count): R, from the first pass
   const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
-  Quad* quad;             // (slots, N, count)
+  Quad* quad;             // (slots, ITEMS, count)
   Real* to_go;            // (slots, count): λ̂_{n+1} − centre
   Real* waves;            // (count, CLUSTER, 2·HARMONICS, BONDS)
+  const int* item;        // (N): the first item of a site; it has the scores of the site
+  const u32* upper;       // (N): the first slot of its upper bonds, and from bit 16 on the slot behind the last
 };
 static_assert(sizeof(Replayed) == REPLAYED_BYTES, "the host has another list of fields");
 

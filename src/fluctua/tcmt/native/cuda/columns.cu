@@ -6,7 +6,7 @@
 // trajectories. Weights go through memory to their place in the order of the bins, where a warp adds up a bin: no
 // atomics, and always the same order. Follows replay.cu. Set besides: COLUMN_THREADS, EACH = ⌈count/COLUMN_THREADS⌉,
 // KEEP (0 or 1: EACH is small enough to keep scores in registers), WEIGHTS_SHARED (0 or 1), Key and KEY_MAX (u32 or
-// u64 of Real's size), ALL_BONDS, and of the sorting SORT_THREADS with KEYS trajectories each, powers of two.
+// u64 of Real's size), ALL_BONDS, ITEMS (a site with two of its upper bonds, or further two), and of the sorting SORT_THREADS with KEYS trajectories each, powers of two.
 
 // Indices are 32 bits wide: the host refuses larger ensembles.
 #define VALUES    4  // scores that a trajectory settles between two barriers
@@ -35,11 +35,10 @@ template <class To, class From> __device__ __forceinline__ To same_bits(From v) 
 
 // |ψ_n|² of the site's column, |ψ_n|² + |ψ_m|² of a bond's, as an integer of the same order (it is not negative).
 __device__ __forceinline__ Key condition(int column, int lower, int j, int count) {
-  const Quad a = c_replay.quad[(long long)lower * count + j];
-  Real v = a.x * a.x + a.y * a.y;
+  Real v = c_replay.quad[(long long)c_replay.item[lower] * count + j].power;
   if (column >= N) {
-    const Quad b = c_replay.quad[(long long)c_settled.upper_site[column - N] * count + j];
-    v += b.x * b.x + b.y * b.y;
+    const int upper = c_settled.upper_site[column - N];
+    v += c_replay.quad[(long long)c_replay.item[upper] * count + j].power;
   }
   return same_bits<Key>(v);
 }
@@ -175,13 +174,9 @@ struct Table {  // of one value: a bin's m and 1/S0
   Real mean[MOST_BINS], inverse[MOST_BINS];
 };
 
-__device__ __forceinline__ Real cross(const Quad& noise, const Quad& state) {
-  return noise.zr * state.y - noise.zi * state.x;
-}
-
-// The scores of trajectory j. Site: ω and χ at slots s and s + 1. Bond: κ at slots s … s + 3.
+// The scores of trajectory j. Site: ω and χ at slots s and s + 1. Bond: κ at slots s … s + 3; `second` of the item.
 template <bool bond>
-__device__ __forceinline__ void scores(int n, int m, int j, int count, int slot, int end, Real (&u)[VALUES],
+__device__ __forceinline__ void scores(int item, bool second, int j, int count, int slot, int end, Real (&u)[VALUES],
                                        Real (&l)[VALUES]) {
 #pragma unroll
   for (int v = 0; v < VALUES; ++v) u[v] = l[v] = 0;
@@ -189,15 +184,14 @@ __device__ __forceinline__ void scores(int n, int m, int j, int count, int slot,
   for (int v = 0; v < VALUES; ++v) {
     const int s = bond ? slot + v : slot + v / 2;
     if (s >= end || (!bond && (v & 1))) continue;
-    const Quad a = c_replay.quad[(u32)((s * N + n) * count + j)];
+    const Quad a = c_replay.quad[((long long)s * ITEMS + item) * count + j];
     const Real to_go = c_replay.to_go[(u32)(s * count + j)];
     l[v] = to_go;
     if (bond) {
-      const Quad b = c_replay.quad[(u32)((s * N + m) * count + j)];
-      u[v] = cross(a, b) + cross(b, a);
+      u[v] = second ? a.second : a.first;
     } else {
-      u[v] = cross(a, a);
-      u[(v + 1) % VALUES] = (a.x * a.x + a.y * a.y) * u[v];
+      u[v] = a.score;
+      u[(v + 1) % VALUES] = a.power * a.score;
       l[(v + 1) % VALUES] = to_go;
     }
   }
@@ -251,7 +245,7 @@ __device__ __noinline__ Real by_definition(const Weight* weights, const int* sta
 }
 
 template <bool bond>
-__device__ void settle_column(int n, int m, int column, int parameter, int begin, int end, int count, int bins,
+__device__ void settle_column(int item, bool second, int column, int parameter, int begin, int end, int count, int bins,
                               Weight* weights, Table* table, int* start, Real* gradient) {
   const u32* places = c_settled.place + (long long)column * count;
   for (int k = threadIdx.x; k <= bins; k += blockDim.x) start[k] = c_settled.offset[(long long)column * (bins + 1) + k];
@@ -276,7 +270,7 @@ __device__ void settle_column(int n, int m, int column, int parameter, int begin
     for (int e = 0; e < EACH; ++e) {
       const int j = threadIdx.x + e * COLUMN_THREADS, i = KEEP ? e : 0;
       if (j >= count) continue;
-      scores<bond>(n, m, j, count, slot, end, u[i], l[i]);
+      scores<bond>(item, second, j, count, slot, end, u[i], l[i]);
 #if KEEP
       const int at = place[e] >> 8;
 #else
@@ -300,7 +294,7 @@ __device__ void settle_column(int n, int m, int column, int parameter, int begin
 #else
       const u32 here = places[j];
       Real g[1][2] = {};
-      scores<bond>(n, m, j, count, slot, end, u[0], l[0]);
+      scores<bond>(item, second, j, count, slot, end, u[0], l[0]);
 #endif
       const int bin = here & 255;
 #pragma unroll
@@ -346,10 +340,11 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1024 / COLUMN_THREA
   Weight* const weights = c_settled.weights + (long long)(blockIdx.y * gridDim.x + n) * VALUES * count;
 #endif
   Real* const gradient = c_settled.gradient + (long long)blockIdx.y * (2 * N + ALL_BONDS) * count;
-  settle_column<false>(n, n, n, n, begin, end, count, bins, weights, table, start, gradient);
-  for (int b = c_settled.upper_start[n]; b < c_settled.upper_start[n + 1]; ++b) {
+  const int item = c_replay.item[n], from = c_settled.upper_start[n], to = c_settled.upper_start[n + 1];
+  settle_column<false>(item, false, n, n, begin, end, count, bins, weights, table, start, gradient);
+  for (int b = from; b < to; ++b) {
     __syncthreads();  // `start` of the last column may still be read
-    settle_column<true>(n, c_settled.upper_site[b], N + b, 2 * N + b, begin, end, count, bins, weights, table, start,
-                        gradient);
+    settle_column<true>(item + (b - from) / 2, (b - from) & 1, N + b, 2 * N + b, begin, end, count, bins, weights, table,
+                        start, gradient);
   }
 }

@@ -1,12 +1,16 @@
-// The second pass on the device, first half: some steps of every trajectory again, now writing ψ and ζ for
-// columns.cu. Follows lattice.cu (with SCORES 0). State and C stay in global memory between launches.
+// The second pass on the device, first half: some steps of every trajectory again, now writing scores for columns.cu.
+// Follows lattice.cu (with SCORES 0). State and C stay in global memory between launches.
 //
 // TOGETHER trajectories share a block or cluster, neighbouring threads being the same site of each: what they write for
 // columns.cu then lies side by side in memory. REGION (bytes) keeps their states in different banks.
+//
+// The score of a bond needs the kicks of both its sites: ζ of a step is exchanged with its ψ, at the end of the last.
 
 extern "C" {
 __constant__ Replayed c_replay;
 }
+
+#define ZETA_AT ((WAVES + 15) / 16 * 16)  // two buffers of ζ, as those of ψ
 
 struct Replay {  // of one trajectory: what does not change from step to step
   int thread, row, begin, piece_steps, j, count;
@@ -14,9 +18,55 @@ struct Replay {  // of one trajectory: what does not change from step to step
   Real *poly, *waves;
 };
 
+struct Upper {  // of a site: its first item, and the slots of its upper bonds
+  int item, begin, end;
+};
+
+__device__ __forceinline__ Pair kick_of(const Site& s, u32 first, u32 second) {
+  Pair zeta = Pair();
+#if NOISE
+  box_muller(first, second, s.variance, zeta.x, zeta.y);
+#endif
+  return zeta;
+}
+
+// ψ and ζ before `step`, for all who need them.
+__device__ __forceinline__ void publish_both(const Site& s, int n, u32 psi, int odd, Pair y, Pair zeta, int step) {
+  publish(s, n, psi, odd ? BUFFER : 0, y, step);
+  share(s, psi, ZETA_AT + (odd ? BUFFER : 0), barrier_address(psi, odd ? ODD : EVEN), zeta);
+}
+
+// The scores of a site and of its upper bonds, two per item.
+template <int odd> __device__ __forceinline__ void keep_scores(const Site& s, const Upper& upper, Pair y, Pair zeta,
+                                                               int step, const Replay& t) {
+  constexpr u32 from = odd ? BUFFER : 0;
+  const Real u = cross(zeta.x, zeta.y, y), power = y.x * y.x + y.y * y.y;
+  Quad* place = c_replay.quad + ((long long)(step - t.begin) * ITEMS + upper.item) * t.count + t.j;
+  Quad q = {u, power, 0, 0};
+  int bonds = 0;
+  EACH_SLOT
+  for (int d = 0; d < DEGREE; ++d) {
+    if (d < upper.begin || d >= upper.end) continue;
+    const Pair m = load(s.neighbour[d] + from, Pair()), z = load(s.neighbour[d] + ZETA_AT + from, Pair());
+    const Real both = cross(zeta.x, zeta.y, m) + cross(z.x, z.y, y);
+    if (bonds & 1) {
+      q.second = both;
+      *place = q;
+      place += t.count;
+      q.second = 0;
+    } else {
+      q.first = both;
+    }
+    ++bonds;
+  }
+  if ((bonds & 1) || bonds == 0) *place = q;
+}
+
+// w: words of the noise of the next step.
 template <int odd>
-__device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PER][4], const Replay& t, Post& post,
-                                            int step, double& c) {
+__device__ __forceinline__ void replay_step(Site (&site)[PER], const Upper (&upper)[PER], const u32 (&w)[PER][4],
+                                            const Replay& t, int step, double& c) {
+  constexpr u32 from = odd ? BUFFER : 0;
   Real tau = 0;
 #if HARMONICS
   const int within = step % t.piece_steps;
@@ -29,18 +79,21 @@ __device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PE
   tau = (Real)(2 * within + 1 - t.piece_steps) / t.piece_steps;
 #endif
   if (block_rank() == 0 && t.thread == 0 && t.j < t.count) {
-    c += (double)reward(t.psi, odd * BUFFER, step);
+    c += (double)reward(t.psi, from, step);
     c_replay.to_go[(long long)(step - t.begin) * t.count + t.j] =
         (Real)(c_replay.returns[t.j] - c - c_replay.centre[step + 1]);
   }
 #pragma unroll
   for (int i = 0; i < PER; ++i) {
+    const Site& s = site[i];
     const int n = t.row + i * THREADS;
-    Quad* keep =
-        n < N && t.j < t.count ? c_replay.quad + ((long long)(step - t.begin) * N + n) * t.count + t.j : nullptr;
-    advance<odd>(site[i], n, t.psi, w[i][2 * odd], w[i][2 * odd + 1] ^ t.half_turn, (Real)0, tau, step, keep);
+    const Pair y = load(s.self + from, Pair()), zeta = load(s.self + ZETA_AT + from, Pair());
+    const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [](int, Pair) {});
+    const Pair small = drift(s, y, h, force(n, step, c_in.drive, c_force), y.x * y.x + y.y * y.y);
+    if (n < N && t.j < t.count) keep_scores<odd>(s, upper[i], y, zeta, step, t);
+    publish_both(s, n, t.psi, !odd, pair(y.x + (small.x + s.kick * zeta.x), y.y + (small.y + s.kick * zeta.y)),
+                 kick_of(s, odd ? w[i][0] : w[i][2], (odd ? w[i][1] : w[i][3]) ^ t.half_turn), step + 1);
   }
-  gather(post, t.psi, odd ? EVEN : ODD, state_bytes(post), t.thread);
 }
 
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY_BLOCKS)
@@ -51,8 +104,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
   t.psi = shared_address(shared) + lane * REGION;
   t.poly = reinterpret_cast<Real*>(shared + TOGETHER * REGION) + lane * 3 * BONDS;
   Site site[PER];
+  Upper upper[PER];
   Post post;
   open_post(post, t.psi, thread);
+  const u32 bytes = state_bytes(post) + post.mirrors;
   const int stride = gridDim.x / CLUSTER * TOGETHER;
   for (int base = blockIdx.x / CLUSTER * TOGETHER; base < count; base += stride) {
     const int own = min(base + lane, count - 1);  // the last block may have lanes that only go along
@@ -61,6 +116,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
     t.half_turn = ANTITHETIC ? trajectory << 31 : 0;
     t.waves = c_replay.waves + ((long long)own * CLUSTER + rank) * 2 * HARMONICS * BONDS;
     sync_cluster();
+    u32 w[PER][4] = {};
+    draw(t.row, w, stream, begin);
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
       const int n = t.row + i * THREADS;
@@ -72,7 +129,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
       } else if (n < N) {
         y = c_replay.state[(long long)own * N + n];
       }
-      publish(site[i], n, t.psi, (begin & 1) * BUFFER, y, begin);  // the buffer is the parity of the step
+      if (n < N) {
+        const u32 slots = c_replay.upper[n];
+        upper[i] = {c_replay.item[n], (int)(slots & 0xFFFF), (int)(slots >> 16)};
+      }
+      const bool odd = begin & 1;  // the buffer is the parity of the step
+      publish_both(site[i], n, t.psi, odd, y,
+                   kick_of(site[i], odd ? w[i][2] : w[i][0], (odd ? w[i][3] : w[i][1]) ^ t.half_turn), begin);
     }
 #if HARMONICS
     if (begin == 0 && t.j < count)
@@ -80,19 +143,17 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
         draw_modulation(stream, b, c_in.bond_given[rank * BONDS + b], wave_scale, t.waves);
 #endif
     double c = begin == 0 ? 0.0 : c_replay.c[own];
-    gather(post, t.psi, begin & 1 ? ODD : EVEN, state_bytes(post), thread);
-    int step = begin;
-    u32 w[PER][4] = {};
-    if (step & 1) {
-      draw(t.row, w, stream, step);
-      replay_step<1>(site, w, t, post, step, c);
-      ++step;
-    }
+    if (begin & 1) draw(t.row, w, stream, begin + 1);
+    gather(post, t.psi, begin & 1 ? ODD : EVEN, bytes, thread);
 #pragma unroll 1
-    for (; step < end; step += 2) {
-      draw(t.row, w, stream, step);
-      replay_step<0>(site, w, t, post, step, c);
-      if (step + 1 < end) replay_step<1>(site, w, t, post, step + 1, c);
+    for (int step = begin; step < end; ++step) {
+      if (step & 1) {
+        replay_step<1>(site, upper, w, t, step, c);
+      } else {
+        replay_step<0>(site, upper, w, t, step, c);
+        draw(t.row, w, stream, step + 2);  // while messages are on their way
+      }
+      gather(post, t.psi, step & 1 ? EVEN : ODD, bytes, thread);
     }
     if (t.j < count) {
 #pragma unroll
