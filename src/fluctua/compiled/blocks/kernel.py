@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fluctua.compiled.blocks import program as programs
 from fluctua.compiled.blocks.nodes import ArrayGraph
 from fluctua.compiled.blocks.sums import evaluate_nodes, finish_sums
 from fluctua.compiled.passes import compute_noise_words
+from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree, jit
@@ -28,6 +30,9 @@ BLOCK = 64
 
 STORED_BYTES = 2**27
 """States and other numbers of a block that wait for its returns, at most; else it runs twice."""
+
+TIMED_BYTES = 2**28
+"""Numbers of all steps that depend on θ and the time alone, at most."""
 
 SPARED_BYTES = 2**25
 """Memory of a thread that is kept for the next call, at most."""
@@ -164,6 +169,10 @@ class NumbersOfCall:
         """Return the arrays "shared" (·,) and "timed" (T, ·)."""
         leaves = jax.tree.leaves(theta)
         steps = len(times.dt)
+        if steps * self.sizes["timed"] * real.itemsize > TIMED_BYTES:
+            raise Unsupported(
+                "time", f"{self.sizes['timed']} numbers that change with time, at {steps} steps"
+            )
         values: dict[int, Any] = dict(zip(self.theta, leaves, strict=True))
         values |= {self.times["t"]: times.t[:-1], self.times["dt"]: times.dt}
         if any(self.computed.values()):
@@ -264,8 +273,10 @@ def _run_batches(
         assert array.flags.c_contiguous
         setattr(given, name, array.ctypes.data)
     spaces = kernel.spaces
+    batches = len(sums)
+    following = np.zeros(1, np.int64)
 
-    def run_batch(batch: int) -> None:
+    def run_some(_: int) -> None:
         try:
             space = spaces.pop()
         except IndexError:
@@ -273,11 +284,14 @@ def _run_batches(
         if len(space) < memory:
             space = _allocate(memory)
         kernel.library.batch_sums(
-            ctypes.byref(given), ctypes.c_int64(batch), ctypes.c_void_p(space.ctypes.data)
+            ctypes.byref(given),
+            ctypes.c_void_p(following.ctypes.data),
+            ctypes.c_int64(batches),
+            ctypes.c_void_p(space.ctypes.data),
         )
         spaces.append(space)
 
-    cpu.run_pieces(run_batch, range(len(sums)))
+    cpu.run_pieces(run_some, range(min(batches, os.cpu_count() or 1)))
     if memory > SPARED_BYTES:
         spaces.clear()
 

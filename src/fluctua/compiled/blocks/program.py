@@ -18,6 +18,7 @@ from fluctua.compiled.blocks.sums import (
     SumPlan,
     find_outer,
     split_sums,
+    take_columns,
 )
 from fluctua.compiled.blocks.write import FunctionWriter, NumbersAhead, Tables
 from fluctua.compiled.scalar import Unsupported
@@ -291,6 +292,6 @@ def read_sums(program: ArrayProgram, text: ArrayText, sums: np.ndarray) -> dict[
             first = text.sizes["ELEMENTS"] + root.first
             part = sums[:, first : first + rows * root.columns]
             part = part.reshape(-1, rows, root.columns)[:, :, : graph[root.outer.columns].size]
-            part = part.reshape(len(sums), -1)[:, root.outer.order]
+            part = take_columns(part, root.outer.order)
         found[root.node] = part.reshape(-1, *of.shape)
     return found

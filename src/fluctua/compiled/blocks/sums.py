@@ -166,7 +166,7 @@ def finish_sums(
             base = value(of.args[0])
             if base is None:
                 return None
-            known[node] = base.reshape(batches, -1)[:, of.data.places].reshape(-1, *of.shape)
+            known[node] = take_columns(base, of.data.places).reshape(-1, *of.shape)
             return known[node]
         if of.op in NUMPY_SUMS:
             parts = [value(a) for a in of.args]
@@ -185,6 +185,14 @@ def finish_sums(
         known[node] if graph[node].depends & LANE else np.zeros((batches, *graph[node].shape))
         for node in plan.outputs
     ]
+
+
+def take_columns(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return elements of every row (B, ...), without a copy where they are all in order."""
+    flat = rows.reshape(len(rows), -1)
+    if np.array_equal(places, np.arange(flat.shape[1])):
+        return flat
+    return flat[:, places]
 
 
 @cache

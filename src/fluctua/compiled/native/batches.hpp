@@ -68,7 +68,7 @@ INLINE void take_step(Block& block, const Workspace& space, const Run& run, int6
   forward(run.shared, run.timed + n * TIMED, space.context, x, space.z, y, g, r, kept, space.work);
 }
 
-extern "C" void batch_sums(const BatchRun* given, int64_t batch, void* memory) {
+INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
   const Run& run = given->run;
   const bool stored_all = given->stored;
   const Workspace space(memory, run.steps, stored_all);
@@ -115,5 +115,14 @@ extern "C" void batch_sums(const BatchRun* given, int64_t batch, void* memory) {
       sums[k] += sum.total();
     }
     for (int64_t k = 0; k < PRODUCTS; k++) sums[ELEMENTS + k] += space.products[k];
+  }
+}
+
+// Takes batches until none is left. next: the first that is not taken, common to all threads.
+extern "C" void batch_sums(const BatchRun* given, int64_t* next, int64_t batches, void* memory) {
+  for (;;) {
+    const int64_t batch = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+    if (batch >= batches) return;
+    add_batch(given, batch, memory);
   }
 }
