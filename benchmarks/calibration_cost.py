@@ -2,17 +2,21 @@
 
     python benchmarks/calibration_cost.py [--backend cpu|cuda] [--threads 1] [--trajectories 2]
 
-Times are the fastest of some repetitions, of the wall clock; on a machine with other work take
-`--cpu`, the time of the processor, with `--threads 1`.
+Two ratios: what learning from a measurement takes over one call of the model's twin, and what an
+iteration that measures takes over one that uses the model alone. Every repetition learns from new
+trajectories, which are measured beforehand. Times are the fastest of some repetitions, of the wall
+clock; on a machine with other work take `--cpu`, the time of the processor, with `--threads 1`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import time
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -20,15 +24,60 @@ from fluctua.runs.build import build
 from fluctua.runs.config import apply_changes, find_config
 
 
-def fastest(clock: Callable[[], float], call: Callable[[], Any], repetitions: int) -> float:
-    """Seconds of the fastest call, after one that compiles."""
-    call()
+class Cost(NamedTuple):
+    """Seconds of the parts of a training that calibrates.
+
+    twin: one call of the model. evidence: of the measured trajectories. learn: evidence, posterior
+    and tests. alone: an iteration without a measurement. measuring: one with it.
+    """
+
+    twin: float
+    evidence: float
+    learn: float
+    alone: float
+    measuring: float
+
+
+def fastest(clock: Callable[[], float], calls: list[Callable[[], Any]]) -> float:
+    """Seconds of the fastest call but the first, which compiles."""
     seconds = []
-    for _ in range(repetitions):
+    for call in calls:
         begun = clock()
         call()
         seconds.append(clock() - begun)
-    return min(seconds)
+    return min(seconds[1:])
+
+
+def measure(
+    estimator: Any, theta: Any, trajectories: int, repetitions: int, clock: Callable[[], float]
+) -> Cost:
+    """Time a self-calibrating estimator, part by part and as a whole."""
+    keys = jax.random.split(jax.random.key(0), 2 * repetitions + 2)
+    batches = [estimator.device(key, theta, trajectories) for key in keys]
+    options = estimator.options
+    key = keys[0]
+
+    def run_twin() -> None:
+        estimator._gradient_rows(key, theta, estimator.belief.mean, None)
+
+    def collect() -> None:
+        given = (theta, estimator.belief.mean, batches[0], options.every, options.readout)
+        estimator.model.evidence(estimator.at, *given)
+
+    twin = fastest(clock, [run_twin] * (repetitions + 1))
+    evidence = fastest(clock, [collect] * (repetitions + 1))
+    first, second = batches[: repetitions + 1], batches[repetitions + 1 :]
+    learn = fastest(clock, [lambda batch=batch: estimator.learn(theta, batch) for batch in first])
+    # an instrument measures: only what follows is timed
+    estimator.device = lambda key, theta, count: second.pop()
+    alone = []
+    measuring = []
+    while second:
+        measures = estimator._calls % options.measure_every == 0
+        begun = clock()
+        estimator(key, theta, trajectories)
+        (measuring if measures else alone).append(clock() - begun)
+    return Cost(twin, evidence, learn, min(alone[1:]), min(measuring[1:]))
 
 
 def main() -> None:
@@ -42,6 +91,7 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     config = apply_changes(
         find_config("unknown"), {"backend": given.backend, "device.kind": given.kind}
@@ -54,28 +104,28 @@ def main() -> None:
         options = dataclasses.replace(fused.options, threads=given.threads)
         fused = dataclasses.replace(fused, options=options)
         estimator.model = dataclasses.replace(model, fused=fused) if given.kind == "hard" else fused
-    theta, key = parts.theta, jax.random.key(0)
     clock = time.process_time if given.cpu else time.perf_counter
-
-    def timed(call):
-        return fastest(clock, call, given.repetitions)
-
-    measured = estimator.device(key, theta, given.trajectories)
-    u = estimator.belief.mean
-    twin = timed(lambda: estimator._gradient_rows(key, theta, u, None))
-    options = estimator.options
-    evidence = timed(
-        lambda: estimator.model.evidence(
-            estimator.at, theta, u, measured, options.every, options.readout
-        )
-    )
-    learn = timed(lambda: estimator.learn(theta, measured))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # doubts about few trajectories
+        cost = measure(estimator, parts.theta, given.trajectories, given.repetitions, clock)
+    if given.json:
+        print(json.dumps({"kind": given.kind, "backend": given.backend, **cost._asdict()}))
+        return
     seldom = config.calibration.measure_every
-    print(f"a call of the model, {options.simulated} simulated trajectories   {twin:8.4f} s")
-    print(f"evidence of {given.trajectories} measured trajectories            {evidence:8.4f} s")
-    print(f"learning from them, evidence and posterior     {learn:8.4f} s")
-    print(f"on top of a call, every iteration measures     {learn / twin:8.1%}")
-    print(f"on top of a call, one iteration of {seldom} measures  {learn / twin / seldom:8.1%}")
+    simulated = estimator.options.simulated
+    more = cost.measuring / cost.alone - 1
+    print(f"{given.kind} device, {given.trajectories} measured trajectories")
+    print(f"a call of the model's twin, {simulated} simulated trajectories {cost.twin:8.4f} s")
+    print(f"evidence of the measured trajectories             {cost.evidence:8.4f} s")
+    print(f"learning from them: evidence, posterior and tests {cost.learn:8.4f} s")
+    print(f"  of a twin call                                  {cost.learn / cost.twin:8.1%}")
+    print(
+        f"  of {seldom} twin calls, one of which measures         "
+        f"{cost.learn / cost.twin / seldom:8.1%}"
+    )
+    print(f"an iteration that uses the model alone            {cost.alone:8.4f} s")
+    print(f"an iteration that measures                        {cost.measuring:8.4f} s, {more:+.1%}")
+    print(f"  over a training, one iteration of {seldom} measures  {more / seldom:+13.1%}")
 
 
 if __name__ == "__main__":

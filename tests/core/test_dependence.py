@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua.core.dependence import depends, find_slopes, varies_in_slope
+from fluctua.core.dependence import depends, find_slopes, find_sources, varies_in_slope
 
 X = jnp.array([0.3, -0.7])
 THETA = {"k": jnp.array(2.0), "f": jnp.array(0.5)}
@@ -89,3 +89,37 @@ def test_a_constant_zero_is_no_dependence_and_a_value_of_zero_is():
     assert not varies_in_slope(lambda x: bend(np.zeros(2), x), X, on=0)
     assert varies_in_slope(lambda x: bend(np.array([0.0, 0.1]), x), X, on=0)
     assert varies_in_slope(bend, jnp.zeros(2), X, on=1)
+
+
+# ----------------------------------------------------------------------- the source of each element
+
+PLACES = np.array([4, 0, -1])
+SINGLE = {  # f(θ, u), and the element of u behind each element of f
+    "shifted": (lambda th, u: th["k"] * u[1:4] + th["f"], [1, 2, 3]),
+    "in another order": (lambda th, u: jnp.exp(u[::-1]), [4, 3, 2, 1, 0]),
+    "set": (lambda th, u: jnp.zeros(6).at[PLACES].set(u[1:4]), [2, -1, -1, -1, 1, 3]),
+    "constant": (lambda th, u: jnp.ones(2) * th["k"], [-1, -1]),
+    "twice the same": (lambda th, u: u[:2] * jnp.sin(u[:2]), [0, 1]),
+}
+
+
+@pytest.mark.parametrize("case", SINGLE)
+def test_the_one_source_of_each_element_is_found(case):
+    f, expected = SINGLE[case]
+    u = jnp.arange(5.0)
+    sources = find_sources(f, THETA, u, on=1)
+    np.testing.assert_array_equal(sources, expected)
+    jacobian = jax.jacfwd(lambda v: f(THETA, v))(u)
+    along = jax.jvp(lambda v: f(THETA, v), (u,), (jnp.ones(5),))[1]
+    whole = np.zeros(jacobian.shape)
+    rows = np.flatnonzero(np.asarray(sources) >= 0)
+    whole[rows, np.asarray(sources)[rows]] = along[rows]
+    np.testing.assert_allclose(whole, jacobian)
+
+
+def test_an_element_with_two_sources_has_no_single_one():
+    u = jnp.arange(5.0)
+    assert find_sources(lambda th, u: u[:4] + u[1:], THETA, u, on=1) is None
+    assert find_sources(lambda th, u: jnp.sort(u), THETA, u, on=1) is None  # no rule
+    one = find_sources(lambda th, u: {"a": u * th["k"], "b": 2 * u}, THETA, jnp.ones(1), on=1)
+    np.testing.assert_array_equal(one["a"], [0])

@@ -18,7 +18,7 @@ import fluctua as fl
 from fluctua.core.likelihood.evidence import Evidence
 from fluctua.learn import kept
 from fluctua.learn.belief import Belief
-from fluctua.learn.fit import NEAR, fit_map
+from fluctua.learn.fit import NEAR, fit_map, measure_bend
 from problems import flat, tolerance
 
 DT, STEPS = 0.02, 60
@@ -233,3 +233,46 @@ def test_a_fit_in_a_bent_valley_climbs_and_does_not_stop_far_away(
         assert fit.step_size <= NEAR
         # the maximum is ln p = −1e-4, and a step of one deviation in two unknowns gains 1
         assert log_posterior(mean) >= -1.1
+
+
+def test_a_belief_has_the_gradient_and_the_variances_of_its_density():
+    """Against differences of the density and against the inverse of the precision."""
+    rng = np.random.default_rng(8)
+    root = rng.normal(size=(5, 9))
+    free = np.array([True, True, False, True, False])
+    belief = Belief(
+        rng.normal(size=5), np.full(5, 0.7), root @ root.T, rng.normal(size=5), free=free
+    )
+    u = rng.normal(size=5)
+    numeric = [
+        (belief.log_density(u + h) - belief.log_density(u - h)) / 2e-6 for h in 1e-6 * np.eye(5)
+    ]
+    np.testing.assert_allclose(belief.measure_gradient(u), numeric, rtol=1e-6)
+    np.testing.assert_allclose(belief.measure_gradient(belief.mean)[free], 0, atol=1e-12)
+    inverse = np.linalg.inv(belief.posterior_precision)
+    np.testing.assert_allclose(belief.variance, np.diag(inverse), rtol=1e-12)
+    shift = inverse @ belief.information[np.ix_(free, ~free)]
+    np.testing.assert_allclose(belief.watched_shift, shift, rtol=1e-11)
+
+
+def test_the_score_alone_serves_where_no_information_is_needed():
+    """A likelihood with a method `score` is asked for it, with the same result."""
+    prior = Belief(np.zeros(1), np.ones(1), np.zeros((1, 1)), np.zeros(1), np.ones(1, bool))
+
+    def evidence(u):
+        return Evidence(3 - np.exp(u), np.exp(u)[None], linear=False)
+
+    class Scored:
+        asked = 0
+
+        def __call__(self, u):
+            return evidence(u)
+
+        def score(self, u):
+            self.asked += 1
+            return evidence(u).score
+
+    fit = fit_map([evidence], prior, np.zeros(1))
+    likelihood = Scored()
+    assert measure_bend([likelihood], fit, prior) == measure_bend([evidence], fit, prior) > 0
+    assert likelihood.asked == 2

@@ -9,8 +9,11 @@ import scipy
 from fluctua import tcmt
 from fluctua.core.trajectories import Trajectories
 from fluctua.runs.unknown import Device, with_diagonals
+from fluctua.tcmt import innovations
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.innovations import FAMILIES, collect_sampled_evidence, count_numbers
+from fluctua.tcmt.kernel.samples import DriftTerms, FilterNoise, compute_information, run_filter
+from fluctua.tcmt.native import _native
 from fluctua.tcmt.sampled_twin import SampledTwin
 from problems import tolerance
 
@@ -103,6 +106,96 @@ def test_the_score_is_the_gradient_of_the_exact_likelihood():
             exact = (value(name, k, 1e-3) - value(name, k, -1e-3)) / 2e-3
             # in units of the score's own standard deviation
             assert abs(score[name][k] - exact) < 0.05 * error[name][k], name
+
+
+# ------------------------------------------------------------------------------------- the kernel
+
+
+def ring_with_chords():
+    """Seven resonators whose bonds are no diagonals of a lattice."""
+    edges = [(i, (i + 1) % 7) for i in range(7)] + [(0, 3), (1, 5)]
+    return tcmt.from_edges(edges, sites=7, leads=[tcmt.Lead(0, 0.5), tcmt.Lead(4, 0.7)])
+
+
+@pytest.mark.parametrize("engine", _native.engines())
+@pytest.mark.parametrize(("readout", "every"), [(READOUT, 20), (0.0, 20), (READOUT, 70)])
+def test_the_kernel_is_the_filter_in_jax(engine, readout, every):
+    """To rounding: a state, an adjoint or a product with a wrong sign would be off by its size."""
+    network = ring_with_chords()
+    task = tcmt.transmission(network, horizon=2.8, dt=1e-3, integrator="heun")
+    rng = np.random.default_rng(3)
+    theta = {
+        "omega": 0.5 * rng.normal(size=7),
+        "kappa": 1 + 0.3 * rng.normal(size=9),
+        "chi": 0.4 * rng.normal(size=7),
+    }
+    data = simulate(task, theta, 3, every=every, readout=readout)
+    spec = kernel_spec(task, {**theta, "omega": theta["omega"] + 0.1})
+    samples = innovations._take_samples(task, spec, data, readout)
+    slow = innovations.run_filter_in_jax(samples)
+    noise = FilterNoise(
+        samples.propagation.unit_variance * spec.noise**2,
+        np.exp(-2 * spec.damping * samples.rule.interval),
+        readout**2,
+    )
+    interval, steps = samples.rule
+    assert steps == (1 if every == 20 else 4)
+    fast = run_filter(
+        spec, data.x, interval, steps, noise, states=True, dtype="float64", engine=engine
+    )
+    for name, value in fast.gradients._asdict().items():
+        reference = np.asarray(getattr(slow.gradients, name))
+        np.testing.assert_allclose(value, reference, atol=1e-10 * np.abs(reference).max() + 1e-12)
+    np.testing.assert_allclose(fast.middle, slow.middle, atol=1e-12)
+    np.testing.assert_allclose(fast.squares, slow.squares, rtol=1e-11)
+    np.testing.assert_allclose(fast.lagged, slow.lagged, atol=1e-11)
+    forward = run_filter(
+        spec, data.x, interval, steps, noise, scores=False, dtype="float64", engine=engine
+    )
+    assert forward.gradients is None
+    np.testing.assert_array_equal(forward.squares, fast.squares)
+
+
+def test_information_of_terms_is_their_sum():
+    rng = np.random.default_rng(4)
+
+    def hermitian(size):
+        a = rng.normal(size=(size, 2 * size)) + 1j * rng.normal(size=(size, 2 * size))
+        return a @ a.conj().T
+
+    weight, gram = hermitian(4), hermitian(9)
+    start = np.array([0, 2, 2, 3, 6])
+    site, feature = rng.integers(0, 4, 6), rng.integers(0, 9, 6)
+    phase = rng.normal(size=6) + 1j * rng.normal(size=6)
+    found = compute_information(DriftTerms(start, site, feature, phase), weight, gram)
+    pairs = np.outer(phase.conj(), phase) * weight[np.ix_(site, site)]
+    pairs = (pairs * gram[np.ix_(feature, feature)]).real
+    member = np.repeat(np.arange(4), np.diff(start)) == np.arange(4)[:, None]
+    np.testing.assert_allclose(found, member @ pairs @ member.T, rtol=1e-12)
+    np.testing.assert_array_equal(found, found.T)
+    with pytest.raises(ValueError, match="features that exist"):
+        compute_information(DriftTerms(start, site, feature + 9, phase), weight, gram)
+
+
+def test_evidence_about_unknowns_is_that_of_the_numbers_by_the_chain_rule():
+    """Unknowns of several numbers at once; the score alone, and the innovations alone, agree."""
+    task = tcmt.transmission(ring_with_chords(), horizon=1.0, dt=1e-3, integrator="heun")
+    theta = {"omega": jnp.linspace(-1, 1, 7), "kappa": jnp.ones(9), "chi": jnp.full(7, 0.1)}
+    spec = kernel_spec(task, theta)
+    data = simulate(task, theta, 2, every=20, readout=READOUT)
+    plain = collect_sampled_evidence(task, spec, data, READOUT)
+    size = len(plain.score)
+    jacobian = scipy.sparse.random_array((size, 5), density=0.3, rng=6, format="csr")
+    found = collect_sampled_evidence(task, spec, data, READOUT, jacobian)
+    dense = jacobian.toarray()
+    np.testing.assert_allclose(found.score, dense.T @ plain.score, rtol=1e-9)
+    expected = dense.T @ plain.information @ dense
+    np.testing.assert_allclose(found.information, expected, rtol=1e-9)
+    alone = innovations.collect_sampled_score(task, spec, data, READOUT)
+    np.testing.assert_allclose(alone, plain.score, rtol=1e-12)
+    squares, samples = innovations.measure_innovations(task, spec, data, READOUT)
+    np.testing.assert_array_equal(squares, plain.squares)
+    assert samples == plain.samples
 
 
 # ------------------------------------------------------------------------------- many trajectories

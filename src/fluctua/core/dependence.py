@@ -58,6 +58,34 @@ def find_slopes(f: Callable[..., Array], *arguments: PyTree) -> np.ndarray:
     return _trace(push, (arguments[0], *arguments), [True] + [False] * len(arguments))[0]
 
 
+def find_sources(f: Callable[..., PyTree], *arguments: PyTree, on: int) -> PyTree | None:
+    """The one element of an array that each element of f may depend on.
+
+    Integers in the structure of f, −1 where nothing of the array matters; None if some element may
+    depend on two. With it the Jacobian follows from one directional derivative. on: number of the
+    argument, one array.
+    """
+    program = jax.make_jaxpr(f)(*arguments)
+    before = len(jax.tree.leaves(arguments[:on]))
+    size = np.size(arguments[on])
+
+    def push(marked: np.ndarray) -> Marks:
+        inputs = [_mark_none(v) for v in program.jaxpr.invars]
+        inputs[before] = marked.reshape(inputs[before].shape)
+        return _propagate(program, inputs, [None] * len(inputs))
+
+    reached = push(np.ones(size, bool))
+    sources = [np.where(marks, 0, -1) for marks in reached]
+    number = np.arange(size)
+    for bit in range((size - 1).bit_length()):
+        has_bit = (number >> bit & 1).astype(bool)
+        for source, ones, zeros in zip(sources, push(has_bit), push(~has_bit), strict=True):
+            if np.any(ones & zeros):
+                return None
+            source[ones] |= 1 << bit
+    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(f, *arguments)), sources)
+
+
 def _trace(f: Callable[..., PyTree], arguments: Sequence[PyTree], marked: Sequence[bool]) -> Marks:
     closed = jax.make_jaxpr(f)(*arguments)
     each = [
@@ -104,20 +132,27 @@ def _mark_none(v: Any) -> np.ndarray:
 
 def _read(value: Any) -> np.ndarray | None:
     """The numbers of a constant, if they can be had and are few."""
-    simple = not isinstance(value, jax.core.Tracer) and jnp.issubdtype(
-        jnp.result_type(value), jnp.number
+    kind = jnp.result_type(value)
+    simple = not isinstance(value, jax.core.Tracer) and (
+        jnp.issubdtype(kind, jnp.number) or kind == jnp.bool_
     )
     return np.asarray(value) if simple and np.size(value) <= MAX_CONSTANT_SIZE else None
 
 
 def _compute(eqn: Any, values: Constants) -> np.ndarray | None:
-    """The numbers of a result, where they are constant: put elsewhere, or multiplied by zeros."""
+    """The numbers of a result, where they are constant.
+
+    Of what is put elsewhere, of products with zeros, and of sums and choices that make indices.
+    """
     move = MOVES.get(eqn.primitive.name)
     if move and all(value is not None for value in values):
         try:
             return move(eqn, *values)
         except KeyError:
             return None
+    fold = INDEX_SUMS.get(eqn.primitive.name)
+    if fold and all(value is not None for value in values):
+        return fold(*values)
     if eqn.primitive.name == "mul" and any(
         value is not None and not value.any() for value in values
     ):
@@ -332,7 +367,10 @@ def _product(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
 
 
 def _scatter(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
-    """Updates of known rows of the first axis, such as `x.at[2].set(…)`: the rows are marked."""
+    """Updates of known rows of the first axis, such as `x.at[2].set(…)`.
+
+    Rows are marked whole; single elements as their updates.
+    """
     operand, _, updates = marks
     where = numbers[1]
     form = eqn.params["dimension_numbers"]
@@ -343,7 +381,10 @@ def _scatter(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
     if rows.min(initial=0) < 0 or rows.max(initial=0) >= len(operand):
         return None
     after = operand.copy()
-    after[rows.ravel()] |= bool(updates.any())
+    if operand.ndim == 1 and updates.size == rows.size:
+        np.logical_or.at(after, rows.ravel(), updates.ravel())
+    else:
+        after[rows.ravel()] |= bool(updates.any())
     return [after]
 
 
@@ -354,6 +395,13 @@ def _cond(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
     cases = [_propagate(branch, inputs, numbers[1:]) for branch in eqn.params["branches"]]
     return [np.logical_or.reduce(parts) for parts in zip(*cases, strict=True)]
 
+
+def _choose(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    return np.choose(which.astype(int), cases)
+
+
+INDEX_SUMS: dict[str, Callable[..., np.ndarray]] = {"add": np.add, "select_n": _choose}
+"""Operations with which JAX counts negative indices from the end."""
 
 RULES: dict[str, Callable[[Any, Marks, Constants], Marks | None]] = {
     "reduce_sum": _sum,

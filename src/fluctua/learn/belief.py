@@ -69,11 +69,17 @@ class Belief:
         prior = float(self.precision @ away**2)
         return float(self.vector @ u) - (prior + float(u @ self.information @ u)) / 2
 
-    @property
+    def measure_gradient(self, u: np.ndarray) -> np.ndarray:
+        """Gradient of the logarithm of the density at u (K,). Shape (K,)."""
+        return self.precision * (self.start - u) + self.vector - self.information @ u
+
+    @cached_property
     def posterior_precision(self) -> np.ndarray:
         """Λ of the free unknowns. Shape (F, F)."""
-        precision = self.information + np.diag(self.precision)
-        return precision if self.free.all() else precision[np.ix_(self.free, self.free)]
+        f = self.free
+        precision = self.information.copy() if f.all() else self.information[np.ix_(f, f)]
+        np.fill_diagonal(precision, precision.diagonal() + self.precision[f])
+        return precision
 
     @cached_property
     def _factor(self) -> Any:
@@ -93,14 +99,22 @@ class Belief:
 
     def scale_deviations(self, rows: np.ndarray) -> np.ndarray:
         """Standard normals (S, F) as deviations of the unknowns from their mean. Shape (S, K)."""
-        factor = scipy.linalg.cholesky(self.posterior_precision, lower=True)
         spread = np.zeros((len(rows), self.start.size))
         spread[:, self.free] = scipy.linalg.solve_triangular(
-            factor, rows.T, trans="T", lower=True
+            self._factor[0], rows.T, trans="T", lower=True
         ).T
         return spread
 
-    def compute_watched_shift(self) -> np.ndarray:
+    @cached_property
+    def variance(self) -> np.ndarray:
+        """Posterior variances of the free unknowns, diag Λ⁻¹. Shape (F,)."""
+        # Λ = LLᵀ: the squares of L⁻¹ by column, a sixth of the work of Λ⁻¹
+        inverse, _ = scipy.linalg.lapack.dtrtri(self._factor[0], lower=1)
+        lower = np.tril(inverse)
+        return np.einsum("ij,ij->j", lower, lower)
+
+    @cached_property
+    def watched_shift(self) -> np.ndarray:
         """Shift of the posterior mean per unit of each watched unknown of the device. (F, W)
 
         The score of the free unknowns has the mean F_fw w at a device with w, which a fit without
@@ -130,7 +144,8 @@ class Belief:
         own, degrees = _pseudo_square(information, score)
         return float(own - score @ scipy.linalg.cho_solve(self._factor, score)), degrees
 
-    def estimate_watched(self) -> tuple[np.ndarray, np.ndarray, float]:
+    @cached_property
+    def watched(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Values (K − F,) of the watched unknowns if they were fitted, their errors and χ².
 
         Rao's test: their score at the fit without them, less what the free unknowns explain of it.
@@ -140,9 +155,7 @@ class Belief:
         u = self.mean
         cross = self.information[np.ix_(w, f)]
         score = self.vector[w] - cross @ u[f] - self.information[np.ix_(w, w)] @ u[w]
-        precision = self.information[np.ix_(w, w)] - cross @ np.linalg.solve(
-            self.posterior_precision, cross.T
-        )
+        precision = self.information[np.ix_(w, w)] - cross @ self.watched_shift
         covariance = np.linalg.inv(precision + np.diag(self.precision[w]))
         away = covariance @ score
         return u[w] + away, np.sqrt(np.diag(covariance)), float(score @ away)

@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from fluctua.core.arrays import Params
 from fluctua.core.likelihood.evidence import Evidence
+from fluctua.core.likelihood.unknowns import At
+from fluctua.core.trajectories import Trajectories
 from fluctua.learn.belief import Belief
+from fluctua.learn.calibratable import CalibratableModel
 
 MAX_STEPS = 20
 """Maximum number of Gauss–Newton steps per fit; a noise amplitude that starts at 10⁻⁶ takes 15."""
@@ -58,7 +62,48 @@ evidence moves the maximum by z, and by less of the later ones: the sum over man
 """
 
 Likelihood = Callable[[np.ndarray], Evidence]
-"""u (K,) -> the evidence of a batch of trajectories at u."""
+"""u (K,) -> the evidence of a batch of trajectories at u.
+
+A method `score`, u -> the score of that evidence, is used where no more is needed.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class BatchLikelihood:
+    """The evidence of a batch of trajectories as a function of the unknowns.
+
+    model: that is calibrated.
+    at: (θ, u) -> p.
+    theta: settings at which the trajectories were taken.
+    trajectories: the batch.
+    every: one of so many steps counts for the information.
+    readout: standard deviation of the measurement.
+    weight: of the batch.
+    """
+
+    model: CalibratableModel
+    at: At
+    theta: Params
+    trajectories: Trajectories
+    every: int
+    readout: float
+    weight: float = 1.0
+
+    def __call__(self, u: np.ndarray) -> Evidence:
+        """The weighted evidence at u."""
+        whole = self.model.evidence(
+            self.at, self.theta, u, self.trajectories, self.every, self.readout
+        )
+        return whole if self.weight == 1 else whole.scale(self.weight)
+
+    def score(self, u: np.ndarray) -> np.ndarray:
+        """The score of the evidence at u (K,); some models compute it alone."""
+        alone = getattr(self.model, "score", None)
+        if alone is None:
+            return self(u).score
+        return self.weight * alone(
+            self.at, self.theta, u, self.trajectories, self.every, self.readout
+        )
 
 
 class Fit(NamedTuple):
@@ -110,7 +155,7 @@ class Fit(NamedTuple):
     @property
     def gradient(self) -> np.ndarray:
         """Gradient of the log-posterior in the free unknowns. Shape (F,)."""
-        return self.posterior.posterior_precision @ self.step[self.posterior.free]
+        return self.posterior.measure_gradient(self.point)[self.posterior.free]
 
     @property
     def step_size(self) -> float:
@@ -178,13 +223,23 @@ def measure_bend(likelihoods: Sequence[Likelihood], fit: Fit, prior: Belief) -> 
     free = fit.posterior.free
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (1, int(free.sum())))
     away = fit.posterior.scale_deviations(signs)[0]
-    ends = [_expand(likelihoods, prior, fit.point + side * away) for side in (1, -1)]
     curvature = -fit.gradient
-    for end in ends:
-        if end is None:
+    for side in (1, -1):
+        gradient = _measure_gradient(likelihoods, prior, fit.point + side * away)
+        if not np.isfinite(gradient).all():
             return math.inf
-        curvature = curvature + end.gradient / 2
+        curvature = curvature + gradient / 2
     return fit.posterior.count_deviations(curvature)
+
+
+def _measure_gradient(likelihoods: Sequence[Likelihood], prior: Belief, u: np.ndarray) -> Any:
+    """Gradient of the log-posterior at u in the free unknowns; needs no information. Shape (F,)."""
+    point = _round(u)
+    gradient = prior.measure_gradient(point)
+    for likelihood in likelihoods:
+        score = getattr(likelihood, "score", None)
+        gradient = gradient + (likelihood(point).score if score is None else score(point))
+    return gradient[prior.free]
 
 
 def _expand(likelihoods: Sequence[Likelihood], prior: Belief, u: np.ndarray) -> Fit | None:

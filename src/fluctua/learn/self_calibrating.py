@@ -293,16 +293,12 @@ class SelfCalibrating(PlainEstimator):
 
     def _likelihood(
         self, theta: Params, trajectories: records.Trajectories, readout: float, weight: float = 1.0
-    ) -> fitting.Likelihood:
+    ) -> fitting.BatchLikelihood:
         """The function u -> weighted evidence of trajectories."""
-
-        def evidence(u: np.ndarray) -> evidences.Evidence:
-            whole = self.model.evidence(
-                self.at, theta, u, trajectories, self.options.every, readout
-            )
-            return whole if weight == 1 else whole.scale(weight)
-
-        return evidence
+        every = self.options.every
+        return fitting.BatchLikelihood(
+            self.model, self.at, theta, trajectories, every, readout, weight
+        )
 
     def _add_event(self, text: str) -> None:
         self.event = f"{self.event}; {text}" if self.event else text
@@ -333,12 +329,12 @@ class SelfCalibrating(PlainEstimator):
         values = b.mean.copy()
         variance = np.zeros(b.start.size)
         inflation = self._disagreement.inflation
-        variance[b.free] = inflation * np.diag(np.linalg.inv(b.posterior_precision))
+        variance[b.free] = inflation * b.variance
         chi2 = 0.0
         if not b.free.all():
-            values[~b.free], watched_errors, chi2 = b.estimate_watched()
+            values[~b.free], watched_errors, chi2 = b.watched
             variance[~b.free] = watched_errors**2
-            variance[b.free] += b.compute_watched_shift() ** 2 @ self._estimate_watched_size() ** 2
+            variance[b.free] += b.watched_shift**2 @ self._estimate_watched_size() ** 2
 
         errors = np.sqrt(variance)
         degrees = int((~b.free).sum())
@@ -360,7 +356,7 @@ class SelfCalibrating(PlainEstimator):
         Zero where χ² of all of it is that of chance.
         """
         b = self.belief
-        values, errors, chi2 = b.estimate_watched()
+        values, errors, chi2 = b.watched
         if not beliefs.exceeds_chance(chi2, len(values)):
             return np.zeros(len(values))
         sizes = [np.size(leaf) for leaf in jax.tree.leaves(self.unknown)]
@@ -538,7 +534,7 @@ class SelfCalibrating(PlainEstimator):
         if not belief.free.all():
             shifts = np.zeros((int((~belief.free).sum()), belief.start.size))
             sizes = self._estimate_watched_size()
-            shifts[:, belief.free] = (belief.compute_watched_shift() * sizes).T
+            shifts[:, belief.free] = (belief.watched_shift * sizes).T
             if exact:
                 deviations = np.concatenate([deviations, shifts])
             else:
@@ -633,9 +629,10 @@ class SelfCalibrating(PlainEstimator):
             )
         if self.belief.free.all():
             return
-        known = self.calibration
-        if known.structure_is_wrong:
-            self._raise_doubt(beliefs.explain_watched(known, self.belief.start), stacklevel=4)
+        values, _, watched_chi2 = self.belief.watched
+        if beliefs.exceeds_chance(watched_chi2, len(values)):
+            reason = beliefs.explain_watched(self.calibration, self.belief.start)
+            self._raise_doubt(reason, stacklevel=4)
 
 
 # ------------------------------------------------------------------------------------------ helpers

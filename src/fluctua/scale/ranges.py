@@ -8,7 +8,7 @@ binned baseline. A baseline that compares all of them cannot be cut, and is refu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +59,7 @@ class _Prepared(NamedTuple):
     call: fused.PreparedCall
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class Ranged:
     """An estimator as a worker holds it, for trajectories first … first + count − 1.
 
@@ -69,7 +69,7 @@ class Ranged:
 
     estimator: PPGT | fused.Fused
     carries: bool = False
-    _last: _Prepared | None = field(default=None, init=False, repr=False)
+    _last: _Prepared | None = dataclasses.field(default=None, init=False, repr=False)
 
     @property
     def on_gpu(self) -> bool:
@@ -168,7 +168,7 @@ def sum_result(theta: Params, result: KernelResult | TwinResult, antithetic: boo
 def make_ranged(estimator: Any) -> Ranged:
     """An estimator whose ranges can be computed apart; others are refused."""
     if isinstance(estimator, fused.Carried):
-        return replace(make_ranged(estimator.fused), carries=True)
+        return dataclasses.replace(make_ranged(estimator.fused), carries=True)
     if isinstance(estimator, PPGT):
         method = estimator.method
         if method.means is not None:

@@ -357,8 +357,8 @@ def run_filter_in_jax(samples: _SampledNetwork) -> FilterResult:
         jnp.asarray(np.log(readout) if readout else -np.inf, real),
     )
     graph = _Graph(state_scores.tabulate_network(spec), state_scores.list_slots(spec))
-    given = _Samples(jnp.asarray(y, jnp.result_type(1j)), shifts)
-    passed = _run_filter(rule, bool(readout), graph, given, law, amplitudes)
+    recorded = _Samples(jnp.asarray(y, jnp.result_type(1j)), shifts)
+    passed = _run_filter(rule, bool(readout), graph, recorded, law, amplitudes)
     passed = jax.tree.map(np.asarray, passed)
     return FilterResult(
         passed.squares.astype(np.float64),
@@ -424,7 +424,7 @@ def _sum_products(spec: KernelSpec, passed: _FilterPass) -> FilterGradients:
     return FilterGradients(
         np.diag(cross),
         (cross[i, j] + cross[j, i]).imag,
-        cubic.imag,
+        np.asarray(cubic.imag),
         adjoint.sum(axis=0, dtype=np.complex128),
         passed.by_noise.astype(np.float64),
         float(passed.by_readout),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +29,7 @@ EXTRA = ("noise", "readout")
 resonator (N,) and on the readout noise ()."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SampledTwin:
     """Twin of a network for `fluctua.SelfCalibrating`, calibrated by `fluctua.tcmt.innovations`.
 
@@ -172,29 +173,69 @@ class SampledTwin:
     ) -> scipy.sparse.csr_array:
         """Return ∂(numbers of `innovations.FAMILIES`)/∂u. (G, K)"""
         network = self.task.network
-        none = {
-            name: scipy.sparse.csr_array((size, unknowns))
-            for name, size in innovations.count_numbers(self.spec(p)).items()
-        }
-        rows = {name: slope.get(name, none[name]) for name in none}
-        gamma = slope.get("gamma", none["damping"])
-        gamma_e = slope.get("gamma_e", scipy.sparse.csr_array((network.leads, unknowns)))
+        sizes = innovations.count_numbers(self.spec(p))
         rates = np.asarray(p.get("gamma_e", network.gamma_e), np.float64)
-        square = scipy.sparse.csr_array(network.lead_weights**2)
-        rows["damping"] = gamma + square @ gamma_e
-        driven = sorted({drive.lead for drive in self.task.drives})
-        rows["drive"] = _scale_rows(1 / (2 * rates[driven]), gamma_e[driven])  # D = √(2γ_e)
         losses = np.asarray(p.get("gamma", network.gamma), np.float64)
+        square = network.lead_weights**2
         double_q = 2 * (square @ (network.sigma_e**2 * rates) + network.sigma_r**2 * losses)
-        change = square @ _scale_rows(network.sigma_e**2, gamma_e)
-        change = change + _scale_rows(network.sigma_r**2, gamma)
-        rows["noise"] = rows["noise"] + _scale_rows(1 / double_q, change)
-        return scipy.sparse.vstack([rows[name] for name in none], format="csr")
+        leads = scipy.sparse.coo_array(square)
+        site, lead = leads.coords
+        driven = np.array(sorted({drive.lead for drive in self.task.drives}), int)
+        blocks = [_SlopeBlock(name, name, *_make_diagonal(np.ones(sizes[name]))) for name in PLAIN]
+        blocks += [
+            _SlopeBlock("damping", "gamma", *_make_diagonal(np.ones(network.sites))),
+            _SlopeBlock("damping", "gamma_e", site, lead, leads.data),
+            # D = √(2γ_e)
+            _SlopeBlock(
+                "drive", "gamma_e", np.arange(len(driven)), driven, 1 / (2 * rates[driven])
+            ),
+            _SlopeBlock("noise", "gamma", *_make_diagonal(network.sigma_r**2 / double_q)),
+            _SlopeBlock(
+                "noise",
+                "gamma_e",
+                site,
+                lead,
+                leads.data * network.sigma_e[lead] ** 2 / double_q[site],
+            ),
+        ]
+        return _multiply_blocks([b for b in blocks if b.family in slope], sizes, slope, unknowns)
 
 
-def _scale_rows(factors: np.ndarray, rows: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
-    """Return rows times one factor each."""
-    return scipy.sparse.diags_array(factors, format="csr") @ rows
+PLAIN = ("omega", "kappa", "chi", "noise", "readout")
+"""Numbers that are parameters themselves."""
+
+
+class _SlopeBlock(NamedTuple):
+    """Derivatives of a family of numbers by a family of parameters, as entries of a matrix."""
+
+    number: str
+    family: str
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+
+
+def _make_diagonal(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows, columns and values of a diagonal matrix."""
+    places = np.arange(len(values))
+    return places, places, values
+
+
+def _multiply_blocks(
+    blocks: Sequence[_SlopeBlock], sizes: dict[str, int], slope: state_scores.Slopes, unknowns: int
+) -> scipy.sparse.csr_array:
+    """Return ∂numbers/∂p · ∂p/∂u. (G, K)"""
+    total = sum(sizes.values())
+    if not blocks:
+        return scipy.sparse.csr_array((total, unknowns))
+    first_number = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    heights = [rows.shape[0] for rows in slope.values()]
+    first_parameter = dict(zip(slope, np.cumsum([0, *heights]), strict=False))
+    row = np.concatenate([first_number[b.number] + b.row for b in blocks])
+    column = np.concatenate([first_parameter[b.family] + b.column for b in blocks])
+    value = np.concatenate([b.value for b in blocks])
+    by_parameters = scipy.sparse.csr_array((value, (row, column)), shape=(total, sum(heights)))
+    return by_parameters @ scipy.sparse.vstack(list(slope.values()), format="csr")
 
 
 def _scale_readout(p: Params, readout: float) -> float:

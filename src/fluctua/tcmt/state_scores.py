@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from fluctua.core import dependence
 from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.dependence import find_sources, varies_in_slope
 from fluctua.core.likelihood import evidence as likelihood_evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
@@ -676,7 +676,7 @@ def _describe(theta: Params) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
 def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool:
     """Whether ∂p/∂u does not depend on u. Cached: tracing `at` takes longer than calling it."""
     settings = {name: jnp.ones(size, kind) for name, size, kind in theta}
-    return not varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
+    return not dependence.varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
 
 
 @functools.lru_cache(maxsize=32)
@@ -685,7 +685,7 @@ def _find_sources(
 ) -> dict[str, np.ndarray] | None:
     """Return the unknown that each parameter depends on; None if one depends on several."""
     settings = {name: jnp.ones(size, kind) for name, size, kind in theta}
-    return find_sources(at, settings, jnp.zeros(shape, dtype), on=1)
+    return dependence.find_sources(at, settings, jnp.zeros(shape, dtype), on=1)
 
 
 @functools.partial(jit, static_argnums=0)

@@ -150,15 +150,14 @@ def sum_families(
     """
     blurred = where.blurred
     runs = _choose_runs(z.shape, where)
-    kicks = _components_first(z)[:, :, runs]
-    squares = _components_first(square)[:, :, runs]
+    kicks = _components_first(z, runs)
+    squares = _components_first(square, runs)
     # a sample and the residuals on both of its sides share its noise: f is one sample older then
     now = where.steps[runs] - (1 if blurred else 0)
-    along = _components_first(x)
-    states = {"now": along[:, :, now]}
+    states = {"now": _components_first(x, now)}
     for delay in DELAYS if mean else ():
         if where.steps[-1] >= 2 * delay:
-            moved = states["now"] - along[:, :, np.maximum(now - delay, 0)]
+            moved = states["now"] - _components_first(x, np.maximum(now - delay, 0))
             states[f"moved {delay}"] = moved * (now >= delay)
     table: Table = {}
     for mine, other in _split_folds(*kicks.shape[1:]):
@@ -180,9 +179,12 @@ def sum_families(
     return table
 
 
-def _components_first(values: np.ndarray) -> np.ndarray:
-    """(E, T, M) as (M, E, T) in double precision: sums are over what lies together."""
-    return np.ascontiguousarray(np.moveaxis(values, 2, 0), np.float64)
+def _components_first(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Some times (R, L) of (E, T, M) as (M, E, R, L) in double precision.
+
+    Sums are over what lies together.
+    """
+    return np.ascontiguousarray(np.moveaxis(values[:, places], -1, 0), np.float64)
 
 
 def _flatten_rows(values: np.ndarray) -> np.ndarray:
@@ -419,6 +421,8 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
             tests = max(int(np.count_nonzero(sums.variance)), 1)
             certain = -scipy.special.ndtri(CHANCE / 2 / len(table) / tests)
             statistic = np.where(sums.variance > 0, sums.total / np.sqrt(sums.variance), 0)
+            if not (np.abs(statistic) > certain).any():
+                continue  # a skewness makes the limit larger, never smaller
             skew = np.where(sums.variance > 0, sums.third / sums.variance**1.5, 0)
             needed = _widen_tail(certain, skew)
             effect, limit = _measure_effect(family, sums, statistic, drift, limits)

@@ -229,17 +229,17 @@ def collect_sums(
     mean: whether to test what the drift lacks.
     """
     there = sample.components
-    z = made.z[:, there]
+    z = made.z[:, there] if len(sample.noiseless) else made.z
     if len(z) < alternatives.MIN_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
         return {}
     where = alternatives.Places(sample.steps, sample.run, sample.blurred)
     # a component that is held has z = v = 0, one without noise v = 1
-    has_noise = (z != 0) | (made.v[:, there] == 0)
+    has_noise = (z != 0) | ((made.v[:, there] if len(sample.noiseless) else made.v) == 0)
     shape = (len(sample.x), len(sample.steps), -1)
     square = np.where(has_noise, z**2, 1)
-    return alternatives.sum_families(
-        z.reshape(shape), square.reshape(shape), sample.x[..., there], where, mean=mean
-    )
+    # most records have noise everywhere, and are long: no copy of them
+    x = sample.x[..., there] if len(sample.noiseless) else sample.x
+    return alternatives.sum_families(z.reshape(shape), square.reshape(shape), x, where, mean=mean)
 
 
 def choose_finer_law(sample: Sample) -> Law | None:
@@ -271,7 +271,9 @@ def choose_rows(data: Trajectories, max_transitions: int) -> np.ndarray:
 def load_rows(x: Array, rows: np.ndarray) -> np.ndarray:
     """Some rows of an array, which may load when sliced: one at a time then."""
     if isinstance(x, np.ndarray | jax.Array):
-        return np.asarray(x)[rows]
+        whole = np.asarray(x)
+        neighbours = len(rows) and np.array_equal(rows, rows[0] + np.arange(len(rows)))
+        return whole[rows[0] : rows[-1] + 1] if neighbours else whole[rows]
     return np.concatenate([np.asarray(x[j : j + 1]) for j in map(int, rows)])
 
 
