@@ -14,6 +14,10 @@ KEPT_COST = 30
 """Cost per element from which a number is kept between the two passes, in additions."""
 
 
+RECOMPUTED_COST = 8
+"""Cost per element below which a number that is used twice is computed twice, or once in a loop."""
+
+
 def is_stored(op: str) -> bool:
     """Whether an operation always has an array of its own."""
     return op in ("dot", "assemble") or op.startswith("reduce_")
@@ -40,15 +44,25 @@ class Demand(NamedTuple):
     given: Iterable[int]
 
 
+class Use(NamedTuple):
+    """A loop that evaluates a node. owner: what it computes. size: evaluations. way: views."""
+
+    owner: int
+    size: int
+    way: tuple[int, ...] = ()
+
+
 def plan_storage(graph: ArrayGraph, demand: Demand) -> list[int]:
     """Return the nodes to store, in the order in which they are computed."""
     given = set(demand.given)
     lanes = [n for n in graph.reachable([*demand.stored, *demand.added]) if graph[n].depends & LANE]
     cost = _make_cost(graph, given)
-    uses: dict[int, int] = defaultdict(int)
+    # loops that evaluate a node, by owner, and the views through which they see it: an element is
+    # evaluated once per loop and way
+    uses: dict[int, set[Use]] = defaultdict(set)
     forced = set(demand.stored)
     for node in demand.added:
-        uses[node] += graph[node].size
+        uses[node].add(Use(-1 - node, graph[node].size))
     stored = []
     for n in reversed(lanes):
         of = graph[n]
@@ -57,8 +71,8 @@ def plan_storage(graph: ArrayGraph, demand: Demand) -> list[int]:
         work = cost(n)
         keep = n in forced or is_stored(of.op)
         if of.op != "view":
-            keep = keep or uses[n] * work > of.size * (work + 1) + uses[n]
-        evaluations = of.size if keep else uses[n]
+            evaluations = sum(use.size for use in uses[n])
+            keep = keep or evaluations * work > of.size * (work + 1) + evaluations
         if keep:
             stored.append(n)
         for arg in dict.fromkeys(of.args):
@@ -66,10 +80,12 @@ def plan_storage(graph: ArrayGraph, demand: Demand) -> list[int]:
                 continue
             if of.op == "dot":
                 forced.add(find_operand(graph, arg))
-            elif is_stored(of.op):
-                uses[arg] += graph[arg].size
+            elif keep:
+                size = graph[arg].size if is_stored(of.op) else of.size
+                uses[arg].add(Use(n, size, (n,) if of.op in ("view", "assemble") else ()))
             else:
-                uses[arg] += evaluations
+                way = (n,) if of.op == "view" else ()
+                uses[arg] |= {use._replace(way=use.way + way) for use in uses[n]}
     return stored[::-1]
 
 

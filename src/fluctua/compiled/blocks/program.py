@@ -58,10 +58,12 @@ def trace_program(
     theta: Params,
     ensemble: simulate.Ensemble,
     t: Array,
+    least: int = OUTER_ELEMENTS,
 ) -> ArrayProgram:
     """Trace a step of a process, its rewards and its weighted score into nodes.
 
     ensemble: trajectories, or their shapes and types alone. t: the time grid (T+1,).
+    least: elements of a product a bᵀ that is summed as such.
     """
     process = recipe.process
     scored = model.process
@@ -141,7 +143,7 @@ def trace_program(
         tuple(known["theta"]),
         (step[0], step[1], step[2]),
         terminal[0],
-        split_sums(graph, slopes),
+        split_sums(graph, slopes, least),
         any(graph.uniform(node) != 0 for node in at_end),
         x.size,
         sum(int(np.size(leaf)) for leaf in jax.tree.leaves(context)),

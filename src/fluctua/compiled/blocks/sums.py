@@ -78,24 +78,37 @@ class SumPlan(NamedTuple):
     roots: tuple[int, ...]
 
 
-def split_sums(graph: ArrayGraph, outputs: Sequence[int]) -> SumPlan:
-    """Find the nodes to add up over trajectories, from which gradients follow."""
+def split_sums(graph: ArrayGraph, outputs: Sequence[int], least: int = OUTER_ELEMENTS) -> SumPlan:
+    """Find the nodes to add up over trajectories, from which gradients follow.
+
+    least: elements of a product a bᵀ.
+    """
     roots: set[int] = set()
 
     @cache
     def has_outer(node: int) -> bool:
-        if find_outer(graph, node) is not None:
+        if find_outer(graph, node, least) is not None:
             return True
         lanes = _linear_arguments(graph, node)
         return lanes is not None and any(has_outer(arg) for arg in lanes)
+
+    @cache
+    def has_factor(node: int) -> bool:
+        """Whether a factor of θ alone can wait until the sum is formed."""
+        lanes = _linear_arguments(graph, node)
+        if lanes is None:
+            return False
+        return graph[node].op in ("mul", "dot", "div") or any(has_factor(arg) for arg in lanes)
 
     def visit(node: int) -> None:
         if not graph[node].depends & LANE or node in roots:
             return
         lanes = _linear_arguments(graph, node)
-        if lanes is None or find_outer(graph, node) is not None:
+        if lanes is None or find_outer(graph, node, least) is not None:
             roots.add(node)
-        elif all(graph[a].size <= graph[node].size for a in lanes) or has_outer(node):
+            return
+        small = all(graph[a].size <= graph[node].size for a in lanes)
+        if (small and (graph[node].op == "view" or has_factor(node))) or has_outer(node):
             for arg in lanes:
                 visit(arg)
         else:

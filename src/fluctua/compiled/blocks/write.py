@@ -32,7 +32,7 @@ class NumbersAhead:
             of = self.graph[node]
             name = "timed" if of.depends & TIMED else "shared"
             self.places[node] = name, self.sizes[name]
-            self.sizes[name] += of.size
+            self.sizes[name] += -(-of.size // 4) * 4  # vectors of four begin at its first
         return self.places[node]
 
 

@@ -1,11 +1,13 @@
-// Sums over batches of trajectories on a GPU, through arrays that stay arrays. One thread per trajectory: element k of
-// an array of a trajectory is [k·BLOCKS], in the shared memory of the block. Products with matrices keep a tile of sums
-// in registers; sums over trajectories are taken by the threads of the block together.
-//
-// A block goes through pieces of the ensemble, each inside one batch: it runs THREADS trajectories at a time and keeps
-// their states, then goes through the steps again with known returns.
+// Sums over batches of trajectories on a GPU, through arrays that stay arrays. A block has TRAJECTORIES at a time, and a
+// team of TEAM threads for each, which share its elements. Element k of an array of a trajectory is [k·BLOCKS], in the
+// shared memory of the block. Products with matrices keep a tile of sums in registers; sums over trajectories are taken
+// by all threads of the block.
+#define TEAM   (THREADS / TRAJECTORIES)
+#define BLOCKS (TRAJECTORIES + 4)  // rows of arrays begin in different banks
+#define team   ((int)threadIdx.x / TRAJECTORIES)
+#define lane   ((int)threadIdx.x % TRAJECTORIES)
 
-#define BLOCKS (THREADS + 4)  // rows of arrays begin in different banks
+struct __align__(16) Four { F v[4]; };
 
 // ------------------------------------------------------------------------------------------ products
 
@@ -24,39 +26,67 @@ template <int power> INLINE V integer_power(V x) {
 
 INLINE V array_tanh(V x) { return m_tanh(x); }
 
-// y = A x for ROWS rows of A
+// y = A x for ROWS rows of A, or fewer
 template <int ROWS>
-INLINE void multiply_tile(int inner, const F* __restrict__ a, int a_row, int a_inner, const V* x, int x_inner, V* y,
+INLINE void multiply_tile(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
                           int y_row) {
   V sum[ROWS];
-  EACH(r, ROWS) sum[r] = 0;
-#pragma unroll 4
-  for (int k = 0; k < inner; k++) {
-    const V column = x[k * x_inner * BLOCKS];
-    EACH(r, ROWS) sum[r] += a[r * a_row + k * a_inner] * column;
+  const F* row[ROWS];
+  EACH(r, ROWS) {
+    sum[r] = 0;
+    row[r] = a + (r < rows ? r : rows - 1) * a_row;
   }
-  EACH(r, ROWS) y[r * y_row * BLOCKS] = sum[r];
+  const bool aligned = (u64)a % 16 == 0;
+  if (a_inner == 1 && a_row % 4 == 0 && inner % 4 == 0 && aligned) {
+#pragma unroll 2
+    for (int k = 0; k < inner; k += 4) {
+      V column[4];
+      EACH(c, 4) column[c] = x[(k + c) * x_inner * BLOCKS];
+      EACH(r, ROWS) {
+        const Four w = *(const Four*)(row[r] + k);
+        EACH(c, 4) sum[r] += w.v[c] * column[c];
+      }
+    }
+  } else if (ROWS % 4 == 0 && a_row == 1 && a_inner % 4 == 0 && rows >= ROWS && aligned) {
+#pragma unroll 4
+    for (int k = 0; k < inner; k++) {
+      const V column = x[k * x_inner * BLOCKS];
+      EACH(q, ROWS / 4) {
+        const Four w = *(const Four*)(a + k * a_inner + 4 * q);
+        EACH(c, 4) sum[4 * q + c] += w.v[c] * column;
+      }
+    }
+  } else {
+#pragma unroll 4
+    for (int k = 0; k < inner; k++) {
+      const V column = x[k * x_inner * BLOCKS];
+      EACH(r, ROWS) sum[r] += row[r][k * a_inner] * column;
+    }
+  }
+  EACH(r, ROWS) if (r < rows) y[r * y_row * BLOCKS] = sum[r];
 }
 
-INLINE void multiply(int rows, int inner, const F* __restrict__ a, int a_row, int a_inner, const V* x, int x_inner,
-                     V* y, int y_row) {
-  int r = 0;
+template <int ROWS>
+INLINE void multiply_rows(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
+                          int y_row) {
 #pragma unroll 1
-  for (; r + 8 <= rows; r += 8)
-    multiply_tile<8>(inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
-#pragma unroll 1
-  for (; r + 4 <= rows; r += 4)
-    multiply_tile<4>(inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
-#pragma unroll 1
-  for (; r < rows; r++)
-    multiply_tile<1>(inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
+  for (int r = team * ROWS; r < rows; r += TEAM * ROWS)
+    multiply_tile<ROWS>(rows - r, inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
+}
+
+INLINE void multiply(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
+                     int y_row) {
+  if (rows >= 8 * TEAM)
+    multiply_rows<8>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
+  else if (rows >= 3 * TEAM)
+    multiply_rows<4>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
+  else
+    multiply_rows<1>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
 }
 
 // ------------------------------------------------------------------------------------------ sums over trajectories
 
-struct __align__(16) Four { F v[4]; };
-
-// sums[i][j] += Σ a[i] b[j] over the trajectories of the block, SIDE × SIDE sums per thread. a, b: of the first thread
+// sums[i][j] += Σ a[i] b[j] over the trajectories of the block, SIDE × SIDE sums per thread. a, b: of the first one
 template <int SIDE>
 INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row, F* sums) {
   const int across = (n + SIDE - 1) / SIDE, tiles = (m + SIDE - 1) / SIDE * across;
@@ -69,7 +99,7 @@ INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row
     F sum[SIDE][SIDE];
     EACH(r, SIDE) EACH(c, SIDE) sum[r][c] = 0;
 #pragma unroll 2
-    for (int l = 0; l < THREADS; l += 4) {
+    for (int l = 0; l < TRAJECTORIES; l += 4) {
       Four p[SIDE], q[SIDE];
       EACH(r, SIDE) p[r] = *(const Four*)(left[r] + l);
       EACH(c, SIDE) q[c] = *(const Four*)(right[c] + l);
@@ -79,10 +109,10 @@ INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row
   }
 }
 
-// a, b: of the own thread
+// a, b: of the own trajectory
 INLINE void add_outer(int m, int n, const V* a, int a_row, const V* b, int b_row, F* sums, int, F*) {
-  a -= threadIdx.x;
-  b -= threadIdx.x;
+  a -= lane;
+  b -= lane;
   if (m * n >= 8 * THREADS)
     add_tiles<4>(m, n, a, a_row, b, b_row, sums);
   else if (m * n >= THREADS)
@@ -93,15 +123,26 @@ INLINE void add_outer(int m, int n, const V* a, int a_row, const V* b, int b_row
 
 // sums[k] += Σ a[k] over the trajectories of the block
 INLINE void add_rows(int n, const V* a, F* sums) {
-  a -= threadIdx.x;
+  a -= lane;
 #pragma unroll 1
   for (int k = threadIdx.x; k < n; k += THREADS) {
     F sum[4] = {0, 0, 0, 0};
 #pragma unroll 4
-    for (int l = 0; l < THREADS; l += 4) {
+    for (int l = 0; l < TRAJECTORIES; l += 4) {
       const Four p = *(const Four*)(a + k * BLOCKS + l);
       EACH(c, 4) sum[c] += p.v[c];
     }
     sums[k] += (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
+}
+
+// Σ a b over the trajectories of the block
+INLINE F add_row_products(const V* a, const V* b) {
+  F sum[4] = {0, 0, 0, 0};
+#pragma unroll 4
+  for (int l = 0; l < TRAJECTORIES; l += 4) {
+    const Four p = *(const Four*)(a - lane + l), q = *(const Four*)(b - lane + l);
+    EACH(c, 4) sum[c] += p.v[c] * q.v[c];
+  }
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }

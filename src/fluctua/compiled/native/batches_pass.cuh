@@ -10,20 +10,20 @@ INLINE V normal_of(U high, U low) { return (V)normal64(high, low); }
 INLINE V normal_of(U high, U low) { return normal32(high, low); }
 #endif
 
-// the normals of step n, and for Philox of the steps that share its blocks
+// the normals of step n, and for Philox of the steps that share its blocks; the team shares the components
 INLINE void draw(const U* stream, u32 n, V* z) {
 #if WIENER == 1
   U a = 0, c = n;
   threefry(stream[0], stream[1], a, c);
 #pragma unroll 2
-  for (int k = 0; k < NORMALS; k++) {
+  for (int k = team; k < NORMALS; k += TEAM) {
     U high = 0, low = k;
     threefry(a, c, high, low);
     z[k * BLOCKS] = normal_of(high, low);
   }
 #elif WIENER == 2
   const int sites = (WIDTH + 1) / 2;
-  for (int k = 0; k < sites; k++) {
+  for (int k = team; k < sites; k += TEAM) {
     U c0 = k, c1 = n / 2, c2 = stream[2], c3 = 0;
     philox<PHILOX_ROUNDS>(stream[0], stream[1], c0, c1, c2, c3);
     N cosine[2], sine[2];
@@ -36,7 +36,7 @@ INLINE void draw(const U* stream, u32 n, V* z) {
   }
 #elif WIENER == 3
 #pragma unroll 2
-  for (int k = 0; k < NORMALS; k++) {
+  for (int k = team; k < NORMALS; k += TEAM) {
     N four[4];
     philox7_normals(stream, k, n / 4, four);
     EACH(b, 4) z[(b * WIDTH + k) * BLOCKS] = (V)four[b];
@@ -47,13 +47,12 @@ INLINE void draw(const U* stream, u32 n, V* z) {
 // ------------------------------------------------------------------------------------------ the pass
 
 // count, steps, first: as in `Run` of ensemble.cuh. size: trajectories per batch. piece: trajectories that are summed
-// by one block. path: states (T + 1, STATE, THREADS), then collected rewards (T, THREADS), per block of the grid.
-// sums: (pieces, SUMS).
+// by one block. path: states (T + 1, STATE, TRAJECTORIES), then collected rewards (T, TRAJECTORIES), per block of the
+// grid. sums: (pieces, SUMS).
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_pass(i64 count, i64 steps, i64 first, i64 size, i64 piece, i64 pieces, const F* numbers, const F* timed,
                const F* start, const F* context, const u32* words, const F* bar, F* reward, F* last, F* path,
                F* sums) {
-  const int lane = threadIdx.x;
   V* const x = (F*)shared + lane;
   V* const y = x + STATE * BLOCKS;
   V* const drawn = y + STATE * BLOCKS;
@@ -63,25 +62,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   V* const weight = r + BLOCKS;
   V* const once = weight + BLOCKS;
   V* const work = once + BLOCKS;
-  F* const totals = (F*)shared + OWN * BLOCKS;
-  F* fixed = totals + SUMS;
-  for (int k = lane; k < NUMBERS; k += THREADS) fixed[k] = numbers[k];
-  F* const states = path + blockIdx.x * ((steps + 1) * STATE + steps) * THREADS + lane;
-  F* const collected = states + (steps + 1) * STATE * THREADS;
+  F* const fixed = (F*)shared + OWN * BLOCKS;
+  F* const totals = fixed + NUMBERS;
+  for (int k = threadIdx.x; k < NUMBERS; k += THREADS) fixed[k] = numbers[k];
+  F* const states = path + blockIdx.x * ((steps + 1) * STATE + steps) * TRAJECTORIES + lane;
+  F* const collected = states + (steps + 1) * STATE * TRAJECTORIES;
   const i64 per_batch = (size + piece - 1) / piece;
   for (i64 p = blockIdx.x; p < pieces; p += gridDim.x) {
     const i64 begin = p / per_batch * size + p % per_batch * piece;
     const i64 batch_end = (p / per_batch + 1) * size, piece_end = begin + piece;
     const i64 end = batch_end < piece_end ? batch_end : piece_end, stop = end < count ? end : count;
     __syncthreads();
-    for (int k = lane; k < SUMS; k += THREADS) totals[k] = 0;
-    for (i64 group = begin; group < stop; group += THREADS) {
+    for (int k = threadIdx.x; k < SUMS; k += THREADS) totals[k] = 0;
+    for (i64 group = begin; group < stop; group += TRAJECTORIES) {
       const bool here = group + lane < stop;
       const i64 j = here ? group + lane : stop - 1;
       U stream[AT_LEAST_ONE(STREAM)];
       V total = 0;
 #if BEGINS
-      for (int k = 0; k < STATE; k++) x[k * BLOCKS] = start[k];
+      for (int k = team; k < STATE; k += TEAM) x[k * BLOCKS] = start[k];
 #if WIENER == 1
       stream[0] = 0, stream[1] = (u32)(first + j);
       threefry(words[0], words[1], stream[0], stream[1]);
@@ -89,37 +88,40 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       stream[0] = words[0], stream[1] = words[1], stream[2] = (u32)(first + j);
 #endif
 #else
-      for (int k = 0; k < STATE; k++) x[k * BLOCKS] = start[k * count + j];
-      for (int k = 0; k < CONTEXT; k++) c[k * BLOCKS] = context[k * count + j];
+      for (int k = team; k < STATE; k += TEAM) x[k * BLOCKS] = start[k * count + j];
+      for (int k = team; k < CONTEXT; k += TEAM) c[k * BLOCKS] = context[k * count + j];
       EACH(k, STREAM) stream[k] = words[k * count + j];
       total = reward[j];
 #endif
-      for (int k = 0; k < STATE; k++) states[k * THREADS] = x[k * BLOCKS];
+      for (int k = team; k < STATE; k += TEAM) states[k * TRAJECTORIES] = x[k * BLOCKS];
       V *from = x, *to = y;
 #pragma unroll 1
       for (i64 n = 0; n < steps; n++) {
         if (n % DRAWN == 0) draw(stream, (u32)n, drawn);
+        __syncthreads();
         forward(FIXED, timed + n * TIMED, c, from, drawn + n % DRAWN * NORMALS * BLOCKS, to, g, r, 0, work);
         total += *g;
-        collected[n * THREADS] = total;  // the running reward at n precedes the kick
+        if (team == 0) collected[n * TRAJECTORIES] = total;  // the running reward at n precedes the kick
         total += *r;
-        for (int k = 0; k < STATE; k++) states[((n + 1) * STATE + k) * THREADS] = to[k * BLOCKS];
+        for (int k = team; k < STATE; k += TEAM) states[((n + 1) * STATE + k) * TRAJECTORIES] = to[k * BLOCKS];
         V* const before = from;
         from = to;
         to = before;
       }
+      __syncthreads();
       finish(FIXED, c, from, g, work);
       total += *g;
       if (here) {
-        reward[j] = total;
-        for (int k = 0; k < STATE; k++) last[k * count + j] = from[k * BLOCKS];
+        if (team == 0) reward[j] = total;
+        for (int k = team; k < STATE; k += TEAM) last[k * count + j] = from[k * BLOCKS];
       }
-      *once = here;
+      if (team == 0) *once = here;
       to = from == x ? y : x;
 #pragma unroll 1
       for (i64 n = steps - 1; n >= 0; n--) {  // backwards: the last states are still in the cache
-        for (int k = 0; k < STATE; k++) to[k * BLOCKS] = states[(n * STATE + k) * THREADS];
-        *weight = here ? total - collected[n * THREADS] - bar[n] : F(0);
+        for (int k = team; k < STATE; k += TEAM) to[k * BLOCKS] = states[(n * STATE + k) * TRAJECTORIES];
+        if (team == 0) *weight = here ? total - collected[n * TRAJECTORIES] - bar[n] : F(0);
+        __syncthreads();
         backward(FIXED, timed + n * TIMED, c, to, from, weight, once, 0, totals, totals, work, 0);
         V* const before = from;
         from = to;
@@ -127,6 +129,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
     }
     __syncthreads();
-    for (int k = lane; k < SUMS; k += THREADS) sums[p * SUMS + k] = totals[k];
+    for (int k = threadIdx.x; k < SUMS; k += THREADS) sums[p * SUMS + k] = totals[k];
   }
 }
