@@ -75,6 +75,24 @@ OUTLINE void multiply(int rows, int inner, const F* a, int64_t a_row, int64_t a_
 
 #define TRAJECTORIES (BLOCKS * LANES)
 
+// Swaps the blocks of `step` lanes that are off the diagonal of two rows.
+template <int step, int... lane> INLINE void swap_blocks(V& a, V& b, std::integer_sequence<int, lane...>) {
+#if defined(__clang__)
+  const V low = __builtin_shufflevector(a, b, (lane & step ? LANES + lane - step : lane)...);
+  const V high = __builtin_shufflevector(a, b, (lane & step ? LANES + lane : lane + step)...);
+#else
+  const V low = __builtin_shuffle(a, b, B{(lane & step ? LANES + lane - step : lane)...});
+  const V high = __builtin_shuffle(a, b, B{(lane & step ? LANES + lane : lane + step)...});
+#endif
+  a = low;
+  b = high;
+}
+template <int step> INLINE void transpose_blocks(V* square) {
+  EACH(k, LANES) if (!(k & step)) swap_blocks<step>(square[k], square[k + step], std::make_integer_sequence<int, LANES>{});
+  if constexpr (step > 1) transpose_blocks<step / 2>(square);
+}
+INLINE void transpose(V* square) { transpose_blocks<LANES / 2>(square); }
+
 // sums[i][j] += Σ a[i] b[j] over the trajectories of a block, ROWS × WIDE vectors of sums. b: trajectory first.
 template <int ROWS, int WIDE>
 INLINE void add_tile(const F* a, int64_t a_row, const F* b, int64_t b_row, F* sums, int64_t columns) {
@@ -97,9 +115,13 @@ INLINE void add_tile(const F* a, int64_t a_row, const F* b, int64_t b_row, F* su
 // columns: length of a row of sums, n up to a multiple of LANES
 OUTLINE void add_outer(int m, int n, const V* a, int64_t a_row, const V* b, int64_t b_row, F* sums, int64_t columns,
                        F* scratch) {
-  for (int j = 0; j < n; j++) {
-    const F* row = (const F*)(b + j * b_row * BLOCKS);
-    for (int l = 0; l < TRAJECTORIES; l++) scratch[l * columns + j] = row[l];
+  for (int64_t j = 0; j < n; j += LANES) {
+    for (int w = 0; w < BLOCKS; w++) {
+      V square[LANES];
+      EACH(k, LANES) square[k] = j + k < n ? b[(j + k) * b_row * BLOCKS + w] : V{};
+      transpose(square);
+      EACH(l, LANES) __builtin_memcpy(scratch + (w * LANES + l) * columns + j, &square[l], sizeof(V));
+    }
   }
   const F* rows = (const F*)a;
   a_row *= TRAJECTORIES;
