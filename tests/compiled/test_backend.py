@@ -19,6 +19,7 @@ import fluctua as fl
 from cuda_device import has_gpu
 from fluctua.compiled import backend, cpu, kernels, passes, whole_estimate
 from fluctua.compiled.scalar import Unsupported
+from fluctua.core import streamed
 from fluctua.scale.distributed import distributed
 
 T = jnp.linspace(0, 1, 5)
@@ -240,6 +241,24 @@ def test_a_step_of_jumps_counts_for_several(monkeypatch):
     assert [left(jumps, 99), left(jumps, 100), left(PROCESS, 100)] == [True, False, True]
 
 
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU, whose kernels take longer to compile")
+def test_few_numbers_compile_sooner(monkeypatch):
+    monkeypatch.setattr(backend.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(backend, "MIN_KERNEL_WORK", 4 * 100 * backend.QUICK_SHARE)
+    start = jnp.ones(2)
+
+    def left_to_jax(process, theta, count):
+        substrate = fl.simulator(process, start, T)
+        call = streamed.Call(None, (), None, substrate, None, theta, count)
+        return backend.Compiled("auto")._is_too_small(call)
+
+    many = {"rate": jnp.ones(backend.QUICK_NUMBERS)}
+    jumps = fl.Jumps(lambda theta, x: x, np.eye(2))
+    assert [left_to_jax(PROCESS, THETA, 99), left_to_jax(PROCESS, THETA, 100)] == [True, False]
+    assert left_to_jax(PROCESS, many, 100)
+    assert left_to_jax(jumps, THETA, 100)
+
+
 @pytest.fixture
 def kernel_calls(monkeypatch):
     """Keys of the calls that "auto" gives to a kernel; JAX does them all the same.
@@ -247,6 +266,7 @@ def kernel_calls(monkeypatch):
     Ten calls of 8 × 4 steps pay.
     """
     monkeypatch.setattr(backend, "MIN_KERNEL_WORK", 10 * 8 * 4)
+    monkeypatch.setattr(backend, "QUICK_SHARE", 1)
     monkeypatch.setattr(backend, "_logged", set())
     calls = []
 

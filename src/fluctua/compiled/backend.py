@@ -28,7 +28,7 @@ from fluctua.compiled.scalar import Unsupported
 from fluctua.core import arrays, draws, simulate, streamed
 from fluctua.core.estimate import Estimate
 from fluctua.core.estimation.batches import BatchSums
-from fluctua.core.process import AnyProcess
+from fluctua.core.process import AnyProcess, Process
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
@@ -38,6 +38,12 @@ MIN_KERNEL_WORK = 4_000_000
 
 The rule depends on sizes alone: the same training gives the same bits, whatever was compiled
 before and wherever it was interrupted."""
+
+QUICK_NUMBERS = 32
+QUICK_SHARE = 40
+"""Components of state and θ up to which a kernel for the CPU is compiled sooner than JAX compiles,
+in 0.5 s instead of 1.4 to 4 s (`benchmarks/latency.py`): it pays from that part of
+`MIN_KERNEL_WORK` on. Less is often tried once and changed."""
 
 JUMP_STEP_WORK = 16
 """Work of one step of a jump process, in other steps: JAX takes 1 µs or more for its events."""
@@ -168,7 +174,8 @@ class Compiled(NamedTuple):
         substrate = call.substrate
         step_work = JUMP_STEP_WORK if isinstance(substrate.recipe.process, Jumps) else 1
         work = simulate.planned_calls() * call.count * len(substrate.times.dt) * step_work
-        return self.choice == "auto" and work < MIN_KERNEL_WORK
+        least = MIN_KERNEL_WORK // (QUICK_SHARE if _compiles_quickly(call) else 1)
+        return self.choice == "auto" and work < least
 
     def _refuse(self, problem: Unsupported) -> None:
         if self.choice != "auto":
@@ -207,6 +214,16 @@ class Compiled(NamedTuple):
                     f"{parameters} parameters: on a GPU, JAX is faster above {MAX_GPU_PARAMETERS}",
                 )
         return "cuda" if cuda.is_available() else "cpu"
+
+
+def _compiles_quickly(call: streamed.Call | twin_sweep.TwinCall) -> bool:
+    """Whether the kernel of a call is for the CPU and has few numbers. By sizes alone."""
+    if not isinstance(call, streamed.Call) or jax.default_backend() != "cpu":
+        return False
+    start = call.substrate.x0
+    plain = isinstance(call.substrate.recipe.process, Process) and start is not None
+    numbers = sum(np.size(leaf) for leaf in jax.tree.leaves((start, call.theta)))
+    return plain and numbers <= QUICK_NUMBERS and not cuda.is_available()
 
 
 def _log(why: str) -> None:
