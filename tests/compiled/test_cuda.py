@@ -87,7 +87,9 @@ def test_arrays_of_an_ensemble_that_jax_begins(monkeypatch):  # all kinds of rew
 
 
 @pytest.mark.usefixtures("kernels_of_device")
-def test_an_ensemble_that_the_kernel_begins():
+@pytest.mark.parametrize("nodes", [0, cuda.MAX_UNROLLED])  # one step after the other, and several
+def test_an_ensemble_that_the_kernel_begins(monkeypatch, nodes):
+    monkeypatch.setattr(cuda, "MAX_UNROLLED", nodes)
     of_the_benchmark(
         "pendulum", "optimal", 2e-5, wiener=philox
     )  # as on the CPU, and 1e-6 of the noise's functions

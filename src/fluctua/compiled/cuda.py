@@ -40,6 +40,9 @@ BLOCK_BYTES = 200 * 2**10
 MAX_INLINE_WAVES = 40
 """Sines and cosines per step up to which each is inlined, with its reduction of large arguments."""
 
+MAX_UNROLLED = 400
+"""Nodes of a program up to which several steps are written out one after the other."""
+
 HELPERS = 3
 """Warps that draw normals for each warp that takes steps, if trajectories are few."""
 
@@ -125,6 +128,12 @@ class GpuSource(NamedTuple):
             return 4 if 4 * normals * threads * self.real.itemsize <= NORMAL_BYTES else 1
         return max(together, 2) if self.wiener == 2 else together
 
+    def is_unrolled(self, batch: int, helpers: int) -> bool:
+        """Whether the program of a step is written out for several steps, whose loads overlap."""
+        short = len(self.program.graph) <= MAX_UNROLLED and self.program.event is None
+        in_registers = batch > 1 and 0 < len(self.layout.normals) <= 4
+        return short and not self.twin and bool(helpers or in_registers)
+
     def write(self, name: str, helpers: int = 0, threads: int = 0) -> str:
         """Return the complete text of a pass.
 
@@ -132,6 +141,7 @@ class GpuSource(NamedTuple):
         of `block_threads`. threads: of a block, in place of `block_threads`.
         """
         block = threads or self.block_threads(name, helpers)
+        batch = self.count_steps_drawn(32 if helpers else block)
         head = {
             "REAL": "double" if self.real == np.float64 else "float",
             "NOISE64": int(self.noise64),
@@ -145,7 +155,8 @@ class GpuSource(NamedTuple):
             "PASS": name.upper(),
             "MANY_FUNCTIONS": int(count_waves(self.program) > MAX_INLINE_WAVES),
             "THETA": "double" if self.theta == np.float64 else "float",
-            "BATCH": self.count_steps_drawn(32 if helpers else block),
+            "BATCH": batch,
+            "UNROLLED": int(self.is_unrolled(batch, helpers)),
         }
         ahead = []
         if self.ahead:

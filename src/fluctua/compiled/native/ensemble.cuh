@@ -58,9 +58,8 @@ INLINE V normal_of(U high, U low) {
 #endif
 }
 
-// normals of the BATCH steps from n on, to where those of step n belong
-INLINE void draw(const U* stream, u32 n, int slot) {
-  V* mine = z_kept + slot * NORMALS * SIDE + threadIdx.x % SIDE;
+// normals of the BATCH steps from n on: put(step, component, value)
+template <class Put> INLINE void draw_batch(const U* stream, u32 n, Put put) {
 #if WIENER == 1
 #pragma unroll
   for (int b = 0; b < BATCH; b++) {
@@ -70,7 +69,7 @@ INLINE void draw(const U* stream, u32 n, int slot) {
     for (int k = 0; k < NORMALS; k++) {
       U high = 0, low = NORMAL_OF[k];
       threefry(a, c, high, low);
-      mine[(b * NORMALS + k) * SIDE] = normal_of(high, low);
+      put(b, k, normal_of(high, low));
     }
   }
 #elif WIENER == 2
@@ -84,9 +83,9 @@ INLINE void draw(const U* stream, u32 n, int slot) {
       philox<PHILOX_ROUNDS>(stream[0], stream[1], c0, c1, c2, c3);
       N cosine, sine;
       box_muller(c0, c1, cosine, sine);
-      mine[(b * NORMALS + k) * SIDE] = (V)(is_real ? cosine : sine);
+      put(b, k, (V)(is_real ? cosine : sine));
       box_muller(c2, c3, cosine, sine);
-      mine[((b + 1) * NORMALS + k) * SIDE] = (V)(is_real ? cosine : sine);
+      put(b + 1, k, (V)(is_real ? cosine : sine));
     }
   }
 #elif WIENER == 3
@@ -95,15 +94,29 @@ INLINE void draw(const U* stream, u32 n, int slot) {
     N four[4];
     philox7_normals(stream, NORMAL_OF[k], n / 4, four);
 #if BATCH == 4
-    EACH(b, 4) mine[(b * NORMALS + k) * SIDE] = (V)four[b];
+    EACH(b, 4) put(b, k, (V)four[b]);
 #else
     const u32 b = n % 4;
-    mine[k * SIDE] = (V)(b & 2 ? (b & 1 ? four[3] : four[2]) : b & 1 ? four[1] : four[0]);
+    put(0, k, (V)(b & 2 ? (b & 1 ? four[3] : four[2]) : b & 1 ? four[1] : four[0]));
 #endif
   }
 #endif
 }
+// the same, to where those of step n belong
+INLINE void draw(const U* stream, u32 n, int slot) {
+  V* mine = z_kept + slot * NORMALS * SIDE + threadIdx.x % SIDE;
+  draw_batch(stream, n, [&](int b, int k, V value) { mine[(b * NORMALS + k) * SIDE] = value; });
+}
 #endif
+
+INLINE void drawn(const U* stream, u32 n, V* z) {
+#if NORMALS
+#if !HELPERS
+  if (n % BATCH == 0) draw(stream, n, 0);
+#endif
+  EACH(k, NORMALS) z[k] = z_kept[(n % KEPT * NORMALS + k) * SIDE + threadIdx.x % SIDE];
+#endif
+}
 
 #if HELPERS
 #define FIRST_WARP (threadIdx.x < 32)
@@ -119,23 +132,45 @@ INLINE bool turn_of(const U* stream, i64 chunk, i64 steps) {
   if (!FIRST_WARP && chunk + DEPTH < steps) help(stream, chunk + DEPTH);
   return FIRST_WARP;
 }
-#define EACH_STEP(n)                                     \
-  for (i64 chunk = 0; chunk < run.steps; chunk += DEPTH) \
-    if (turn_of(own.stream, chunk, run.steps))           \
-      for (i64 n = chunk; n < run.steps && n < chunk + DEPTH; n++)
 #define TOGETHER __syncthreads();
 #else
-#define FIRST_WARP   true
-#define EACH_STEP(n) for (i64 n = 0; n < run.steps; n++)
+#define FIRST_WARP true
 #define TOGETHER
 #endif
 
-INLINE void drawn(const U* stream, u32 n, V* z) {
-#if NORMALS
-#if !HELPERS
-  if (n % BATCH == 0) draw(stream, n, 0);
+// step(n, z) for all steps. Several of a short program at once (UNROLLED): what they load does not wait for the state.
+template <class Step> INLINE void each_step(const U* stream, i64 steps, Step step) {
+#if HELPERS
+  for (i64 chunk = 0; chunk < steps; chunk += DEPTH)
+    if (turn_of(stream, chunk, steps)) {
+      i64 n = chunk;
+#if UNROLLED
+      for (; n + PART <= chunk + DEPTH && n + PART <= steps; n += PART) EACH(b, PART) {
+          V z[AT_LEAST_ONE(NORMALS)];
+          drawn(stream, (u32)(n + b), z);
+          step(n + b, z);
+        }
 #endif
-  EACH(k, NORMALS) z[k] = z_kept[(n % KEPT * NORMALS + k) * SIDE + threadIdx.x % SIDE];
+      for (; n < steps && n < chunk + DEPTH; n++) {
+        V z[AT_LEAST_ONE(NORMALS)];
+        drawn(stream, (u32)n, z);
+        step(n, z);
+      }
+    }
+#else
+  i64 n = 0;
+#if UNROLLED
+  for (; n + BATCH <= steps; n += BATCH) {
+    V z[BATCH * NORMALS];
+    draw_batch(stream, (u32)n, [&](int b, int k, V value) { z[b * NORMALS + k] = value; });
+    EACH(b, BATCH) step(n + b, z + b * NORMALS);
+  }
+#endif
+  for (; n < steps; n++) {
+    V z[AT_LEAST_ONE(NORMALS)];
+    drawn(stream, (u32)n, z);
+    step(n, z);
+  }
 #endif
 }
 

@@ -10,16 +10,15 @@ INLINE void rewarded(const Run& run) {
     const i64 j = index < run.count ? index : run.count - 1;
     Trajectory own;
     begun(own, run, j);
-    EACH_STEP(n) {
-      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
-      drawn(own.stream, (u32)n, z);
+    each_step(own.stream, run.steps, [&](i64 n, const V* z) {
+      V y[STATE], g, r;
       step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, own.stream, n);
       own.reward += g;
       own.reward += r;
       const V survival = own.x[STATE - 1];
       EACH(k, STATE) own.x[k] = y[k];
       summed<2 + STOPS>(run.sums, run.steps, n, [&](int k) { return here ? (k > 1 ? survival : k ? r : g) : F(0); });
-    }
+    });
     V h;
     end_rewards(c_shared, 0, own.c, own.x, 0, h);
     own.reward += h;
@@ -61,10 +60,8 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
 #endif
     const V guess = guessed(run, j);
     bool dominated = false;
-    EACH_STEP(n) {
-      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
-      V q[AT_LEAST_ONE(SLOPES)];
-      drawn(own.stream, (u32)n, z);
+    each_step(own.stream, run.steps, [&](i64 n, const V* z) {
+      V y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)], q[AT_LEAST_ONE(SLOPES)];
       step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e, q, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
@@ -93,7 +90,7 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
         score AT(SLOPE_OF[k]) += q[k];
       }
       EACH(k, STATE) own.x[k] = y[k];
-    }
+    });
     V h, f[AT_LEAST_ONE(FINALS)], off = 0;
     end_scores(c_shared, 0, own.c, own.x, 0, h, f);
     own.reward += h;
@@ -123,9 +120,8 @@ INLINE void weighed(const Run& run) {
     Trajectory own;
     begun(own, run, j);
     const V guess = guessed(run, j);
-    EACH_STEP(n) {
-      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)];
-      drawn(own.stream, (u32)n, z);
+    each_step(own.stream, run.steps, [&](i64 n, const V* z) {
+      V y[STATE], g, r, s[AT_LEAST_ONE(SCORES)];
       step_weights(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;
@@ -135,7 +131,7 @@ INLINE void weighed(const Run& run) {
       });
       own.reward += r;
       EACH(k, STATE) own.x[k] = y[k];
-    }
+    });
     TOGETHER
   }
 }
