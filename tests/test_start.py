@@ -1,9 +1,12 @@
-"""The command line starts quickly: help needs no JAX, NumPy or Matplotlib."""
+"""Processes start quickly: help needs no JAX, and an estimate nothing that it does not use."""
 
 import subprocess
 import sys
 
 import pytest
+
+from fluctua.compiled.cpu import find_compiler
+from processes import environment_of_a_user
 
 PROGRAM = """
 import sys
@@ -26,3 +29,78 @@ def test_help_imports_no_arrays(words):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def run_program(program, **environment):
+    """Run Python in a fresh process, as a user has it."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment_of_a_user(**environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_package_alone_imports_no_arrays():
+    done = run_program(
+        "import sys, fluctua; assert not {'jax', 'numpy', 'scipy'} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+HEAVY = {
+    "cupy",
+    "equinox",
+    "h5netcdf",
+    "h5py",
+    "lineax",
+    "matplotlib",
+    "netCDF4",
+    "optax",
+    "pandas",
+    "ray",
+    "scipy.linalg",
+    "scipy.special",
+    "scipy.stats",
+    "xarray",
+}
+
+ESTIMATE = f"""
+import sys, jax, jax.numpy as jnp, fluctua as fl
+from fluctua.compiled import kernels
+
+kernels.OPTIMISE = "-O0"
+process = fl.Process(
+    lambda theta, x: jnp.array([x[1], -theta["k"] * jnp.sin(x[0])]),
+    lambda theta, x: jnp.array([0.0, theta["s"]]),
+    noiseless=(0,),
+    integrator="heun",
+)
+objective = fl.Objective(running=lambda theta, x: x[1] ** 2 / 2)
+theta = {{"k": jnp.array(2.0), "s": jnp.array(0.4)}}
+simulator = fl.simulator(process, jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 9), backend="cpu")
+key = jax.random.key(0)
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **rest: compiled.append(name) if "backend_compile" in name else None
+)
+print(fl.ppgt(simulator, objective)(key, theta, 20))
+assert not compiled, compiled
+loaded = {HEAVY!r} & set(sys.modules)
+assert not loaded, loaded
+jnp.arange(7) + 1  # the listener listens
+assert compiled
+"""
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_a_first_estimate_loads_nothing_heavy_and_jax_compiles_nothing(tmp_path):
+    done = run_program(
+        ESTIMATE,
+        FLUCTUA_KERNELS=str(tmp_path),
+        JAX_ENABLE_COMPILATION_CACHE="false",
+        JAX_PLATFORMS="cpu",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(20 trajectories)" in done.stdout
