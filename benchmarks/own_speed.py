@@ -32,7 +32,6 @@ from fluctua.compiled.backend import simulator
 from fluctua.compiled.toolchain import require_cupy
 from fluctua.core.arrays import jit
 from fluctua.core.baselines import time_only
-from fluctua.core.draws import philox, threefry
 from fluctua.core.estimator import ppgt
 from fluctua.core.streamed import estimate_seeds
 from lattice_speed import write_json
@@ -42,7 +41,13 @@ from own_processes import PROCESSES, Own
 FOLDER = Path(__file__).parent
 COUNTS = (2_000, 200_000)
 BASELINES = ("time", "optimal", "twin")
-KERNEL = (("time", "threefry"), ("time", "philox"), ("optimal", "threefry"), ("twin", "threefry"))
+KERNEL = (
+    ("time", "threefry"),
+    ("time", "philox"),
+    ("time", "philox7"),
+    ("optimal", "threefry"),
+    ("twin", "threefry"),
+)
 """Baselines and noises of the generated kernel. JAX has the noise that is the default, threefry."""
 TWIN_MOST = 2_000
 """Trajectories of the twin on JAX: it takes 256 at a time, so that more of them cost as much each.
@@ -228,10 +233,9 @@ def estimate(
     """One estimate as a call; the table of the time-only baseline is known, as it is after a
     first estimate.
     """
-    wiener = {"threefry": threefry, "philox": philox}[noise]
     t = np.arange(steps + 1) * own.dt
     known: Any = time_only(_table(steps)) if baseline == "time" else baseline
-    substrate = simulator(own.process, own.start, t, wiener=wiener, backend=backend)
+    substrate = simulator(own.process, own.start, t, wiener=noise, backend=backend)
     estimator = ppgt(substrate, own.objective, baseline=known)
     key = jax.random.key(1)
     return lambda: jax.block_until_ready(estimator(key, own.theta, count))
