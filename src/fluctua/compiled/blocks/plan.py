@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fluctua.compiled.blocks.elementwise import FORMS
 from fluctua.compiled.blocks.nodes import LANE, ArrayGraph, find_strides
 
-KEPT_COST = 30
+KEPT_COST = 10
 """Cost per element from which a number is kept between the two passes, in additions."""
 
 
