@@ -7,6 +7,7 @@ too, parameters and gradients never leave it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
@@ -54,6 +55,9 @@ SUM_BYTES = 2**29
 
 FOLD = 1024
 """Threads of a block that adds up numbers, as in native/fold.cuh."""
+
+ADDING_THREADS = 256
+"""Threads of a block that adds up the sums of all warps in one step."""
 
 NORMAL_BYTES = 40 * 2**10
 """Shared memory of a block for normals of several steps."""
@@ -214,7 +218,7 @@ class PassOptions(NamedTuple):
 
 
 class LaunchedPass(NamedTuple):
-    """A pass that was launched. sums: of every warp (warps, ...), on the device, or None."""
+    """A pass that was launched. sums: of every warp (T, warps, ...), on the device, or None."""
 
     compiled: _Pass
     sums: Any
@@ -459,7 +463,7 @@ class GpuLibrary(GpuArrays):
         """
         options = PassOptions(sums, scale, same)
         totals = self.launch(name, arrays, count, steps, options).sums
-        return np.empty(0) if totals is None else totals.sum(axis=0).get()
+        return np.empty(0) if totals is None else totals.sum(axis=1).get()
 
     def launch(
         self, name: str, arrays: dict[str, Any], count: int, steps: int, options: PassOptions
@@ -473,7 +477,9 @@ class GpuLibrary(GpuArrays):
         compiled = self.compile_pass("one_pass", self._sources[name, helpers], block_bytes)
         together = block // 32 if helpers == 0 else 1
         warps = -(-self._count_warps(count, options.sums) // together) * together
-        totals = self.cp.zeros((warps, *options.sums)) if options.sums else None
+        totals = None
+        if options.sums:
+            totals = self.cp.zeros((options.sums[0], warps, *options.sums[1:]))
         ready = self.prepare(compiled, arrays, steps) | {"sums": totals}
         numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
         last = (self.real.type(options.scale), self.real.type(options.same))
@@ -502,10 +508,10 @@ class GpuLibrary(GpuArrays):
         return tables
 
     def _add_warps(self, launched: LaunchedPass) -> Any:
-        parts = launched.sums
-        sums = self.cp.empty(parts.shape[1:])
-        numbers = (np.int64(len(parts)), np.int64(sums.size), parts, sums)
-        launched.compiled.find("add_warps")((-(-sums.size // 32),), (FOLD,), numbers)
+        steps, warps, *shape = launched.sums.shape
+        sums = self.cp.empty((steps, *shape))
+        numbers = (np.int64(warps), np.int64(math.prod(shape)), launched.sums, sums)
+        launched.compiled.find("add_warps")((steps,), (ADDING_THREADS,), numbers)
         return sums
 
     def take_moments(self, launched: LaunchedPass, values: Any) -> Any:

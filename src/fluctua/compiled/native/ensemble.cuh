@@ -23,7 +23,7 @@ struct Run {
   F* gradient;              // (PARAMETERS, E) in and out
   const F* score;           // (PARAMETERS, E): ΣU before the first step
   const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²; with a stop, 1/ΣW or 0
-  double* sums;             // (warps, T, 2 + STOPS) or (warps, T, 2·SCORES)
+  double* sums;             // (T, warps, 2 + STOPS) or (T, warps, 2·SCORES)
   int* flags;               // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
   F scale;                  // of what is left out: E/(E − 1) where trajectories leave themselves out
   F same;                   // the guess for all
@@ -238,9 +238,9 @@ template <int SIZE> INLINE F added(F* v, int lane) {
 constexpr __device__ int padded(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4 ? 4 : n <= 8 ? 8 : n <= 16 ? 16 : 32; }
 
 // add COUNT values of every thread to the sums of this warp at step n
-template <int COUNT, class Of> INLINE void summed(double* sums, i64 steps, i64 n, Of value) {
+template <int COUNT, class Of> INLINE void summed(double* sums, i64 n, Of value) {
   const int lane = threadIdx.x & 31;
-  double* row = sums + (OWN_WARP * steps + n) * COUNT;
+  double* row = sums + (n * WARPS + OWN_WARP) * COUNT;  // warps are near one another in time, and in memory
 #pragma unroll
   for (int from = 0; from < COUNT; from += 32) {
     constexpr int MOST = COUNT < 32 ? padded(COUNT) : 32;

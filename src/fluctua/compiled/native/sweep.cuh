@@ -17,7 +17,7 @@ INLINE void rewarded(const Run& run) {
       own.reward += r;
       const V survival = own.x[STATE - 1];
       EACH(k, STATE) own.x[k] = y[k];
-      summed<2 + STOPS>(run.sums, run.steps, n, [&](int k) { return here ? (k > 1 ? survival : k ? r : g) : F(0); });
+      summed<2 + STOPS>(run.sums, n, [&](int k) { return here ? (k > 1 ? survival : k ? r : g) : F(0); });
     });
     V h;
     end_rewards(c_shared, 0, own.c, own.x, 0, h);
@@ -125,7 +125,7 @@ INLINE void weighed(const Run& run) {
       step_weights(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;
-      summed<2 * AT_LEAST_ONE(SCORES)>(run.sums, run.steps, n, [&](int k) {
+      summed<2 * AT_LEAST_ONE(SCORES)>(run.sums, n, [&](int k) {
         const F u = here ? s[k / 2] * s[k / 2] : F(0);
         return k % 2 ? to_go * u : u;
       });

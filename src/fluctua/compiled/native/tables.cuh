@@ -1,17 +1,21 @@
 // Tables of baselines, from the sums of a pass over the ensemble.
 
-// parts: (warps, size) -> sums: (size,). Each block adds up 32 columns.
-extern "C" __global__ void __launch_bounds__(FOLD) add_warps(i64 warps, i64 size, const double* parts, double* sums) {
-  const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
-  const i64 column = blockIdx.x * (i64)32 + lane;
-  double total = 0;
-  if (column < size)
-    for (i64 w = slice; w < warps; w += 32) total += parts[w * size + column];
-  folded[threadIdx.x] = total;
-  __syncthreads();
-  if (slice == 0 && column < size) {
-    for (int other = 1; other < 32; other++) total += folded[32 * other + lane];
-    sums[column] = total;
+// parts: (T, warps, width) -> sums: (T, width). A block per step.
+extern "C" __global__ void __launch_bounds__(FOLD) add_warps(i64 warps, i64 width, const double* parts, double* sums) {
+  const double* own = parts + blockIdx.x * warps * width;
+  for (i64 from = 0; from < width; from += blockDim.x) {  // once, but for very many columns
+    const i64 columns = width - from < blockDim.x ? width - from : blockDim.x;
+    const i64 slices = blockDim.x / columns, slice = threadIdx.x / columns, k = threadIdx.x % columns;
+    double total = 0;
+    if (slice < slices)
+      for (i64 w = slice; w < warps; w += slices) total += own[w * width + from + k];
+    __syncthreads();
+    folded[threadIdx.x] = total;
+    __syncthreads();
+    if (slice == 0) {
+      for (i64 other = 1; other < slices; other++) total += folded[other * columns + k];
+      sums[blockIdx.x * width + from + k] = total;
+    }
   }
 }
 
