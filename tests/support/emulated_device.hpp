@@ -81,6 +81,7 @@ inline int meet(Meeting& m, int flag = 0) { return stay(m, come(m, flag)); }
 inline void __syncthreads() { meet(block_meetings[running->block]); }
 inline int __syncthreads_or(int v) { return meet(block_meetings[running->block], v != 0); }
 inline Warp& warp_of_thread() { return warps[running->block][threadIdx.x / 32]; }
+inline void __syncwarp() { meet(warp_of_thread().meeting); }
 template <class T> void atomicAdd(T* p, T v) { *p += v; }
 inline void atomicOr(int* p, int v) { *p |= v; }
 

@@ -1,9 +1,9 @@
 """The paper's binned baseline on GPUs, in two passes: returns first, then the same noise again.
 
-In the second pass every trajectory is replayed, a few steps at a time, into a buffer
-[step][site][trajectory] (`native/cuda/replay.cu`), and each site with its upper bonds subtracts the
-baseline of those steps (`native/cuda/bins.cu`, and `columns.cu` for bins of any size). Bins are
-sorted every `Binned.every` steps, in registers.
+In the second pass every trajectory is replayed, a few steps at a time, and writes its scores into a
+buffer [step][trajectories of a block][site] (`native/cuda/replay.cu`). Each site with its upper
+bonds subtracts the baseline of those steps (`native/cuda/bins.cu`, and `columns.cu` for bins of any
+size). Bins are sorted every `Binned.every` steps, in registers.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ SHARED_SCORES = 40 * 1024
 BIN_BLOCKS = 2
 SORT_RESERVE = 16 * 1024
 """Shared memory of a block that sorts, without the keys of its trajectories."""
+REPLAYED_BYTES = 5120
+"""Largest number of sites per block of the replay, over all of its trajectories, in bytes of a
+number."""
 MAX_KEYS = 32
 """Largest number of trajectories that a thread sorts in registers."""
 
@@ -90,7 +93,8 @@ class SecondPass:
         self.size = max(self.size, 32)
         self.keys = max(1, min(MAX_KEYS, self.size // 32))
         self.sorters = self.size // self.keys
-        self.sort_bytes = (self.size + self.size // 32) * self.real.itemsize
+        warps = self.sorters // 32
+        self.sort_bytes = max(self.size * 33 // 32 * self.real.itemsize, 4 * warps * bins)
         self.threads = min(512 if e <= 2048 else 1024, 32 * -(-e // 32))
         per_thread = -(-e // self.threads)
         weights = 4 * e * 2 * self.real.itemsize
@@ -149,7 +153,9 @@ class SecondPass:
             self.together = together
             self.region = -(-state // 128) * 128 + 32 if together > 1 else -(-state // 16) * 16
             self.replay_bytes = together * (self.region + poly)
-            if together * layout.threads <= 1024 and self.replay_bytes <= limit:
+            sites = together * layout.local  # as many as registers hold, of all trajectories
+            fits = together * layout.threads <= 1024 and self.replay_bytes <= limit
+            if fits and sites * item <= REPLAYED_BYTES:
                 break
         macros = {
             **macros,
@@ -219,7 +225,7 @@ class SecondPass:
             "c": empty(e, np.float64),
             "returns": self.part.sums["returns"],
             "centre": tables["centre"],
-            "quad": empty((self.slots, len(items), e, 4)),
+            "quad": empty((self.slots, len(items), -(-e // self.together) * self.together, 4)),
             "to_go": empty((self.slots, e)),
             "waves": empty((e, 2 * plan.harmonics * device.layout.bonds.size)),
             "item": tables["item"],

@@ -191,8 +191,10 @@ def measure_state(plan: KernelPlan, layout: SiteLayout, item: int) -> int:
 def spread_replay(sites: int, item: int, max_blocks: int) -> tuple[int, int]:
     """Return the same as `spread` for a replay, of whose trajectories a block runs two or four."""
     block = 2048 // item
+    if sites <= block:
+        return 1, 1
     cluster = next((c for c in CLUSTERS if c <= max_blocks and sites <= c * block), max_blocks)
-    return cluster, -(-sites // (cluster * 512))
+    return cluster, max(2, -(-sites // (cluster * 512)))
 
 
 def spread_with_twin(sites: int, item: int, max_blocks: int) -> tuple[int, int]:

@@ -134,7 +134,7 @@ class TwinDevice:
         self.rows = layout.rows
         each = 3 * item * self.plan.sites * self.kinds
         self.chunk = gpus.choose_piece(e.count, cuda.CHUNK_BYTES // each)
-        blocks = _count_blocks(attributes, layout.threads, item, self.shared, self.chunk * cluster)
+        blocks = _count_blocks(attributes, layout, item, self.shared, self.chunk * cluster)
         macros = {
             "RANK": rank,
             "OWN": int(self.own),
@@ -285,12 +285,14 @@ class TwinDevice:
 
 
 def _count_blocks(
-    attributes: dict[str, int], threads: int, item: int, shared: int, count: int
+    attributes: dict[str, int], layout: SiteLayout, item: int, shared: int, count: int
 ) -> int:
     """Return the blocks to keep resident on a multiprocessor.
 
-    A third sum and a kept score need half as many registers again as `one_pass`.
+    A third sum and a kept score need half as many registers again as `one_pass`, and two kept
+    scores more.
     """
+    threads = layout.threads
     limit = cuda.blocks_per_multiprocessor(attributes, threads, item, shared, count)
-    registers = 80 if item == 4 else 128
+    registers = 80 if item == 4 and layout.cluster == 1 else 128
     return max(1, min(limit, attributes["MaxRegistersPerMultiprocessor"] // (registers * threads)))

@@ -168,9 +168,9 @@ __device__ __forceinline__ void settle_item(const Item* items, int count, int sl
 #pragma unroll 1
     for (int s = 0; s < batch; ++s) {
       Real* const row = rows + s * STEP_ROWS;
-      const Quad* const step = c_replay.quad + ((long long)(slot + s) * ITEMS + blockIdx.x) * count;
+      const Quad* const step = step_quads(slot + s, count);
       for (int j = threadIdx.x; j < count; j += blockDim.x) {
-        const Quad a = step[j];
+        const Quad a = step[quad_place(blockIdx.x, j)];
         row[j] = a.score;
         row[ROW + j] = a.power * a.score;
         row[2 * ROW + j] = a.first;

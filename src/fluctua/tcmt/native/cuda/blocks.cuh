@@ -44,7 +44,7 @@ struct Replayed {         // by the second pass of the binned baseline
   double* c;              // (count): C so far
   const double* returns;  // (count): R, from the first pass
   const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
-  Quad* quad;             // (slots, ITEMS, count)
+  Quad* quad;             // (slots, ⌈count/TOGETHER⌉, ITEMS, TOGETHER)
   Real* to_go;            // (slots, count): λ̂_{n+1} − centre
   Real* waves;            // (count, CLUSTER, 2·HARMONICS, BONDS)
   const int* item;        // (N): the first item of a site; it has the scores of the site

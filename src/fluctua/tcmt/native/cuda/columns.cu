@@ -34,64 +34,34 @@ template <class To, class From> __device__ __forceinline__ To same_bits(From v) 
 }
 
 // |ψ_n|² of the site's column, |ψ_n|² + |ψ_m|² of a bond's, as an integer of the same order (it is not negative).
-__device__ __forceinline__ Key condition(int column, int lower, int j, int count) {
-  Real v = c_replay.quad[(long long)c_replay.item[lower] * count + j].power;
-  if (column >= N) {
-    const int upper = c_settled.upper_site[column - N];
-    v += c_replay.quad[(long long)c_replay.item[upper] * count + j].power;
-  }
+__device__ __forceinline__ Key condition(int column, int lower, int j) {
+  Real v = c_replay.quad[quad_place(c_replay.item[lower], j)].power;
+  if (column >= N) v += c_replay.quad[quad_place(c_replay.item[c_settled.upper_site[column - N]], j)].power;
   return same_bits<Key>(v);
 }
 
-struct Entry {  // a trajectory and its condition
-  Key key;
-  u32 j;
-};
-
-__device__ __forceinline__ bool precedes(const Entry& a, const Entry& b) {
-  return a.key < b.key || (a.key == b.key && a.j < b.j);
-}
-
-// The entry of the thread that is `apart` from this one. From another warp it comes through shared memory.
-__device__ __forceinline__ Entry exchange(const Entry& mine, int apart) {
-  Entry other;
-  other.key = __shfl_xor_sync(0xFFFFFFFFu, mine.key, apart);
-  other.j = __shfl_xor_sync(0xFFFFFFFFu, mine.j, apart);
-  return other;
-}
-
-// Entry r of thread t is number t·KEYS + r. Bitonic: what is less than KEYS apart is compared in registers, what is in
-// the same warp by shuffles, and only the rest of a large ensemble through shared memory.
-__device__ void sort(Entry (&entry)[KEYS], Key* keys) {
+// Key r of thread t is number t·KEYS + r. Bitonic: what is less than KEYS apart is compared in registers, what is in the
+// same warp by shuffles, and only the rest of a large ensemble through shared memory.
+__device__ void sort(Key (&key)[KEYS], Key* exchanged) {
   const int thread = threadIdx.x;
-  u32* const others = reinterpret_cast<u32*>(keys);
 #pragma unroll 1
   for (int run = 2; run <= KEYS * SORT_THREADS; run *= 2) {
 #pragma unroll 1
     for (int step = run / 2; step >= KEYS; step /= 2) {
       const int apart = step / KEYS;
-      const bool lower = ((thread * KEYS) & step) == 0, up = ((thread * KEYS) & run) == 0;
-      Entry other[KEYS];
-      if (apart < 32) {
-#pragma unroll
-        for (int r = 0; r < KEYS; ++r) other[r] = exchange(entry[r], apart);
-      } else {
+      const bool smaller = (((thread * KEYS) & step) == 0) == (((thread * KEYS) & run) == 0);
+      if (apart >= 32) {
         __syncthreads();
 #pragma unroll
-        for (int r = 0; r < KEYS; ++r) keys[r * SORT_THREADS + thread] = entry[r].key;
+        for (int r = 0; r < KEYS; ++r) exchanged[r * SORT_THREADS + thread] = key[r];
         __syncthreads();
-#pragma unroll
-        for (int r = 0; r < KEYS; ++r) other[r].key = keys[r * SORT_THREADS + (thread ^ apart)];
-        __syncthreads();
-#pragma unroll
-        for (int r = 0; r < KEYS; ++r) others[r * SORT_THREADS + thread] = entry[r].j;
-        __syncthreads();
-#pragma unroll
-        for (int r = 0; r < KEYS; ++r) other[r].j = others[r * SORT_THREADS + (thread ^ apart)];
       }
 #pragma unroll
-      for (int r = 0; r < KEYS; ++r)
-        if (precedes(other[r], entry[r]) == (lower == up)) entry[r] = other[r];
+      for (int r = 0; r < KEYS; ++r) {
+        const Key other = apart < 32 ? __shfl_xor_sync(0xFFFFFFFFu, key[r], apart)
+                                     : exchanged[r * SORT_THREADS + (thread ^ apart)];
+        key[r] = smaller ? min(key[r], other) : max(key[r], other);
+      }
     }
 #pragma unroll
     for (int step = KEYS / 2; step > 0; step /= 2) {
@@ -100,10 +70,9 @@ __device__ void sort(Entry (&entry)[KEYS], Key* keys) {
       for (int r = 0; r < KEYS; ++r) {
         if (r & step) continue;
         const bool up = ((thread * KEYS + r) & run) == 0;
-        const Entry a = entry[r], b = entry[r + step];
-        const bool turn = precedes(b, a) == up;
-        entry[r] = turn ? b : a;
-        entry[r + step] = turn ? a : b;
+        const Key low = min(key[r], key[r + step]), high = max(key[r], key[r + step]);
+        key[r] = up ? low : high;
+        key[r + step] = up ? high : low;
       }
     }
   }
@@ -122,31 +91,43 @@ __device__ int find_first(const Key* keys, int count, Key v) {
   return from;
 }
 
-// One column per block. `lower`: each column's lower site. A value's bin is the number of edges that are not above it,
-// so equal values share a bin. `unfit` is set if a bin has one member, or more than `most`: bins.cu cannot settle
-// those. places: whether columns.cu needs each trajectory's place too.
+// The number of edges that are not above `v`: equal values share a bin.
+__device__ __forceinline__ int find_bin(Key v, const Key* edge, int edges) {
+  int bin = 0;
+#pragma unroll
+  for (int more = MOST_BINS / 2; more > 0; more /= 2)
+    if (bin + more <= edges && edge[bin + more - 1] <= v) bin += more;
+  return bin;
+}
+
+// One column per block. `lower`: each column's lower site. `unfit` is set if a bin has one member, or more than `most`:
+// bins.cu cannot settle those. places: whether columns.cu needs each trajectory's place too.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     rebin(const int* lower, int count, int bins, int most, int* unfit, int places) {
   extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ Key edge[MOST_BINS];
   __shared__ int start[MOST_BINS + 1];
   const int column = blockIdx.x, site = lower[column], thread = threadIdx.x;
-  Key* const keys = reinterpret_cast<Key*>(shared);  // padded, later trajectories
-  u32* const order = reinterpret_cast<u32*>(shared);
-  Entry entry[KEYS];
+  const int warp = thread / 32, lane = thread & 31;
+  Key* const keys = reinterpret_cast<Key*>(shared);  // padded; later `next`
+  int* const next = reinterpret_cast<int*>(shared);  // (warps, bins): the next place of a bin
+  Key own[KEYS], key[KEYS];                          // of trajectories (warp·KEYS + r)·32 + lane; sorted
 #pragma unroll
-  for (int r = 0; r < KEYS; ++r) {  // in any order: neighbouring threads read neighbouring trajectories
-    const int j = r * SORT_THREADS + thread;
-    entry[r].key = j < count ? condition(column, site, j, count) : KEY_MAX;
-    entry[r].j = j;
+  for (int r = 0; r < KEYS; ++r) {
+    const int j = (warp * KEYS + r) * 32 + lane;
+    key[r] = own[r] = j < count ? condition(column, site, j) : KEY_MAX;
   }
-  sort(entry, keys);
+  sort(key, keys);
   __syncthreads();
 #pragma unroll
-  for (int r = 0; r < KEYS; ++r) keys[PADDED(thread * KEYS + r)] = entry[r].key;
+  for (int r = 0; r < KEYS; ++r) keys[PADDED(thread * KEYS + r)] = key[r];
   __syncthreads();
   for (int k = thread; k <= bins; k += SORT_THREADS) {
     int first = k == bins ? count : 0;
-    if (k > 0 && k < bins) first = find_first(keys, count, keys[PADDED((int)((long long)k * count / bins))]);
+    if (k > 0 && k < bins) {
+      edge[k - 1] = keys[PADDED((int)((long long)k * count / bins))];
+      first = find_first(keys, count, edge[k - 1]);
+    }
     start[k] = first;
     c_settled.offset[(long long)column * (bins + 1) + k] = first;
   }
@@ -155,17 +136,40 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     const int members = start[k + 1] - start[k];
     if (members == 1 || members > most) *unfit = 1;
   }
-#pragma unroll
-  for (int r = 0; r < KEYS; ++r) order[PADDED(thread * KEYS + r)] = entry[r].j;
+
+  // Places within a bin in the order of the trajectories.
+  for (int i = thread; i < SORT_THREADS / 32 * bins; i += SORT_THREADS) next[i] = i < bins ? start[i] : 0;
   __syncthreads();
-  for (int i = thread; i < count; i += SORT_THREADS) {
-    const u32 j = order[PADDED(i)];
-    c_settled.order[(long long)column * count + i] = j;
-    if (!places) continue;
-    int bin = 0;
-    for (int k = 1; k < bins; ++k) bin += i >= start[k];
-    c_settled.place[(long long)column * count + j] = i << 8 | bin;
+  const auto each_own = [&](auto put) {
+#pragma unroll
+    for (int r = 0; r < KEYS; ++r) {
+      const int j = (warp * KEYS + r) * 32 + lane;
+      const int bin = j < count ? find_bin(own[r], edge, bins - 1) : bins;  // bins: nowhere
+      const u32 peers = __match_any_sync(0xFFFFFFFFu, bin);
+      const int before = __popc(peers & ((1u << lane) - 1));
+      if (bin < bins) put(j, bin, before, next[warp * bins + bin]);
+      __syncwarp();
+      if (bin < bins && before == 0) next[warp * bins + bin] += __popc(peers);
+      __syncwarp();
+    }
+  };
+#if SORT_THREADS > 32
+  each_own([](int, int, int, int) {});
+  __syncthreads();
+  for (int k = thread; k < bins; k += SORT_THREADS) {  // numbers of members become first places
+    int at = start[k];
+    for (int i = 0; i < SORT_THREADS / 32; ++i) {
+      const int members = next[i * bins + k] - (i ? 0 : start[k]);
+      next[i * bins + k] = at;
+      at += members;
+    }
   }
+  __syncthreads();
+#endif
+  each_own([&](int j, int bin, int before, int first) {
+    c_settled.order[(long long)column * count + first + before] = j;
+    if (places) c_settled.place[(long long)column * count + j] = (first + before) << 8 | bin;
+  });
 }
 
 // ---- the baseline ----------------------------------------------------------------------------------------------
@@ -184,7 +188,7 @@ __device__ __forceinline__ void scores(int item, bool second, int j, int count, 
   for (int v = 0; v < VALUES; ++v) {
     const int s = bond ? slot + v : slot + v / 2;
     if (s >= end || (!bond && (v & 1))) continue;
-    const Quad a = c_replay.quad[((long long)s * ITEMS + item) * count + j];
+    const Quad a = step_quads(s, count)[quad_place(item, j)];
     const Real to_go = c_replay.to_go[(u32)(s * count + j)];
     l[v] = to_go;
     if (bond) {

@@ -2,7 +2,8 @@
 // Follows lattice.cu (with SCORES 0). State and C stay in global memory between launches.
 //
 // TOGETHER trajectories share a block or cluster, neighbouring threads being the same site of each: what they write for
-// columns.cu then lies side by side in memory. REGION (bytes) keeps their states in different banks.
+// columns.cu lies side by side in memory, and so do all sites of theirs. REGION (bytes) keeps their states in different
+// banks.
 //
 // The score of a bond needs the kicks of both its sites: ζ of a step is exchanged with its ψ, at the end of the last.
 
@@ -18,9 +19,13 @@ struct Replay {  // of one trajectory: what does not change from step to step
   Real *poly, *waves;
 };
 
-struct Upper {  // of a site: its first item, and the slots of its upper bonds
-  int item, begin, end;
-};
+// The scores of a step, and in them those of an item and trajectory.
+__device__ __forceinline__ Quad* step_quads(int slot, int count) {
+  return c_replay.quad + (long long)slot * ((count + TOGETHER - 1) / TOGETHER * TOGETHER) * ITEMS;
+}
+__device__ __forceinline__ u32 quad_place(int item, int j) {
+  return (u32)(j / TOGETHER * ITEMS + item) * TOGETHER + j % TOGETHER;
+}
 
 __device__ __forceinline__ Pair kick_of(const Site& s, u32 first, u32 second) {
   Pair zeta = Pair();
@@ -36,23 +41,24 @@ __device__ __forceinline__ void publish_both(const Site& s, int n, u32 psi, int 
   share(s, psi, ZETA_AT + (odd ? BUFFER : 0), barrier_address(psi, odd ? ODD : EVEN), zeta);
 }
 
-// The scores of a site and of its upper bonds, two per item.
-template <int odd> __device__ __forceinline__ void keep_scores(const Site& s, const Upper& upper, Pair y, Pair zeta,
-                                                               int step, const Replay& t) {
+// The scores of site n and of its upper bonds, two per item. upper: their slots, see Replayed.
+template <int odd>
+__device__ __forceinline__ void keep_scores(const Site& s, int n, u32 upper, Pair y, Pair zeta, int step,
+                                            const Replay& t) {
   constexpr u32 from = odd ? BUFFER : 0;
   const Real u = cross(zeta.x, zeta.y, y), power = y.x * y.x + y.y * y.y;
-  Quad* place = c_replay.quad + ((long long)(step - t.begin) * ITEMS + upper.item) * t.count + t.j;
+  Quad* place = step_quads(step - t.begin, t.count) + quad_place(c_replay.item[n], t.j);
   Quad q = {u, power, 0, 0};
   int bonds = 0;
   EACH_SLOT
   for (int d = 0; d < DEGREE; ++d) {
-    if (d < upper.begin || d >= upper.end) continue;
+    if (d < (int)(upper & 0xFFFF) || d >= (int)(upper >> 16)) continue;
     const Pair m = load(s.neighbour[d] + from, Pair()), z = load(s.neighbour[d] + ZETA_AT + from, Pair());
     const Real both = cross(zeta.x, zeta.y, m) + cross(z.x, z.y, y);
     if (bonds & 1) {
       q.second = both;
       *place = q;
-      place += t.count;
+      place += TOGETHER;
       q.second = 0;
     } else {
       q.first = both;
@@ -64,7 +70,7 @@ template <int odd> __device__ __forceinline__ void keep_scores(const Site& s, co
 
 // w: words of the noise of the next step.
 template <int odd>
-__device__ __forceinline__ void replay_step(Site (&site)[PER], const Upper (&upper)[PER], const u32 (&w)[PER][4],
+__device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&upper)[PER], const u32 (&w)[PER][4],
                                             const Replay& t, int step, double& c) {
   constexpr u32 from = odd ? BUFFER : 0;
   Real tau = 0;
@@ -90,7 +96,7 @@ __device__ __forceinline__ void replay_step(Site (&site)[PER], const Upper (&upp
     const Pair y = load(s.self + from, Pair()), zeta = load(s.self + ZETA_AT + from, Pair());
     const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [](int, Pair) {});
     const Pair small = drift(s, y, h, force(n, step, c_in.drive, c_force), y.x * y.x + y.y * y.y);
-    if (n < N && t.j < t.count) keep_scores<odd>(s, upper[i], y, zeta, step, t);
+    if (n < N && t.j < t.count) keep_scores<odd>(s, n, upper[i], y, zeta, step, t);
     publish_both(s, n, t.psi, !odd, pair(y.x + (small.x + s.kick * zeta.x), y.y + (small.y + s.kick * zeta.y)),
                  kick_of(s, odd ? w[i][0] : w[i][2], (odd ? w[i][1] : w[i][3]) ^ t.half_turn), step + 1);
   }
@@ -104,7 +110,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
   t.psi = shared_address(shared) + lane * REGION;
   t.poly = reinterpret_cast<Real*>(shared + TOGETHER * REGION) + lane * 3 * BONDS;
   Site site[PER];
-  Upper upper[PER];
+  u32 upper[PER];
   Post post;
   open_post(post, t.psi, thread);
   const u32 bytes = state_bytes(post) + post.mirrors;
@@ -129,10 +135,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
       } else if (n < N) {
         y = c_replay.state[(long long)own * N + n];
       }
-      if (n < N) {
-        const u32 slots = c_replay.upper[n];
-        upper[i] = {c_replay.item[n], (int)(slots & 0xFFFF), (int)(slots >> 16)};
-      }
+      upper[i] = n < N ? c_replay.upper[n] : 0;
       const bool odd = begin & 1;  // the buffer is the parity of the step
       publish_both(site[i], n, t.psi, odd, y,
                    kick_of(site[i], odd ? w[i][2] : w[i][0], (odd ? w[i][3] : w[i][1]) ^ t.half_turn), begin);
