@@ -47,7 +47,7 @@ BLOCK_BYTES = 226 * 2**10
 PADDING = 4
 """Numbers between rows of an array in shared memory."""
 
-FIXED_NUMBERS = 2048
+FIXED_NUMBERS = 6000
 """Numbers that are the same for all trajectories, up to which a block has a copy of its own."""
 
 MAX_SUMS = 16_000

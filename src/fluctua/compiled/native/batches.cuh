@@ -26,60 +26,73 @@ template <int power> INLINE V integer_power(V x) {
 
 INLINE V array_tanh(V x) { return m_tanh(x); }
 
-// y = A x for ROWS rows of A, or fewer
+// y = A x for ROWS rows of A, or fewer, and four trajectories
 template <int ROWS>
 INLINE void multiply_tile(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
                           int y_row) {
-  V sum[ROWS];
+  F sum[ROWS][4];
   const F* row[ROWS];
   EACH(r, ROWS) {
-    sum[r] = 0;
+    EACH(l, 4) sum[r][l] = 0;
     row[r] = a + (r < rows ? r : rows - 1) * a_row;
   }
   const bool aligned = (u64)a % 16 == 0;
   if (a_inner == 1 && a_row % 4 == 0 && inner % 4 == 0 && aligned) {
 #pragma unroll 2
     for (int k = 0; k < inner; k += 4) {
-      V column[4];
-      EACH(c, 4) column[c] = x[(k + c) * x_inner * BLOCKS];
+      Four column[4];
+      EACH(c, 4) column[c] = *(const Four*)(x + (k + c) * x_inner * BLOCKS);
       EACH(r, ROWS) {
         const Four w = *(const Four*)(row[r] + k);
-        EACH(c, 4) sum[r] += w.v[c] * column[c];
+        EACH(c, 4) EACH(l, 4) sum[r][l] += w.v[c] * column[c].v[l];
       }
     }
   } else if (ROWS % 4 == 0 && a_row == 1 && a_inner % 4 == 0 && rows >= ROWS && aligned) {
 #pragma unroll 4
     for (int k = 0; k < inner; k++) {
-      const V column = x[k * x_inner * BLOCKS];
+      const Four column = *(const Four*)(x + k * x_inner * BLOCKS);
       EACH(q, ROWS / 4) {
         const Four w = *(const Four*)(a + k * a_inner + 4 * q);
-        EACH(c, 4) sum[4 * q + c] += w.v[c] * column;
+        EACH(c, 4) EACH(l, 4) sum[4 * q + c][l] += w.v[c] * column.v[l];
       }
     }
   } else {
 #pragma unroll 4
     for (int k = 0; k < inner; k++) {
-      const V column = x[k * x_inner * BLOCKS];
-      EACH(r, ROWS) sum[r] += row[r][k * a_inner] * column;
+      const Four column = *(const Four*)(x + k * x_inner * BLOCKS);
+      EACH(r, ROWS) EACH(l, 4) sum[r][l] += row[r][k * a_inner] * column.v[l];
     }
   }
-  EACH(r, ROWS) if (r < rows) y[r * y_row * BLOCKS] = sum[r];
+  EACH(r, ROWS) if (r < rows) {
+    Four four;
+    EACH(l, 4) four.v[l] = sum[r][l];
+    *(Four*)(y + r * y_row * BLOCKS) = four;
+  }
 }
+
+#define QUARTERS (TRAJECTORIES / 4)
+#define ROW_TEAM (THREADS / QUARTERS)  // threads that share the rows of a product
 
 template <int ROWS>
 INLINE void multiply_rows(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
                           int y_row) {
 #pragma unroll 1
-  for (int r = team * ROWS; r < rows; r += TEAM * ROWS)
+  for (int r = threadIdx.x / QUARTERS * ROWS; r < rows; r += ROW_TEAM * ROWS)
     multiply_tile<ROWS>(rows - r, inner, a + r * a_row, a_row, a_inner, x, x_inner, y + r * y_row * BLOCKS, y_row);
 }
 
+// x, y: of the own trajectory
 INLINE void multiply(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
                      int y_row) {
-  if (rows >= 8 * TEAM)
+  const int first = 4 * ((int)threadIdx.x % QUARTERS) - lane;
+  x += first;
+  y += first;
+  if (rows >= 8 * ROW_TEAM)
     multiply_rows<8>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
-  else if (rows >= 3 * TEAM)
+  else if (rows > 2 * ROW_TEAM)
     multiply_rows<4>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
+  else if (rows > ROW_TEAM)
+    multiply_rows<2>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
   else
     multiply_rows<1>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
 }

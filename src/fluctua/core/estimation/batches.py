@@ -130,18 +130,15 @@ def plan_chunk(count: int, size: int, steps: int, state: int, parameters: int) -
 
     steps: T. state: bytes of a state and its weight.
     """
-    most = max(1, PATH_BYTES // (steps * state))
-    numbers = GPU_NUMBERS
-    if jax.default_backend() == "cpu":
-        most = min(most, CPU_TRAJECTORIES)
-        numbers = CPU_NUMBERS
+    on_cpu = jax.default_backend() == "cpu"
+    rows = (CPU_NUMBERS if on_cpu else GPU_NUMBERS) // max(64, round(parameters**0.5))
+    most = min(PATH_BYTES // (steps * state), CPU_TRAJECTORIES if on_cpu else rows)
     trajectories = size
-    while trajectories > most and trajectories > 1:
+    while trajectories > max(most, 1):
         trajectories //= 2
     batches = 1
     if trajectories == size:
         batches = max(1, min(-(-count // size), most // size))
-    rows = numbers // max(64, round(parameters**0.5))
     return Chunk(batches, trajectories, max(1, min(steps, rows // (batches * trajectories))))
 
 
