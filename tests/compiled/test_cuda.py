@@ -299,6 +299,17 @@ def test_a_whole_estimate_in_single_precision(monkeypatch, count):
         assert_same_estimate(estimator, theta, count, monkeypatch, 1e-4)
 
 
+@on_a_gpu
+@pytest.mark.parametrize("baseline", ["none", "time", "mean", "optimal"])
+def test_a_whole_estimate_transfers_nothing_by_jax(baseline):
+    estimator, theta = pendulum_estimator(baseline)
+    keys = jax.random.split(jax.random.key(0))
+    first, second = keys[0], keys[1]
+    estimator(first, theta, 40)
+    with jax.transfer_guard("disallow"):
+        jax.block_until_ready(estimator(second, theta, 40))
+
+
 @pytest.mark.usefixtures("kernels_of_device")
 def test_one_trajectory_has_no_error(monkeypatch):
     estimator, theta = pendulum_estimator("none")

@@ -239,13 +239,13 @@ class _DeviceCall(NamedTuple):
         name = call.plans[0].name
         count = call.count
         if name == "none":
-            return {"bar": self._load_table(np.zeros_like)[1:]}
+            return {"bar": self._load_zeros()}
         if name == "time":
             if call.needs_pilot:
                 pilot = self._bind_inputs(self.words[2:4], 0)
                 table = self._sum_rewards(pilot, max(plan.pilot for plan in call.plans)).to_go
             else:
-                table = self._load_table(np.asarray)
+                table = self._load_table()
             return {"bar": table[1:], "near": table[:1]}  # n+1: the reward at n precedes the kick
         rewards = self._sum_rewards(inputs, count)
         if name == "mean":
@@ -257,15 +257,21 @@ class _DeviceCall(NamedTuple):
         launched = self.library.launch("weights", inputs | places, count, self.steps, options)
         return places | self.library.average_weights(launched, self.flags)
 
-    def _load_table(self, make: Any) -> Any:
-        """Return make(λ̄) (T+1,) on the device; made again only for another table."""
-        source = self.call.tables.step
-        source = self.call.substrate.t if source is None else source
+    def _load_table(self) -> Any:
+        """Return λ̄ (T+1,) on the device; copied again only for another table."""
 
         def convert(values):
-            return make(np.asarray(values, self.kernel.real))
+            return np.asarray(values, self.kernel.real)
 
-        return self.library.keep(make.__name__, source, convert)
+        return self.library.keep("table", self.call.tables.step, convert)
+
+    def _load_zeros(self) -> Any:
+        """Return zeros (T,) on the device."""
+
+        def convert(t):
+            return np.zeros(len(t) - 1, self.kernel.real)
+
+        return self.library.keep("zeros", self.call.substrate.t, convert)
 
     def _sum_rewards(self, inputs: dict[str, Any], count: int) -> _Rewards:
         library = self.library
