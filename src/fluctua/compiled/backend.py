@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from fluctua.compiled import (
     cuda,
@@ -28,7 +27,7 @@ from fluctua.compiled.scalar import Unsupported
 from fluctua.core import arrays, draws, simulate, streamed
 from fluctua.core.estimate import Estimate
 from fluctua.core.estimation.batches import BatchSums
-from fluctua.core.process import AnyProcess, Process
+from fluctua.core.process import AnyProcess
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
@@ -207,7 +206,7 @@ class Compiled(NamedTuple):
                     "cupy",
                     "JAX has a GPU, and kernels for it need CuPy: pip install 'fluctua[cuda13]'",
                 )
-            parameters = sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
+            parameters = sum(leaf.size for leaf in jax.tree.leaves(theta))
             if parameters > MAX_GPU_PARAMETERS:
                 raise Unsupported(
                     "theta",
@@ -221,8 +220,8 @@ def _compiles_quickly(call: streamed.Call | twin_sweep.TwinCall) -> bool:
     if not isinstance(call, streamed.Call) or jax.default_backend() != "cpu":
         return False
     start = call.substrate.x0
-    plain = isinstance(call.substrate.recipe.process, Process) and start is not None
-    numbers = sum(np.size(leaf) for leaf in jax.tree.leaves((start, call.theta)))
+    plain = not isinstance(call.substrate.recipe.process, Jumps) and start is not None
+    numbers = sum(leaf.size for leaf in jax.tree.leaves((start, call.theta)))
     return plain and numbers <= QUICK_NUMBERS and not cuda.is_available()
 
 

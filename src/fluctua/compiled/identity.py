@@ -24,7 +24,6 @@ import numpy as np
 from fluctua.compiled import trace
 from fluctua.core import draws, scores, simulate
 from fluctua.core.arrays import Params, PyTree
-from fluctua.core.draws import Reparameterised
 from fluctua.core.model import EstimatorModel
 from fluctua.core.objective import Rewards
 from fluctua.core.process import STEPS, NoiseProduct, Process
@@ -91,7 +90,7 @@ def hash_parts(parts: list[str]) -> str:
 
 
 def _describe_model(model: EstimatorModel, shapes: StepShapes) -> Iterator[str]:
-    if model.score not in SCORES or isinstance(model.start, Reparameterised):
+    if model.score not in SCORES or isinstance(model.start, draws.Reparameterised):
         raise Opaque("score")
     yield f"score {SCORES.index(model.score)}"
     yield from _describe_process(model.process, shapes)

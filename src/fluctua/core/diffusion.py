@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import tree_util
 from jax.flatten_util import ravel_pytree
 from jax.scipy import linalg
 
 from fluctua.core import arrays, check, dependence
 from fluctua.core.arrays import Array, Params, PyTree
-from fluctua.core.host.programs import HostProgram, NoRule
+from fluctua.core.host import programs
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, NoiseProduct, Process
 from fluctua.core.text import names
@@ -528,8 +527,8 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
         return
     n = int(np.argmax(irregular))
     shown = "".join(
-        f", context{tree_util.keystr(path)} = {_format_value(leaf)}"
-        for path, leaf in tree_util.tree_leaves_with_path(context)
+        f", context{jax.tree_util.keystr(path)} = {_format_value(leaf)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(context)
     )
     where = f"{at(n)} (t = {t[n]:g}, x = {_format_value(x[n])}{shown})"
     check_regular(smooth, theta, x[n], t[n], context, where)
@@ -829,7 +828,7 @@ def _check_on_host(
     program, moved = _trace_on_host(process, *map(check.tree_signature, numbers))
     try:
         drift, sigma = program(*numbers)
-    except NoRule:
+    except programs.NoRule:
         return None
     q = sigma**2 / 2
     finite = np.isfinite(drift).all(axis=1) & np.isfinite(q).all(axis=1)
@@ -845,7 +844,9 @@ def _check_on_host(
 
 
 @functools.lru_cache(maxsize=256)
-def _trace_on_host(process: Process, *signatures: Any) -> tuple[HostProgram, np.ndarray]:
+def _trace_on_host(
+    process: Process, *signatures: Any
+) -> tuple[programs.HostProgram, np.ndarray]:
     """Drift and noise at several states, and the components (M,) that θ may move."""
     noise: Any = process.noise
 
@@ -855,7 +856,7 @@ def _trace_on_host(process: Process, *signatures: Any) -> tuple[HostProgram, np.
 
         return jax.vmap(at)(states)
 
-    program = HostProgram(evaluate, *map(check.abstract_tree, signatures))
+    program = programs.HostProgram(evaluate, *map(check.abstract_tree, signatures))
     drift, sigma = program.mark_dependent(True, False, False, False)
     return program, np.logical_or.reduce(drift | sigma)
 
