@@ -844,9 +844,7 @@ def _check_on_host(
 
 
 @functools.lru_cache(maxsize=256)
-def _trace_on_host(
-    process: Process, *signatures: Any
-) -> tuple[programs.HostProgram, np.ndarray]:
+def _trace_on_host(process: Process, *signatures: Any) -> tuple[programs.HostProgram, np.ndarray]:
     """Drift and noise at several states, and the components (M,) that θ may move."""
     noise: Any = process.noise
 
