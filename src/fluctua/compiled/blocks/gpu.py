@@ -22,9 +22,9 @@ from fluctua.compiled.blocks.nodes import LANE
 from fluctua.compiled.blocks.plan import Demand, find_operand
 from fluctua.compiled.blocks.write import (
     FunctionWriter,
-    Loop,
+    LoopNest,
     NumbersAhead,
-    Tables,
+    PlaceTables,
     write_index,
 )
 from fluctua.compiled.scalar import Unsupported
@@ -97,7 +97,7 @@ class _GpuWriter(FunctionWriter):
     def add_product(self, root: int, first: int) -> None:
         """Write the sum over trajectories of a product of two arrays with strides."""
         of = self.graph[root]
-        loop = Loop(of.shape)
+        loop = LoopNest(of.shape)
         sides = []
         for arg in of.args:
             source, places = self._find_places(arg)
@@ -176,7 +176,7 @@ def write_gpu_program(program: programs.ArrayProgram) -> programs.ArrayText:
     """Write the functions of a kernel for a GPU."""
     graph = program.graph
     ahead = NumbersAhead(graph)
-    tables = Tables()
+    tables = PlaceTables()
     roots = programs.place_roots(program, 1, OUTER_ELEMENTS)
     outers = [part for root in roots if root.outer for part in root.outer[:2]]
     added = [root.node for root in roots if root.outer is None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,26 +12,22 @@ import numpy as np
 
 from fluctua.compiled import ahead as precomputed
 from fluctua.compiled import cpu, kernels, toolchain
+from fluctua.compiled.blocks import ends
 from fluctua.compiled.blocks import program as programs
-from fluctua.compiled.blocks.nodes import ArrayGraph
-from fluctua.compiled.blocks.sums import evaluate_nodes, finish_sums
+from fluctua.compiled.blocks.numbers import NumbersOfCall
+from fluctua.compiled.blocks.sums import finish_sums
 from fluctua.compiled.passes import compute_noise_words
-from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import describe_shapes
-from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, PyTree, jit
-from fluctua.core.draws import Density
 from fluctua.core.estimation.batches import BatchSums
 from fluctua.core.streamed import Call, split_key
+
+__all__ = ["ArrayKernel", "NumbersOfCall", "find_array_kernel", "finish_call", "load_call"]
 
 BLOCK = 64
 """Trajectories that advance together, at most."""
 
 STORED_BYTES = 2**27
 """States and other numbers of a block that wait for its returns, at most; else it runs twice."""
-
-TIMED_BYTES = 2**28
-"""Numbers of all steps that depend on θ and the time alone, at most."""
 
 SPARED_BYTES = 2**25
 """Memory of a thread that is kept for the next call, at most."""
@@ -136,62 +131,6 @@ def _make_kernel(call: Call, block: int) -> ArrayKernel:
     return ArrayKernel(program, text, source, library, real, self_starting, ahead, [])
 
 
-# -------------------------------------------------------------------------------------- numbers
-
-
-class NumbersOfCall:
-    """Computes the numbers that are the same for all trajectories."""
-
-    def __init__(self, program: programs.ArrayProgram, text: programs.ArrayText):
-        self.graph: ArrayGraph = program.graph
-        self.theta = program.theta
-        self.places = text.ahead.places
-        self.sizes = text.ahead.sizes
-        names = {self.graph[n].data: n for n in program.places}
-        self.times = {name: names[f"{name}0"] for name in ("t", "dt")}
-        computed = [n for n in self.places if self.graph[n].op not in ("const", "input")]
-        self.computed = {
-            name: [n for n in computed if self.places[n][0] == name] for name in self.sizes
-        }
-        self._compute = jit(self._evaluate)
-
-    def _evaluate(self, theta: list[Any], t: Array, dt: Array) -> tuple[list[Any], list[Any]]:
-        known = dict(zip(self.theta, theta, strict=True))
-        shared = evaluate_nodes(self.graph, self.computed["shared"], known)
-
-        def at(t: Array, dt: Array) -> list[Any]:
-            inputs = {self.times["t"]: t, self.times["dt"]: dt}
-            return evaluate_nodes(self.graph, self.computed["timed"], known | inputs)
-
-        return shared, jax.vmap(at)(t, dt)
-
-    def fill(self, theta: Params, times: Any, real: np.dtype) -> dict[str, np.ndarray]:
-        """Return the arrays "shared" (·,) and "timed" (T, ·)."""
-        leaves = jax.tree.leaves(theta)
-        steps = len(times.dt)
-        if steps * self.sizes["timed"] * real.itemsize > TIMED_BYTES:
-            raise Unsupported(
-                "time", f"{self.sizes['timed']} numbers that change with time, at {steps} steps"
-            )
-        values: dict[int, Any] = dict(zip(self.theta, leaves, strict=True))
-        values |= {self.times["t"]: times.t[:-1], self.times["dt"]: times.dt}
-        if any(self.computed.values()):
-            shared, timed = self._compute(leaves, times.t[:-1], times.dt)
-            values |= dict(zip(self.computed["shared"], shared, strict=True))
-            values |= dict(zip(self.computed["timed"], timed, strict=True))
-        arrays = {
-            "shared": np.zeros(max(1, self.sizes["shared"]), real),
-            "timed": np.zeros((steps, max(1, self.sizes["timed"])), real),
-        }
-        for node, (name, first) in self.places.items():
-            of = self.graph[node]
-            value = np.asarray(of.data if of.op == "const" else values[node])
-            if name == "timed":
-                value = value.reshape(steps, -1)
-            arrays[name][..., first : first + of.size] = value if name == "timed" else value.ravel()
-        return arrays
-
-
 # ------------------------------------------------------------------------------------------ running
 
 
@@ -231,7 +170,7 @@ def load_call(kernel: ArrayKernel, call: Call) -> LoadedCall:
     if call.tables.step is not None:
         bar[:] = np.asarray(call.tables.step)[1:]
     arrays["bar"] = bar
-    arrays["reward"] = _start_rewards(call, ensemble, count, kernel.real)
+    arrays["reward"] = ends.start_rewards(call, ensemble, count, kernel.real)
     arrays["last"] = np.empty((kernel.program.state, count), kernel.real)
     return LoadedCall(arrays, ensemble)
 
@@ -247,9 +186,9 @@ def finish_call(
     rows = np.concatenate([leaf.reshape(len(sums), -1) for leaf in leaves], axis=1)
     returns = loaded.arrays["reward"]
     last = loaded.arrays["last"].T
-    ends = _add_ends(kernel, call, loaded.ensemble, returns, last, size)
-    if ends is not None:
-        rows = rows + ends
+    slopes = ends.add_ends(program.terminal_moves, call, loaded.ensemble, returns, last, size)
+    if slopes is not None:
+        rows = rows + slopes
     finite = bool(np.isfinite(rows).all() and np.isfinite(last).all())
     return BatchSums(jnp.asarray(returns), rows, last, finite)
 
@@ -268,10 +207,10 @@ def _run_batches(
     needed = kernel.library.workspace_bytes
     stored = needed(ctypes.c_int64(steps), ctypes.c_int64(1)) <= STORED_BYTES
     memory = needed(ctypes.c_int64(steps), ctypes.c_int64(int(stored)))
-    given = _BatchRun(count=count, steps=steps, first=first, size=size, stored=int(stored))
+    run = _BatchRun(count=count, steps=steps, first=first, size=size, stored=int(stored))
     for name, array in (arrays | {"totals": sums}).items():
         assert array.flags.c_contiguous
-        setattr(given, name, array.ctypes.data)
+        setattr(run, name, array.ctypes.data)
     spaces = kernel.spaces
     batches = len(sums)
     following = np.zeros(1, np.int64)
@@ -284,7 +223,7 @@ def _run_batches(
         if len(space) < memory:
             space = _allocate(memory)
         kernel.library.batch_sums(
-            ctypes.byref(given),
+            ctypes.byref(run),
             ctypes.c_void_p(following.ctypes.data),
             ctypes.c_int64(batches),
             ctypes.c_void_p(space.ctypes.data),
@@ -301,58 +240,3 @@ def _allocate(size: int) -> np.ndarray:
     buffer = np.empty(size + cpu.ALIGNED, np.uint8)
     first = -buffer.ctypes.data % cpu.ALIGNED
     return buffer[first : first + size]
-
-
-def _start_rewards(call: Call, ensemble: Any, count: int, real: np.dtype) -> np.ndarray:
-    """Return the rewards before the first step. (E,)"""
-    if ensemble is None or call.model.objective.initial is None:
-        return np.zeros(count, real)
-    rewards = terms.initial_rewards(call.model.objective, call.theta, ensemble.x, ensemble.context)
-    return np.array(rewards, real)
-
-
-def _add_ends(
-    kernel: ArrayKernel, call: Call, ensemble: Any, returns: np.ndarray, last: np.ndarray, size: int
-) -> np.ndarray | None:
-    """Return Σ (λ̂₀ − λ̄₋₁) ∂θ ln p₀ + ∂θ g_0 + ∂θ g_T of every batch (B, P); None if zero."""
-    model = call.model
-    start = isinstance(model.start, Density)
-    if not start and model.objective.initial is None and not kernel.program.terminal_moves:
-        return None
-    bar = 0.0 if call.tables.initial is None else call.tables.initial[0]
-    if ensemble is None:
-        first = jnp.broadcast_to(jnp.asarray(call.substrate.x0), last.shape)
-        context = None
-    else:
-        first = ensemble.x
-        context = ensemble.context
-    rows = (first, jnp.asarray(last), jnp.asarray(returns) - bar, context)
-    return np.asarray(_sum_ends(model, size, call.theta, rows))
-
-
-@partial(jit, static_argnums=(0, 1))
-def _sum_ends(model: terms.EstimatorModel, size: int, theta: Params, rows: PyTree) -> Array:
-    rewards = model.objective
-    count = len(rows[0])
-    batches = -(-count // size)
-
-    def split(v: Array) -> Array:
-        index = jnp.minimum(jnp.arange(batches * size), count - 1)
-        return v[index].reshape(batches, size, *v.shape[1:])
-
-    once = (jnp.arange(batches * size) < count).reshape(batches, size).astype(rows[0].dtype)
-
-    def weigh(theta: Params, rows: PyTree, once: Array) -> Array:
-        def one(first: Array, last: Array, weight: Array, context: PyTree) -> Array:
-            total = rewards.terminal(theta, last, context)
-            if rewards.initial is not None:
-                total = total + rewards.initial(theta, first, context)
-            if isinstance(model.start, Density):
-                total = total + weight * model.start.log_density(theta, first, context)
-            return total
-
-        return jnp.sum(once * jax.vmap(one)(*rows))
-
-    slopes = jax.vmap(jax.grad(weigh), in_axes=(None, 0, 0))(theta, jax.tree.map(split, rows), once)
-    leaves = jax.tree.leaves(slopes)
-    return jnp.concatenate([leaf.reshape(batches, -1) for leaf in leaves], axis=1)

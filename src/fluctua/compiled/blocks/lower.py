@@ -39,7 +39,8 @@ def _lower_jaxpr(
 
     def read(atom: Any) -> int:
         if isinstance(atom, Literal):
-            return graph.const(np.asarray(atom.val, atom.aval.dtype))
+            aval: Any = atom.aval
+            return graph.const(np.asarray(atom.val, aval.dtype))
         return known[atom]
 
     needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
@@ -62,8 +63,9 @@ def _lower_equation(graph: ArrayGraph, eqn: Any, inputs: list[int]) -> list[int]
         return _lower_jaxpr(graph, inner, [], inputs)
     try:
         for v in eqn.outvars:
-            if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) or v.aval.dtype.kind == "c":
-                raise Unsupported(name, f"of type {v.aval.dtype}")
+            dtype = v.aval.dtype
+            if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or dtype.kind == "c":
+                raise Unsupported(name, f"of type {dtype}")
         rule = RULES.get(name)
         if rule is None:
             raise Unsupported(name, "kernels on arrays have no rule for it")
@@ -96,8 +98,8 @@ def _leave_to_jax(graph: ArrayGraph, eqn: Any, inputs: list[int]) -> list[int]:
             continue
         dtype = v.aval.dtype
         kind = {"u": "i"}.get(getattr(dtype, "kind", "V"), getattr(dtype, "kind", "V"))
-        node = ArrayNode("ahead", tuple(inputs), v.aval.shape, kind, depends, None, one)
-        outputs.append(graph.add(node, (eqn.primitive.name, str(eqn.params), k)))
+        ahead = ArrayNode("ahead", tuple(inputs), v.aval.shape, kind, depends, None, one)
+        outputs.append(graph.add(ahead, (eqn.primitive.name, str(eqn.params), k)))
     return outputs
 
 

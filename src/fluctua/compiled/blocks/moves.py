@@ -14,13 +14,13 @@ from fluctua.compiled.blocks.nodes import ArrayGraph, ArrayNode, IndexMap, count
 from fluctua.compiled.scalar import Unsupported
 
 
-class Piece(NamedTuple):
+class Placement(NamedTuple):
     """Elements of one argument and their places in the array that they are put into.
 
     added: added to what is there, not put in its place.
     """
 
-    index: IndexMap
+    target: IndexMap
     added: bool
 
 
@@ -117,7 +117,7 @@ def assemble(
             places = places[kept]
         if places.size:
             args.append(node)
-            pieces.append(Piece(IndexMap(places), added))
+            pieces.append(Placement(IndexMap(places), added))
     nodes = [graph[a] for a in args]
 
     def put(*arrays: Any) -> Any:
@@ -126,7 +126,7 @@ def assemble(
         if base is not None:
             flat = rest.pop(0).ravel().astype(flat.dtype)
         for array, piece in zip(rest, pieces, strict=True):
-            at = flat.at[jnp.asarray(piece.index.places)]
+            at = flat.at[jnp.asarray(piece.target.places)]
             flat = at.add(array.ravel()) if piece.added else at.set(array.ravel())
         return flat.reshape(shape)
 
@@ -141,16 +141,16 @@ def assemble(
 
 
 def _put_constants(
-    shape: Sequence[int], has_base: bool, arrays: list[np.ndarray], pieces: Sequence[Piece]
+    shape: Sequence[int], has_base: bool, arrays: list[np.ndarray], pieces: Sequence[Placement]
 ) -> np.ndarray:
     flat = np.zeros(math.prod(shape), np.result_type(*arrays))
     if has_base:
         flat = arrays[0].ravel().copy()
     for array, piece in zip(arrays[has_base:], pieces, strict=True):
         if piece.added:
-            np.add.at(flat, piece.index.places, array.ravel())
+            np.add.at(flat, piece.target.places, array.ravel())
         else:
-            flat[piece.index.places] = array.ravel()
+            flat[piece.target.places] = array.ravel()
     return flat.reshape(shape)
 
 

@@ -17,7 +17,9 @@ import numpy as np
 
 from fluctua.compiled.scalar import Unsupported
 
-THETA, TIMED, LANE = 1, 2, 4
+THETA = 1
+TIMED = 2
+LANE = 4
 """What a node depends on: parameters, time, trajectory."""
 
 MAX_ELEMENTS = 4_000_000
@@ -166,14 +168,14 @@ class ArrayGraph:
 
     def reachable(self, roots: Sequence[int]) -> list[int]:
         """Return all nodes that roots depend on, in order."""
-        found: set[int] = set()
+        reached: set[int] = set()
         waiting = list(roots)
         while waiting:
             node = waiting.pop()
-            if node not in found:
-                found.add(node)
+            if node not in reached:
+                reached.add(node)
                 waiting.extend(self.nodes[node].args)
-        return sorted(found)
+        return sorted(reached)
 
 
 def count_elements(shape: Sequence[int]) -> np.ndarray:

@@ -36,12 +36,12 @@ class Demand(NamedTuple):
 
     stored: nodes that must be stored.
     added: nodes that are added up, in a loop of their own.
-    given: nodes that are stored already.
+    existing: nodes that are stored already.
     """
 
     stored: Sequence[int]
     added: Sequence[int]
-    given: Iterable[int]
+    existing: Iterable[int]
 
 
 class Use(NamedTuple):
@@ -54,9 +54,9 @@ class Use(NamedTuple):
 
 def plan_storage(graph: ArrayGraph, demand: Demand) -> list[int]:
     """Return the nodes to store, in the order in which they are computed."""
-    given = set(demand.given)
+    existing = set(demand.existing)
     lanes = [n for n in graph.reachable([*demand.stored, *demand.added]) if graph[n].depends & LANE]
-    cost = _make_cost(graph, given)
+    cost = _make_cost(graph, existing)
     # loops that evaluate a node, by owner, and the views through which they see it: an element is
     # evaluated once per loop and way
     uses: dict[int, set[Use]] = defaultdict(set)
@@ -66,7 +66,7 @@ def plan_storage(graph: ArrayGraph, demand: Demand) -> list[int]:
     stored = []
     for n in reversed(lanes):
         of = graph[n]
-        if n in given or of.op == "input" or not (n in forced or uses[n]):
+        if n in existing or of.op == "input" or not (n in forced or uses[n]):
             continue
         work = cost(n)
         keep = n in forced or is_stored(of.op)
@@ -89,12 +89,12 @@ def plan_storage(graph: ArrayGraph, demand: Demand) -> list[int]:
     return stored[::-1]
 
 
-def _make_cost(graph: ArrayGraph, given: set[int]):
+def _make_cost(graph: ArrayGraph, existing: set[int]):
     @cache
     def cost(node: int) -> int:
         """Cost of one element where it is computed at its use."""
         of = graph[node]
-        if node in given or is_stored(of.op) or of.op == "input" or not of.depends & LANE:
+        if node in existing or is_stored(of.op) or of.op == "input" or not of.depends & LANE:
             return 1
         own = FORMS[of.op][1] if of.op in FORMS else 0
         return own + sum(cost(a) for a in dict.fromkeys(of.args))

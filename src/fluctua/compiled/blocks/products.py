@@ -38,7 +38,7 @@ def _reduce_truths(op: str) -> Callable:
         if graph[x].kind != "b":
             raise Unsupported(eqn.primitive.name, "bits of integers")
         numbers = apply_elementwise(graph, "as_number", (x,), lambda a: a.astype(jnp.float32))
-        whole = {"min": jnp.min, "max": jnp.max}[op]
+        whole: Callable[..., Any] = jnp.min if op == "min" else jnp.max
         reduced = reduce_axes(graph, op, numbers, axes, lambda a: whole(a, axis=axes))
         zero = graph.const(np.zeros((), np.float32))
         return apply_elementwise(graph, "ne", (reduced, zero), jnp.not_equal)
@@ -52,8 +52,8 @@ def reduce_axes(
     """Add the combination of the elements along axes. op: "sum", "prod", "max", "min"."""
     of = graph[x]
     if of.op == "const":
-        whole = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[op]
-        return graph.const(np.asarray(whole(of.data, axis=axes), of.data.dtype))
+        combined = getattr(np, op)(of.data, axis=axes)
+        return graph.const(np.asarray(combined, of.data.dtype))
     if of.kind != "f":
         raise Unsupported(f"reduce_{op}", "of integers or truth values")
     rest = [axis for axis in range(len(of.shape)) if axis not in axes]
@@ -66,7 +66,7 @@ def reduce_axes(
     rows = graph.view(x, moved, moved.shape)
 
     def combine(array: Any) -> Any:
-        return evaluate(jnp.transpose(array, np.argsort(order)))
+        return evaluate(jnp.transpose(array, np.argsort(order).tolist()))
 
     node = ArrayNode(f"reduce_{op}", (rows,), shape, "f", of.depends, len(rest), combine)
     return graph.add(node, len(rest))
@@ -97,8 +97,8 @@ def multiply(graph: ArrayGraph, left: int, right: int, shape: tuple[int, ...]) -
         def contract(p: Any, q: Any) -> Any:
             return jnp.einsum("gmk,gnk->gmn", p, q)
 
-        whole = (groups, m, n)
-        product = graph.add(ArrayNode("dot", (left, right), whole, "f", depends, None, contract), 0)
+        node = ArrayNode("dot", (left, right), (groups, m, n), "f", depends, None, contract)
+        product = graph.add(node, None)
         return graph.view(product, np.arange(groups * m * n), shape)
     if groups * m * n * k > MAX_PRODUCT:
         raise Unsupported("dot_general", "a large product of two arrays of the trajectory")
@@ -179,21 +179,21 @@ def _triangular_solve(graph: ArrayGraph, eqn: Any, a: int, b: int) -> int:
     turned = p["transpose_a"] == p["left_side"]
     lower = p["lower"] != turned
     rows = range(n) if lower else range(n - 1, -1, -1)
-    found: dict[tuple[int, int], int] = {}
+    solution: dict[tuple[int, int], int] = {}
     for c in range(sides):
         for i in rows:
             total = _take(graph, b, *((i, c) if p["left_side"] else (c, i)))
             for k in range(i) if lower else range(i + 1, n):
                 factor = _take(graph, a, *((k, i) if turned else (i, k)))
-                total = _subtract(graph, total, factor, found[k, c])
+                total = _subtract(graph, total, factor, solution[k, c])
             if not p["unit_diagonal"]:
                 pivot = _take(graph, a, i, i)
                 total = apply_elementwise(graph, "div", (total, pivot), jnp.divide)
-            found[i, c] = total
+            solution[i, c] = total
     shape = graph[b].shape
     places = [
         (node, np.array([i * sides + c if p["left_side"] else c * n + i]))
-        for (i, c), node in found.items()
+        for (i, c), node in solution.items()
     ]
     return assemble(graph, shape, None, places)
 

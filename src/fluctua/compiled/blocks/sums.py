@@ -46,10 +46,10 @@ def find_outer(graph: ArrayGraph, node: int, least: int = OUTER_ELEMENTS) -> Out
     strides = []
     for arg in of.args:
         source, places = graph.trace_source(arg)
-        found = None if places is None else find_strides(places, of.shape)
-        if found is None:
+        layout = None if places is None else find_strides(places, of.shape)
+        if layout is None:
             return None
-        strides.append(found.strides)
+        strides.append(layout.strides)
     axes = range(len(of.shape))
     if any(strides[0][k] and strides[1][k] for k in axes):
         return None
@@ -62,9 +62,10 @@ def find_outer(graph: ArrayGraph, node: int, least: int = OUTER_ELEMENTS) -> Out
     numbers = np.transpose(np.arange(of.size).reshape(of.shape), [*rows, *columns]).reshape(m, n)
     first, second = of.args
     if m > n:  # columns are the longer
-        first, second, numbers, m, n = second, first, numbers.T, n, m
-    left = graph.view(first, numbers[:, 0], (m,))
-    right = graph.view(second, numbers[0], (n,))
+        first, second = of.args[::-1]
+        numbers = numbers.T
+    left = graph.view(first, numbers[:, 0], numbers.shape[:1])
+    right = graph.view(second, numbers[0], numbers.shape[1:])
     return Outer(left, right, np.argsort(numbers.ravel()))
 
 

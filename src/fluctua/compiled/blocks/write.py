@@ -36,7 +36,7 @@ class NumbersAhead:
         return self.places[node]
 
 
-class Tables:
+class PlaceTables:
     """Places of elements that have no strides, as arrays of the C++ text."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Tables:
         return self.names[key]
 
 
-class Loop(NamedTuple):
+class LoopNest(NamedTuple):
     """Indices of a loop nest over a shape: their names, and the lengths that are not 1."""
 
     shape: tuple[int, ...]
@@ -72,16 +72,16 @@ class Loop(NamedTuple):
         ]
 
 
-def write_index(loop: Loop, places: np.ndarray, tables: Tables) -> str:
+def write_index(loop: LoopNest, places: np.ndarray, tables: PlaceTables) -> str:
     """Return the place of an element in C++, for each index of a loop nest."""
-    found = find_strides(places, loop.shape)
-    if found is None:
+    layout = find_strides(places, loop.shape)
+    if layout is None:
         strides = np.cumprod([1, *loop.shape[:0:-1]])[::-1]
         return f"{tables.name(places)}[{_write_sum(0, strides.tolist(), loop)}]"
-    return _write_sum(found.offset, found.strides, loop)
+    return _write_sum(layout.offset, layout.strides, loop)
 
 
-def _write_sum(offset: int, strides: Sequence[int], loop: Loop) -> str:
+def _write_sum(offset: int, strides: Sequence[int], loop: LoopNest) -> str:
     terms = [
         name if stride == 1 else f"{stride} * {name}"
         for stride, name, length in zip(strides, loop.names, loop.shape, strict=True)
@@ -99,7 +99,7 @@ class FunctionWriter:
     buffers: C++ names of arrays that exist, by node.
     """
 
-    def __init__(self, graph: ArrayGraph, ahead: NumbersAhead, tables: Tables):
+    def __init__(self, graph: ArrayGraph, ahead: NumbersAhead, tables: PlaceTables):
         self.graph = graph
         self.ahead = ahead
         self.tables = tables
@@ -114,13 +114,13 @@ class FunctionWriter:
             self.buffers[node] = targets.get(node) or self._allocate(node)
             self._store(node)
 
-    def write_outputs(self, outputs: Sequence[tuple[int, str]], given: dict[int, str]) -> None:
+    def write_outputs(self, outputs: Sequence[tuple[int, str]], existing: dict[int, str]) -> None:
         """Write a function that stores nodes in the arrays of the given names."""
         targets: dict[int, str] = {}
         for node, name in outputs:
-            if self.graph[node].depends & LANE and node not in given:
+            if self.graph[node].depends & LANE and node not in existing:
                 targets.setdefault(node, name)
-        self.write(Demand(list(targets), [], given), targets)
+        self.write(Demand(list(targets), [], existing), targets)
         for node, name in outputs:
             if self.buffers.get(node) != name:
                 self._store_elements(node, name, np.arange(self.graph[node].size), False)
@@ -133,7 +133,7 @@ class FunctionWriter:
 
     # ------------------------------------------------------------------------------------ elements
 
-    def read(self, node: int, places: np.ndarray, loop: Loop) -> str:
+    def read(self, node: int, places: np.ndarray, loop: LoopNest) -> str:
         """Return the C++ of one element of an array that exists, or of a number ahead."""
         of = self.graph[node]
         if of.depends & LANE:
@@ -148,7 +148,7 @@ class FunctionWriter:
         text = f"{array}[{first} + {index}]"
         return f"mask({text} != F(0))" if of.kind == "b" else f"bc({text})"
 
-    def evaluate(self, root: int, loop: Loop) -> tuple[list[str], str]:
+    def evaluate(self, root: int, loop: LoopNest) -> tuple[list[str], str]:
         """Return the statements that compute an element of a node, and its name."""
         lines: list[str] = []
         names: dict[tuple[int, int], str] = {}
@@ -194,14 +194,14 @@ class FunctionWriter:
             if has_base:
                 self._store_elements(args.pop(0), target, np.arange(of.size), False)
             for arg, piece in zip(args, pieces, strict=True):
-                self._store_elements(arg, target, piece.index.places, piece.added)
+                self._store_elements(arg, target, piece.target.places, piece.added)
         else:
             buffer = self.buffers.pop(node)
             self._store_elements(node, target, np.arange(of.size), False)
             self.buffers[node] = buffer
 
     def _store_elements(self, node: int, target: str, places: np.ndarray, added: bool) -> None:
-        loop = Loop(self.graph[node].shape)
+        loop = LoopNest(self.graph[node].shape)
         lines, value = self.evaluate(node, loop)
         if self.graph[node].kind == "b":
             value = f"sel({value}, bc(F(1)), bc(F(0)))"
@@ -215,10 +215,10 @@ class FunctionWriter:
     def _store_reduction(self, node: int, target: str) -> None:
         of = self.graph[node]
         op = of.op.removeprefix("reduce_")
-        loop = Loop(self.graph[of.args[0]].shape)
+        loop = LoopNest(self.graph[of.args[0]].shape)
         kept = of.data
         lines, value = self.evaluate(of.args[0], loop)
-        outside = Loop(loop.shape[:kept])
+        outside = LoopNest(loop.shape[:kept])
         index = write_index(outside, np.arange(of.size), self.tables)
         inner = loop.heads(range(kept, len(loop.shape)))
         body = [*lines, f"total = {COMBINE[op].format('total', value)};"]
@@ -242,7 +242,7 @@ class FunctionWriter:
         array, first = self.ahead.find(matrix)
         x, (x0, xg, xc, xk) = self._find_strided(lane)
         step, across = (1, n) if lane_first else (n, 1)
-        loop = Loop((of.shape[0], columns))
+        loop = LoopNest((of.shape[0], columns))
         a = _write_sum(first + a0, (ag, 0), loop)
         place = _write_sum(x0, (xg, xc), loop)
         out = _write_sum(0, (m * n, across), loop)
@@ -258,20 +258,19 @@ class FunctionWriter:
     def _find_strided(self, node: int) -> tuple[int, tuple[int, ...]]:
         """Return an array, and offset and strides of the elements of a node in it."""
         operand = find_operand(self.graph, node)
-        size = self.graph[node].size
-        places = np.arange(size)
-        if operand != node:
-            _, places = self.graph.trace_source(node)
-        found = find_strides(places, self.graph[node].shape)
-        assert found is not None
-        return operand, (found.offset, *found.strides)
+        source, places = self.graph.trace_source(node)
+        if operand != source or places is None:
+            places = np.arange(self.graph[node].size)
+        layout = find_strides(places, self.graph[node].shape)
+        assert layout is not None
+        return operand, (layout.offset, *layout.strides)
 
     # ---------------------------------------------------------------------------------------- sums
 
     def add_elements(self, node: int, first: int) -> None:
         """Write the loop that adds a node to sums per lane, from place `first` on."""
         of = self.graph[node]
-        loop = Loop(of.shape)
+        loop = LoopNest(of.shape)
         lines, value = self.evaluate(node, loop)
         index = write_index(loop, np.arange(of.size), self.tables)
         body = [
