@@ -122,6 +122,15 @@ def test_a_better_step():
 
 
 @pytest.mark.usefixtures("kernels_of_device")
+def test_uneven_steps():  # equal ones share their numbers
+    with jax.enable_x64(False):
+        own = PROCESSES["pendulum"]()
+        t = jnp.cumsum(jnp.where(jnp.arange(42) % 3 == 0, 1.7, 1.0)) * own.dt
+        case = (own.process, own.objective, own.start, t, own.theta)
+        assert_alike((*case, "mean"), 2e-5)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
 def test_sums_that_registers_do_not_hold(monkeypatch):
     monkeypatch.setattr(cuda, "REGISTERS", 5)  # of the pendulum, six
     of_the_benchmark("pendulum", "time", 2e-5)

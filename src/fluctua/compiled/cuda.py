@@ -41,6 +41,9 @@ BLOCK_BYTES = 200 * 2**10
 MAX_INLINE_WAVES = 40
 """Sines and cosines per step up to which each is inlined, with its reduction of large arguments."""
 
+MAX_STEADY = 32
+"""Numbers of a step up to which registers keep them, if all steps have the same."""
+
 MAX_UNROLLED = 400
 """Nodes of a program up to which several steps are written out one after the other."""
 
@@ -138,11 +141,18 @@ class GpuSource(NamedTuple):
         in_registers = batch > 1 and 0 < len(self.layout.normals) <= 4
         return short and not self.twin and bool(helpers or in_registers)
 
-    def write(self, name: str, helpers: int = 0, threads: int = 0) -> str:
+    def can_be_steady(self) -> bool:
+        """Whether equal steps share all their numbers: time enters by its steps alone."""
+        graph = self.program.graph
+        inputs = {graph.ops[node] for node in graph.find_reachable(self.layout.timed)}
+        return len(self.layout.timed) <= MAX_STEADY and not inputs & {"t", "table", "external"}
+
+    def write(self, name: str, helpers: int = 0, threads: int = 0, *, steady: bool = False) -> str:
         """Return the complete text of a pass.
 
         name: "rewards_summed", "weights", "sweep", "twin_forward" or "twin_backward". helpers: as
-        of `block_threads`. threads: of a block, in place of `block_threads`.
+        of `block_threads`. threads: of a block, in place of `block_threads`. steady: all steps have
+        the same numbers.
         """
         block = threads or self.block_threads(name, helpers)
         batch = self.count_steps_drawn(32 if helpers else block)
@@ -160,6 +170,7 @@ class GpuSource(NamedTuple):
             "MANY_FUNCTIONS": int(count_waves(self.program) > MAX_INLINE_WAVES),
             "THETA": "double" if self.theta == np.float64 else "float",
             "BATCH": batch,
+            "STEADY": int(steady),
             "UNROLLED": int(self.is_unrolled(batch, helpers)),
         }
         ahead = []
@@ -260,6 +271,7 @@ class GpuArrays:
         self._passes: dict[str, _Pass] = {}
         self._sources: dict[tuple[str, int], str] = {}
         self._kept: dict[str, tuple[Any, Any]] = {}
+        self._steady: tuple[Any, bool] = (None, False)
 
     def copy(self, values: Any) -> Any:
         """Copy values to the device, for a pass to write to."""
@@ -320,6 +332,14 @@ class GpuArrays:
 
         return self.keep("times", substrate.times, concatenate)
 
+    def is_steady(self, substrate: Simulator) -> bool:
+        """Whether all steps of a simulator have the same numbers."""
+        if self._steady[0] is not substrate.times:
+            dt = np.asarray(substrate.times.dt)
+            steady = self.source.can_be_steady() and bool((dt == dt[0]).all())
+            self._steady = (substrate.times, steady)
+        return self._steady[1]
+
     def load_parameters(self, *thetas: Params) -> Any:
         """Return parameters as one vector."""
         return self.from_jax(concatenate_parameters(*thetas))
@@ -342,17 +362,19 @@ class GpuArrays:
         if compiled.ahead is None:
             _write_shared(self.cp, compiled.module, arrays["shared"])
         else:
-            timed = self.empty(steps, len(self.source.layout.timed))
+            rows = 1 if arrays.get("steady") else steps
+            timed = self.empty(rows, len(self.source.layout.timed))
             target = timed if timed.size else np.uint64(0)
             numbers = (
                 np.int64(steps),
+                np.int64(rows),
                 arrays["theta"],
                 arrays["times"],
                 compiled.shared,
                 target,
                 arrays["flags"],
             )
-            compiled.ahead((-(-steps // 128),), (128,), numbers)
+            compiled.ahead((-(-rows // 128),), (128,), numbers)
             arrays = arrays | {"timed": timed}
         return {
             key: self.cp.asarray(v) if type(v) is np.ndarray else v for key, v in arrays.items()
@@ -472,9 +494,11 @@ class GpuLibrary(GpuArrays):
         block_bytes = self.source.block_bytes(name)
         helpers = 0 if block_bytes else self._count_helpers(count)
         block = self.source.block_threads(name, helpers)
-        if (name, helpers) not in self._sources:
-            self._sources[name, helpers] = self.source.write(name, helpers)
-        compiled = self.compile_pass("one_pass", self._sources[name, helpers], block_bytes)
+        steady = bool(arrays.get("steady"))
+        code = (f"{name}, steady" if steady else name, helpers)
+        if code not in self._sources:
+            self._sources[code] = self.source.write(name, helpers, steady=steady)
+        compiled = self.compile_pass("one_pass", self._sources[code], block_bytes)
         together = block // 32 if helpers == 0 else 1
         warps = -(-self._count_warps(count, options.sums) // together) * together
         totals = None

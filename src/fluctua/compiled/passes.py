@@ -141,6 +141,7 @@ class KernelCall(NamedTuple):
                 "stream": stream,
                 "theta": self.words[4:],
                 "times": device.load_times(substrate),
+                "steady": device.is_steady(substrate),
                 "x": device.keep("x", substrate.x0, start),
             }
         else:

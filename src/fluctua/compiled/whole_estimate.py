@@ -229,6 +229,7 @@ class _DeviceCall(NamedTuple):
             "first": first,
             "theta": self.words[4:],
             "times": library.load_times(substrate),
+            "steady": library.is_steady(substrate),
             "x": library.keep("x", substrate.x0, start),
             "flags": self.flags,
         }

@@ -13,11 +13,11 @@ struct Ahead {
   }
   NUMBERS_AHEAD
 };
-// times: t (T+1,), then dt (T,)
-extern "C" __global__ void numbers_ahead(i64 steps, const THETA* theta, const double* times, F* shared, F* timed,
-                                         int* flags) {
+// times: t (T+1,), then dt (T,). rows: T, or 1 if all steps have the same numbers.
+extern "C" __global__ void numbers_ahead(i64 steps, i64 rows, const THETA* theta, const double* times, F* shared,
+                                         F* timed, int* flags) {
   const i64 n = blockIdx.x * (i64)128 + threadIdx.x;
   const double origin[] = {times[0], times[1], times[steps]};
   if (n == 0) Ahead::shared(theta, origin, 0, 0, shared, flags);
-  if (n < steps) Ahead::timed(theta, origin, times[n], times[steps + 1 + n], timed + n * TIMED, flags);
+  if (n < rows) Ahead::timed(theta, origin, times[n], times[steps + 1 + n], timed + n * TIMED, flags);
 }

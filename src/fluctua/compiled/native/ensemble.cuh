@@ -15,7 +15,7 @@ __constant__ F c_shared[AT_LEAST_ONE(SHARED)];
 
 struct Run {
   i64 count, steps, first;  // first: the number of the first trajectory
-  const F* timed;           // (T, TIMED): the same for all trajectories
+  const F* timed;           // (T, TIMED), or of the first step alone: the same for all trajectories
   const F *x, *context;     // (STATE, E) or (STATE,), (CONTEXT, E)
   const u32* stream;        // (STREAM, E), or the key
   const F* guess;           // (E,) the return, or near it; the same for all if there is none
@@ -203,6 +203,18 @@ INLINE void ended(const Trajectory& own, const Run& run, i64 j) {
   EACH(k, STATE) run.last[k * run.count + j] = own.x[k];
   run.reward[j] = own.reward;
 }
+
+// The numbers of step n that all trajectories share. On a uniform grid they may be those of the first (STEADY): read
+// once, they need not be waited for.
+#if STEADY
+#define SHARED_BY_STEPS          \
+  F steady[AT_LEAST_ONE(TIMED)]; \
+  EACH(k, TIMED) steady[k] = run.timed[k];
+#define STEP_NUMBERS(n) steady
+#else
+#define SHARED_BY_STEPS
+#define STEP_NUMBERS(n) (run.timed + (n) * TIMED)
+#endif
 
 // ------------------------------------------------------------------------------------------ sums over the ensemble
 

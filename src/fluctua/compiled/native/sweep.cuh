@@ -4,6 +4,7 @@
 // ------------------------------------------------------------------------------------------ rewards alone
 
 INLINE void rewarded(const Run& run) {
+  SHARED_BY_STEPS
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
     const bool here = index < run.count && FIRST_WARP;
@@ -12,7 +13,7 @@ INLINE void rewarded(const Run& run) {
     begun(own, run, j);
     each_step(own.stream, run.steps, [&](i64 n, const V* z) {
       V y[STATE], g, r;
-      step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, own.stream, n);
+      step_rewards(c_shared, STEP_NUMBERS(n), own.c, own.x, z, y, g, r, own.stream, n);
       own.reward += g;
       own.reward += r;
       const V survival = own.x[STATE - 1];
@@ -45,6 +46,7 @@ extern __shared__ __align__(16) unsigned char shared[];
 
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
 template <bool LEFT_OUT> INLINE void swept(const Run& run) {
+  SHARED_BY_STEPS
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
     const bool here = index < run.count && FIRST_WARP;
@@ -62,7 +64,7 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
     bool dominated = false;
     each_step(own.stream, run.steps, [&](i64 n, const V* z) {
       V y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)], q[AT_LEAST_ONE(SLOPES)];
-      step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e, q, own.stream, n);
+      step_scores(c_shared, STEP_NUMBERS(n), own.c, own.x, z, y, g, r, s, e, q, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
       if (LEFT_OUT) {
@@ -113,6 +115,7 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
 
 // Σ U² and Σ λ U² over the ensemble at every step
 INLINE void weighed(const Run& run) {
+  SHARED_BY_STEPS
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
     const bool here = index < run.count && FIRST_WARP;
@@ -122,7 +125,7 @@ INLINE void weighed(const Run& run) {
     const V guess = guessed(run, j);
     each_step(own.stream, run.steps, [&](i64 n, const V* z) {
       V y[STATE], g, r, s[AT_LEAST_ONE(SCORES)];
-      step_weights(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, own.stream, n);
+      step_weights(c_shared, STEP_NUMBERS(n), own.c, own.x, z, y, g, r, s, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;
       summed<2 * AT_LEAST_ONE(SCORES)>(run.sums, n, [&](int k) {
