@@ -201,6 +201,21 @@ def test_cores_change_no_bit(monkeypatch):
     np.testing.assert_array_equal(*rows)
 
 
+def test_single_gradients_where_arrays_have_no_rule():
+    """Complex numbers are known to kernels whose arrays are written out."""
+
+    def drift(theta, x):
+        wave = jnp.exp(1j * theta) @ (x[:2] + 1j * x[2:])
+        return -x + jnp.stack([wave.real, wave.imag, wave.real, -wave.imag])
+
+    process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
+    target = fl.Objective(terminal=lambda theta, x: x[0])
+    start = jnp.ones(4)
+    theta = jnp.array([0.3, 0.5])
+    results = sum_both(process, target, start, np.linspace(0, 0.3, 14), theta, count=40)
+    assert_equal(results, 1e-5)
+
+
 def test_an_operation_without_a_rule_is_named():
     process, target, theta = make_network((3, 25, 31, 3))
     sorted_drift = fl.Process(lambda theta, x: process.drift(theta, jnp.sort(x)), process.noise)

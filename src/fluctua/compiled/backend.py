@@ -149,8 +149,23 @@ class Compiled(NamedTuple):
                 return gpu.sum_batches_on_gpu(call, size)
             return array_kernels.sum_batches_by_kernel(call, size)
         except Unsupported as problem:
+            return self._add_single_gradients(call, size, problem)
+
+    def _add_single_gradients(
+        self, call: streamed.Call, size: int, problem: Unsupported
+    ) -> BatchSums | None:
+        """Return the sums of gradients by a kernel whose arrays are written out.
+
+        problem: of a kernel on arrays, which has rules for fewer operations.
+        """
+        try:
+            swept = passes.collect_samples(call, self.choose_place(call.theta))
+        except passes.NotFinite:
+            return None
+        except Unsupported:
             self._refuse(problem)
             return None
+        return array_kernels.add_gradients(swept, size)
 
     def parts(self, call: twin_sweep.TwinCall) -> twin_sweep.Parts | None:
         """Return the two parts of the gradients with a twin; None leaves the call to JAX."""

@@ -19,7 +19,7 @@ from fluctua.compiled.blocks.sums import finish_sums
 from fluctua.compiled.passes import compute_noise_words
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core.estimation.batches import BatchSums
-from fluctua.core.streamed import Call, split_key
+from fluctua.core.streamed import Call, SweepResult, split_key
 
 __all__ = ["ArrayKernel", "NumbersOfCall", "find_array_kernel", "finish_call", "load_call"]
 
@@ -143,6 +143,13 @@ def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
     numbers = {"count": call.count, "size": size, "first": call.first or 0}
     _run_batches(kernel, loaded.arrays, sums, **numbers)
     return finish_call(kernel, call, loaded, sums, size)
+
+
+def add_gradients(swept: SweepResult, size: int) -> BatchSums:
+    """Return sums over batches of single gradients. size: trajectories per batch."""
+    rows = np.asarray(swept.gradients, float)
+    sums = np.add.reduceat(rows, np.arange(0, len(rows), size))
+    return BatchSums(swept.returns, sums, swept.last, swept.finite)
 
 
 class LoadedCall(NamedTuple):
