@@ -28,6 +28,7 @@ struct double2 { double x, y; };
 struct Index { unsigned x, y, z; };
 Index threadIdx, blockIdx, blockDim, gridDim;
 using std::fabs;
+using std::fma;
 using std::isfinite;
 using std::log2;
 using std::max;

@@ -9,6 +9,9 @@
 
 #define ROW_TO_GO 4          // rows of a step in shared memory: ω, χ, κ, κ, λ̂
 #define STEP_ROWS (5 * ROW)  // their numbers
+#define LOADS     ((ROW + BIN_THREADS - 1) / BIN_THREADS)  // trajectories that a thread brings
+
+static_assert(BIN_THREADS % TOGETHER == 0, "trajectories of a thread have the same place in their blocks");
 
 struct Item {  // what a block settles; a bond of −1 is none
   int site, first, second, with_site;
@@ -103,24 +106,33 @@ __device__ __forceinline__ void weigh(const Real (&u)[MEMBERS], const Real (&l)[
   }
 }
 
-// Returns a bit for each member that the quotient is not exact enough for.
-__device__ __forceinline__ u32 settle_value(const Real (&u)[MEMBERS], const Real (&l)[MEMBERS], Real s0, Real s1,
-                                            Real (&g)[MEMBERS]) {
-  const Real inverse = s0 > 0 ? quotient((Real)1, s0) : (Real)0, mean = s1 * inverse;
-  u32 rare = 0;
+// 1/S0; where S0 is 0 all scores are, and their weight is 0 whatever it is.
+__device__ __forceinline__ Real inverse_of(Real s0) { return quotient((Real)1, max(s0, (Real)1e-37)); }
+
+// The share of a bin's weight that is not a member's own, and whether it is too small for a difference.
+__device__ __forceinline__ Real share_of_others(Real u, Real inverse) { return fma(-(u * u), inverse, (Real)1); }
+__device__ __forceinline__ bool is_small(Real share) { return share < (Real)(1.0 / 1024); }
+
+// Returns whether a member was left out, whose own share is too large.
+__device__ __forceinline__ bool settle_value(const Real (&u)[MEMBERS], const Real (&l)[MEMBERS], Real s0, Real s1,
+                                             Real (&g)[MEMBERS]) {
+  const Real inverse = inverse_of(s0), mean = s1 * inverse;
+  bool left_out = false;
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r) {
-    const Real others = 1 - u[r] * u[r] * inverse;
-    if (others < (Real)(1.0 / 1024))
-      rare |= 1u << r;
-    else
-      g[r] += quotient(l[r] - mean, others) * u[r];
+    const Real others = share_of_others(u[r], inverse);
+    const Real part = quotient(l[r] - mean, others) * u[r];
+    left_out = left_out || is_small(others);
+    g[r] += is_small(others) ? (Real)0 : part;
   }
-  return rare;
+  return left_out;
 }
 
 __device__ __forceinline__ void settle_rare(const Bin& bin, const Real* score, const Real* to_go,
-                                            const Real (&u)[MEMBERS], u32 rare, Real (&g)[MEMBERS]) {
+                                            const Real (&u)[MEMBERS], Real s0, Real (&g)[MEMBERS]) {
+  u32 rare = 0;  // a bit for each member that was left out
+#pragma unroll
+  for (int r = 0; r < MEMBERS; ++r) rare |= is_small(share_of_others(u[r], inverse_of(s0))) ? 1u << r : 0u;
   for (u32 waiting = __ballot_sync(0xFFFFFFFFu, rare != 0); waiting; waiting &= waiting - 1) {
     const int of = __ffs(waiting) - 1;
     const u32 bits = __shfl_sync(0xFFFFFFFFu, rare, of);
@@ -144,6 +156,31 @@ __device__ __forceinline__ void add_row(Real* gradient, int parameter, const Rea
   for (int j = threadIdx.x; j < count; j += blockDim.x) gradient[(u32)(parameter * count + j)] += row[j];
 }
 
+// The scores of a step and of all trajectories into shared memory. All of a thread are on their way before the first is
+// stored.
+__device__ __forceinline__ void bring(Real* rows, u32 own_place, int slot, int count) {
+  const Quad* const step = step_quads(slot, count) + own_place;
+  const Real* const to_go = c_replay.to_go + (u32)(slot * count) + threadIdx.x;
+  Quad quad[LOADS] = {};
+  Real l[LOADS] = {};
+#pragma unroll
+  for (int k = 0; k < LOADS; ++k)
+    if ((int)threadIdx.x + k * BIN_THREADS < count) {
+      quad[k] = step[(u32)(k * BIN_THREADS * ITEMS)];  // that of `quad_place`
+      l[k] = to_go[k * BIN_THREADS];
+    }
+#pragma unroll
+  for (int k = 0; k < LOADS; ++k)
+    if ((int)threadIdx.x + k * BIN_THREADS < count) {
+      Real* const row = rows + threadIdx.x + k * BIN_THREADS;
+      row[0] = quad[k].score;
+      row[ROW] = quad[k].power * quad[k].score;
+      row[2 * ROW] = quad[k].first;
+      row[3 * ROW] = quad[k].second;
+      row[ROW_TO_GO * ROW] = l[k];
+    }
+}
+
 template <bool whole>
 __device__ __forceinline__ void settle_item(const Item* items, int count, int slots, int bins, unsigned char* shared,
                                             Real* parts) {
@@ -161,23 +198,13 @@ __device__ __forceinline__ void settle_item(const Item* items, int count, int sl
 #pragma unroll
   for (int r = 0; r < MEMBERS; ++r) g[0][r] = g[1][r] = g[2][r] = g[3][r] = 0;
 
-  for (int i = threadIdx.x; i < BATCH * 5; i += blockDim.x) rows[i * ROW + count] = 0;
+  for (int i = threadIdx.x; i < BATCH * 5; i += BIN_THREADS) rows[i * ROW + count] = 0;
+  const u32 own_place = quad_place(blockIdx.x, threadIdx.x);
 #pragma unroll 1
   for (int slot = begin; slot < end; slot += BATCH) {
     const int batch = min(BATCH, end - slot);
 #pragma unroll 1
-    for (int s = 0; s < batch; ++s) {
-      Real* const row = rows + s * STEP_ROWS;
-      const Quad* const step = step_quads(slot + s, count);
-      for (int j = threadIdx.x; j < count; j += blockDim.x) {
-        const Quad a = step[quad_place(blockIdx.x, j)];
-        row[j] = a.score;
-        row[ROW + j] = a.power * a.score;
-        row[2 * ROW + j] = a.first;
-        row[3 * ROW + j] = a.second;
-        row[ROW_TO_GO * ROW + j] = c_replay.to_go[(u32)((slot + s) * count + j)];
-      }
-    }
+    for (int s = 0; s < batch; ++s) bring(rows + s * STEP_ROWS, own_place, slot + s, count);
     __syncthreads();
 #pragma unroll 1
     for (int s = 0; s < batch; ++s) {
@@ -197,13 +224,13 @@ __device__ __forceinline__ void settle_item(const Item* items, int count, int sl
       weigh(u[3], l[2], sum[6], sum[7]);
       total(sum);
       if (whole) add_parts(sum, parts + 256 * (s & 1), bins);
-      const u32 rare[4] = {
-          settle_value(u[0], l[0], sum[0], sum[1], g[0]), settle_value(u[1], l[0], sum[2], sum[3], g[1]),
-          settle_value(u[2], l[1], sum[4], sum[5], g[2]), settle_value(u[3], l[2], sum[6], sum[7], g[3])};
-      if (__ballot_sync(0xFFFFFFFFu, (rare[0] | rare[1] | rare[2] | rare[3]) != 0)) {
+      bool rare = false;
+#pragma unroll
+      for (int v = 0; v < 4; ++v) rare |= settle_value(u[v], l[v < 2 ? 0 : v - 1], sum[2 * v], sum[2 * v + 1], g[v]);
+      if (__ballot_sync(0xFFFFFFFFu, rare)) {
 #pragma unroll
         for (int v = 0; v < 4; ++v)
-          settle_rare(v < 2 ? own : v == 2 ? first : second, row + v * ROW, to_go, u[v], rare[v], g[v]);
+          settle_rare(v < 2 ? own : v == 2 ? first : second, row + v * ROW, to_go, u[v], sum[2 * v], g[v]);
       }
     }
     __syncthreads();

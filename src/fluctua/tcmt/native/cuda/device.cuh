@@ -117,5 +117,9 @@ __device__ __forceinline__ float fast_sin(float x) {
 }
 
 // a/b for numbers of ordinary size, to an ulp or two.
-__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ float quotient(float a, float b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+  return a * inverse;
+}
 __device__ __forceinline__ double quotient(double a, double b) { return a / b; }
