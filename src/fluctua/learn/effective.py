@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
-from fluctua.core.arrays import Array, Params
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimator import PPGT
 from fluctua.core.simulate import Simulator
 from fluctua.learn.calibratable import CalibratableModel, CalibratableProcess
@@ -41,6 +43,19 @@ class Effective:
             for part, shape in zip(jnp.split(u, edges), self.shapes, strict=True)
         ]
         return self.effective(theta, jax.tree.unflatten(self.tree, leaves))
+
+
+@partial(jit, static_argnums=0)
+def evaluate(at: Effective, theta: Params, u: Array) -> Params:
+    """p(θ, u), compiled: one call where its operations would be dozens."""
+    return at(theta, u)
+
+
+@partial(jit, static_argnums=0)
+def pull_back(at: Effective, theta: Params, u: Array, gradients: Params) -> Array:
+    """(∂p/∂θ)ᵀ times each row of gradients by p, leaves (E, ...). Shape (E, P)."""
+    pull = jax.vjp(lambda settings: at(settings, u), theta)[1]
+    return jax.vmap(lambda gradient: ravel_pytree(pull(gradient)[0])[0])(gradients)
 
 
 def as_schedule(model: Any) -> Callable[[int], Any]:

@@ -31,10 +31,11 @@ from fluctua.core import check
 from fluctua.core import estimate as estimates
 from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params
-from fluctua.core.likelihood import alternatives, guard
 from fluctua.core.likelihood import evidence as evidences
+from fluctua.core.likelihood import guard
 from fluctua.core.protocols import PlainEstimator
 from fluctua.learn import belief as beliefs
+from fluctua.learn import calibration_tests as testing
 from fluctua.learn import effective as models
 from fluctua.learn import fit as fitting
 from fluctua.learn import kept as keeping
@@ -63,13 +64,6 @@ PREDICTIONS = "predictions"
 
 DISAGREEMENT = "disagreement"
 """Name of the sums of χ² over calls in a state."""
-
-TESTS = "residuals_"
-"""Prefix of the sums of the residual tests in a state."""
-
-MAX_TESTS = 5000
-"""Maximum number of sums of residual tests kept between calls; larger systems need only one call.
-"""
 
 SUMS = ("information", "vector", "trajectories", "calls", "surprise")
 
@@ -128,7 +122,7 @@ class SelfCalibrating(PlainEstimator):
         self.event = ""
         self.doubt = ""
         self.predictions: tuple[Prediction, ...] = ()
-        self._tests: alternatives.Table | None = None
+        self._tests: testing.Table | None = None
         own = getattr(device, "returns", None)
         self.returns = own if options.returns is None else options.returns
         self.at = models.Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
@@ -164,16 +158,36 @@ class SelfCalibrating(PlainEstimator):
             self._kept = keeping.Kept(self.belief)
             self.event = NEW_TASK
         measured = None
+        learnt = None
         before = self.belief
         if self._calls % self.options.measure_every == 0:
             measured = self.device(k_device, theta, count)
             misfit = getattr(self.model, "misfit", None)
             if misfit is not None:
                 self._test_prediction(misfit, k_model, k_error, theta, measured)
-            self.learn(theta, measured)
+            learnt = self._update(theta, measured)
+            if not getattr(self.model, "leaves_processor", False):
+                self._conclude(learnt, testing.test_calibration(learnt))
+                learnt = None
         self._last = 0 if measured is None else count
         self._calls = self._calls + 1
+        if learnt is None:
+            return self._estimate(theta, measured, before, k_model, k_error)
+        tests = testing.start_tests(learnt)
+        try:
+            return self._estimate(theta, measured, before, k_model, k_error)
+        finally:
+            self._conclude(learnt, tests.result())
 
+    def _estimate(
+        self,
+        theta: Params,
+        measured: records.Trajectories | None,
+        before: beliefs.Belief,
+        k_model: Array,
+        k_error: Array,
+    ) -> estimates.Estimate:
+        """The estimate of a call that has learnt. before: the belief before it."""
         scored = measured if self.options.uses_measured and before.information.any() else None
         belief = self.belief if scored is None else before
         direct, correction, returns = self._gradient_rows(k_model, theta, belief.mean, scored)
@@ -225,7 +239,7 @@ class SelfCalibrating(PlainEstimator):
         value = expect(belief.mean)
         variance = self._propagate(k_error, belief, lambda u: expect(u) - value, np.zeros(()))
         returns = self._returns(theta, belief.mean, measured)
-        p = self.at(theta, jnp.asarray(belief.mean, jnp.result_type(float)))
+        p = self._parameters(theta, belief.mean)
         prediction = Prediction(
             float(value),
             float(np.sqrt(variance)),
@@ -243,23 +257,29 @@ class SelfCalibrating(PlainEstimator):
 
     def learn(self, theta: Params, trajectories: records.Trajectories) -> None:
         """Refine the calibration by trajectories taken at θ, of the device or of a recording."""
+        learnt = self._update(theta, trajectories)
+        self._conclude(learnt, testing.test_calibration(learnt))
+
+    def _update(self, theta: Params, trajectories: records.Trajectories) -> testing.Learnt:
+        """Refine the calibration, and leave tests of the residuals to do."""
         share = 1 - 1 / self.options.forget_after
         before = self.belief if share == 1 else self.belief.fade(share)
         kept = self._kept if share == 1 else self._kept.fade(share)
         readout = self._find_readout(trajectories)
         latest = self._likelihood(theta, trajectories, readout)
         batch = keeping.pack(theta, trajectories, readout)
+        likelihoods = [latest]
         due = kept.is_due(self.options.refit)
         if not due:
             fit = fitting.fit_map([latest], before, before.mean)
             due = beliefs.exceeds_chance(*fit.surprise())
         if due:
             tree = jax.tree.structure((theta, trajectories))
-            earlier = [
+            before_it = [
                 self._likelihood(*other.unpack(tree), other.readout, other.weight)
                 for other in kept.batches
             ]
-            likelihoods = [*earlier, latest]
+            likelihoods = [*before_it, latest]
             # a later fit goes on where this one stops
             steps = fitting.MAX_STEPS if self.options.refit == 1 else REFIT_STEPS
             fit = fitting.fit_map(likelihoods, kept.belief, before.mean, steps)
@@ -278,18 +298,28 @@ class SelfCalibrating(PlainEstimator):
                 kept = keeping.Kept(before.fade(0.0))
                 fit = fitting.fit_map(likelihoods, kept.belief, fit.point)
         self.belief = fit.belief
-        self._kept = keeping.Kept(self.belief)
-        if not fit.linear:
-            longer = kept.add(batch)
-            growth = self.options.refit
-            described = growth == 1 and fitting.is_gaussian(fit, likelihoods, kept.belief)
-            if not (longer.is_full(growth) or described):
-                self._kept = longer
         self._trajectories += len(trajectories.x)
-        self._examine(theta, trajectories, readout, share)
+        earlier = None if RENEWED in self.event else testing.discount(self._tests, share)
+        p = self._parameters(theta, self.belief.mean)
+        # at the posterior mean, which includes these trajectories, sums of residuals scatter no
+        # more than at the truth: what the unknowns can express is gone
+        return testing.Learnt(
+            fit,
+            self.belief,
+            likelihoods,
+            kept,
+            batch,
+            self.options.refit,
+            lambda: self.model.examine(p, trajectories, readout, earlier),
+        )
+
+    def _conclude(self, learnt: testing.Learnt, tested: testing.Tested) -> None:
+        """Keep what was tested, and warn."""
+        self._kept = tested.kept
+        self._keep_examination(tested.examination)
         self._warn_about_doubt()
-        if not fit.converged and self.options.refit == 1:
-            self._warn_not_settled(fit)
+        if not learnt.fit.converged and self.options.refit == 1:
+            self._warn_not_settled(learnt.fit)
 
     def _likelihood(
         self, theta: Params, trajectories: records.Trajectories, readout: float, weight: float = 1.0
@@ -384,7 +414,7 @@ class SelfCalibrating(PlainEstimator):
         remembered = {
             f"{WEIGHTS}{name}": value for name, value in self.sums.items()
         } | self._kept.to_arrays()
-        remembered |= {f"{TESTS}{name}": _pack(sums) for name, sums in (self._tests or {}).items()}
+        remembered |= testing.pack_sums(self._tests)
         d = self._disagreement
         if d.calls:
             remembered[DISAGREEMENT] = np.array([d.chi2, d.degrees, d.calls])
@@ -433,8 +463,7 @@ class SelfCalibrating(PlainEstimator):
         )
         weights = _select_prefixed(state, WEIGHTS)
         self.sums = {name: np.array(value) for name, value in weights.items()}
-        tests = _select_prefixed(state, TESTS)
-        self._tests = {name: _unpack(value) for name, value in tests.items()} or None
+        self._tests = testing.unpack_sums(state)
         self.doubt = str(state.get(DOUBT, ""))
         self.predictions = tuple(Prediction(*map(float, row)) for row in state.get(PREDICTIONS, ()))
         self._set_task(self._select_task(max(self._calls - 1, 0)))
@@ -443,6 +472,10 @@ class SelfCalibrating(PlainEstimator):
         """Use this model from now on."""
         self._task = task
         self.model = models.as_calibratable(task)
+
+    def _parameters(self, theta: Params, u: np.ndarray) -> Params:
+        """p(θ, u), the parameters of the model."""
+        return models.evaluate(self.at, theta, jnp.asarray(u, jnp.result_type(float)))
 
     # --------------------------------------------------------------------------------- the gradient
 
@@ -453,15 +486,15 @@ class SelfCalibrating(PlainEstimator):
 
         scored: measured trajectories; None simulates.
         """
-        p, pull = jax.vjp(lambda th: self.at(th, jnp.asarray(u, jnp.result_type(float))), theta)
+        p = self._parameters(theta, u)
         if scored is None:
             parts = self.model.split(key, p, self.options.simulated)
         else:
             parts = self.model.recorded(p, scored)
 
         def rows(gradients: Params) -> np.ndarray:
-            flat = jax.vmap(lambda g: ravel_pytree(pull(g)[0])[0])(gradients)
-            return np.asarray(flat, np.float64)
+            point = jnp.asarray(u, jnp.result_type(float))
+            return np.asarray(models.pull_back(self.at, theta, point, gradients), np.float64)
 
         returns = np.asarray(parts.returns, np.float64)
         if self.options.correction == "weighted":
@@ -544,22 +577,10 @@ class SelfCalibrating(PlainEstimator):
             total = total + change(belief.mean + away) ** 2
         return total if exact else total / self.options.samples
 
-    def _examine(
-        self, theta: Params, trajectories: records.Trajectories, readout: float, fade: float
-    ) -> None:
-        """Test the residuals at the calibrated model for common faults, with earlier calls.
-
-        At the posterior mean, which includes these trajectories, sums of residuals scatter no more
-        than at the truth: what the unknowns can express is gone.
-        """
-        if RENEWED in self.event:
-            self._tests = None
-        p = self.at(theta, jnp.asarray(self.belief.mean, jnp.result_type(float)))
-        residuals, sums, _ = self.model.examine(
-            p, trajectories, readout, alternatives.discount(self._tests, fade)
-        )
-        size = sum(family.total.size for family in (sums or {}).values())
-        self._tests = sums if size <= MAX_TESTS else None
+    def _keep_examination(self, examination: guard.Examination) -> None:
+        """Keep the sums of a test of residuals for the next, and doubt where it failed."""
+        residuals, sums, _ = examination
+        self._tests = testing.limit_sums(sums)
         if residuals.cause:
             self._raise_doubt(
                 f"the trajectories are not those of the model. {residuals.cause}", stacklevel=5
@@ -577,7 +598,7 @@ class SelfCalibrating(PlainEstimator):
     def _returns(self, theta: Params, u: np.ndarray, measured: records.Trajectories) -> np.ndarray:
         """Returns of measured trajectories, from the device or from the model at u. Shape (E,)."""
         if self.returns is None:
-            p = self.at(theta, jnp.asarray(u, jnp.result_type(float)))
+            p = self._parameters(theta, u)
             return np.asarray(self.model.returns(p, measured), np.float64)
         returns = np.asarray(self.returns(theta, measured), np.float64)
         if returns.shape != (len(measured.x),):
@@ -641,13 +662,3 @@ class SelfCalibrating(PlainEstimator):
 def _select_prefixed(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """The entries of a state whose names begin with `prefix`, without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def _pack(sums: alternatives.FamilySums) -> np.ndarray:
-    """The sums as one array. Shape (4, rows, columns)."""
-    return np.stack([sums.total, sums.variance, sums.third, np.full_like(sums.total, sums.terms)])
-
-
-def _unpack(packed: np.ndarray) -> alternatives.FamilySums:
-    total, variance, third, count = np.asarray(packed, np.float64)
-    return alternatives.FamilySums(total, variance, third, float(count.flat[0]))

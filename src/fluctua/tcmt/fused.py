@@ -79,6 +79,11 @@ class Fused(MeasuredNetwork):
         return self.pilot_count if isinstance(self.baseline, str) and self.baseline == "time" else 0
 
     @property
+    def leaves_processor(self) -> bool:
+        """Whether the processor is free while trajectories are simulated."""
+        return self.options.backend == "cuda"
+
+    @property
     def state(self) -> dict[str, np.ndarray]:
         """Empty: nothing is kept between calls."""
         return {}

@@ -27,6 +27,11 @@ class DriftCalibratedTwin:
 
     fused: Fused
 
+    @property
+    def leaves_processor(self) -> bool:
+        """Whether the processor is free while trajectories are simulated."""
+        return self.fused.leaves_processor
+
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
         """Return direct part and correction of simulated trajectories."""
         return self.fused.split(key, theta, count)

@@ -115,14 +115,18 @@ class MeasuredNetwork:
         stride = state_scores.count_steps(self.task.t[1] - self.task.t[0], trajectories.t)
         if stride > 1 and process.integrator == "euler":
             process = process._replace(integrator=Substeps(stride))
-        return guard.examine_batch(
-            process,
-            theta,
-            trajectories,
-            readout=readout**2,
-            limits=alternatives.FITTED,
-            earlier=earlier,
-            start=self.task.start,
-            known_noise=known_noise,
-            max_transitions=max(guard.TRANSITIONS // 20, KICKS // (2 * self.task.network.sites)),
-        )
+        # tests of a few residuals: copies to a GPU and back would take longer
+        with state_scores.on_host():
+            return guard.examine_batch(
+                process,
+                {name: np.asarray(v) for name, v in theta.items()},
+                trajectories,
+                readout=readout**2,
+                limits=alternatives.FITTED,
+                earlier=earlier,
+                start=self.task.start,
+                known_noise=known_noise,
+                max_transitions=max(
+                    guard.TRANSITIONS // 20, KICKS // (2 * self.task.network.sites)
+                ),
+            )

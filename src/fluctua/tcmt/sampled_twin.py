@@ -51,6 +51,11 @@ class SampledTwin:
         """The task that is calibrated."""
         return self.fused.task if self.richer is None else self.richer
 
+    @property
+    def leaves_processor(self) -> bool:
+        """Whether the processor is free while trajectories are simulated."""
+        return self.fused.leaves_processor
+
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
         """Return direct part and correction of simulated trajectories."""
         model = self._with_noise(theta)

@@ -621,7 +621,7 @@ def _compute_information(
     return scipy.sparse.csr_array((values, (p.row, p.column)), shape=(size, size))
 
 
-def _on_host() -> Any:
+def on_host() -> Any:
     """Return a context with JAX's arrays on the host; JAX_PLATFORMS=cuda has no host device."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
@@ -639,7 +639,7 @@ def linearise(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarra
     Where each parameter depends on one unknown alone, the slopes are one directional derivative.
     """
     real = jnp.result_type(float)
-    with _on_host():
+    with on_host():
         settings = {name: np.asarray(v) for name, v in theta.items()}
         point = np.asarray(u, real)
         sources = _find_sources(at, _describe(settings), u.shape, real)
