@@ -26,6 +26,9 @@ __all__ = ["ArrayKernel", "NumbersOfCall", "find_array_kernel", "finish_call", "
 BLOCK = 64
 """Trajectories that advance together, at most."""
 
+MAX_LANES = 16
+"""Trajectories per vector, at most."""
+
 STORED_BYTES = 2**27
 """States and other numbers of a block that wait for its returns, at most; else it runs twice."""
 
@@ -97,13 +100,11 @@ def _make_kernel(call: Call, block: int) -> ArrayKernel:
     program = programs.trace_program(call.model, recipe, call.theta, ensemble, call.substrate.t)
     noise64 = jnp.result_type(float) == np.float64
     double = ensemble.x.dtype == np.float64
-    lanes = 8 if double or noise64 else 16
-    text = programs.write_program(program, lanes)
+    text = programs.write_program(program, MAX_LANES)
     self_starting = recipe.fixed and call.model.objective.initial is None
     wiener = precomputed.encode_generator(recipe.wiener)
     sizes = text.sizes | {
-        "LANES": lanes,
-        "BLOCKS": block // lanes,
+        "BLOCK": block,
         "REAL": "double" if double else "float",
         "DOUBLE": int(double),
         "NOISE64": int(noise64),
@@ -119,6 +120,9 @@ def _make_kernel(call: Call, block: int) -> ArrayKernel:
             *(f"#define {name} {value}" for name, value in sizes.items()),
             *(f"constexpr int {name}[] = {{{numbers}}};" for name in ("NORMAL_OF", "PLACE_OF")),
             toolchain.read_common(*toolchain.COMMON, "vectors.hpp"),
+            # one vector of the processor: compilers keep longer ones in memory
+            "#define LANES (VECTOR_BYTES / (DOUBLE || NOISE64 ? 8 : 4))",
+            "#define BLOCKS (BLOCK / LANES)",
             toolchain.read_native("lanes.hpp", "noise.hpp", "ensemble.hpp", "blocks.hpp"),
             text.functions,
             toolchain.read_native("batches.hpp"),

@@ -52,8 +52,9 @@ INLINE void multiply_tile(int inner, const F* a, int64_t a_row, int64_t a_inner,
   EACH(r, ROWS) EACH(w, WIDE) y[r * y_row * BLOCKS + w] = sum[r][w];
 }
 
+#define REGISTER_ROWS (VECTOR_BYTES == 64 ? 12 : 6)  // of two vectors of sums each, beside two of x and a factor
 #define TILE_WIDE (BLOCKS % 2 ? 1 : 2)
-#define TILE_ROWS (VECTOR_BYTES == 64 ? (TILE_WIDE == 2 ? 12 : 16) : (TILE_WIDE == 2 ? 3 : 6))
+#define TILE_ROWS (TILE_WIDE == 2 ? REGISTER_ROWS : 2 * REGISTER_ROWS)
 
 OUTLINE void multiply(int rows, int inner, const F* a, int64_t a_row, int64_t a_inner, const V* x, int64_t x_inner,
                       V* y, int64_t y_row) {
@@ -110,7 +111,7 @@ INLINE void add_tile(const F* a, int64_t a_row, const F* b, int64_t b_row, F* su
 }
 
 #define SUM_WIDE 2
-#define SUM_ROWS (VECTOR_BYTES == 64 ? 12 : 3)
+#define SUM_ROWS REGISTER_ROWS
 
 // columns: length of a row of sums, n up to a multiple of LANES
 OUTLINE void add_outer(int m, int n, const V* a, int64_t a_row, const V* b, int64_t b_row, F* sums, int64_t columns,
