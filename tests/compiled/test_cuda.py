@@ -308,6 +308,21 @@ def test_a_whole_estimate_in_single_precision(monkeypatch, count):
         assert_same_estimate(estimator, theta, count, monkeypatch, 1e-4)
 
 
+@pytest.mark.usefixtures("kernels_of_device")
+def test_a_whole_estimate_with_a_noise_matrix(monkeypatch):
+    process = fl.Process(
+        lambda theta, x: -theta["k"] * x,
+        lambda theta, x: theta["s"] * jnp.array([[1.0, 0.2, 0.1], [0.2, 1.0, 0.3]]),
+    )
+    objective = fl.Objective(running=lambda theta, x: x[0] * x[1])
+    simulator = fl.simulator(process, jnp.ones(2), jnp.linspace(0, 1, 22), backend="cuda")
+    theta = {"k": jnp.array(0.7), "s": jnp.array(0.3)}
+    estimator = fl.ppgt(simulator, objective, baseline="mean")
+    assert_same_estimate(estimator, theta, 50, monkeypatch, 1e-9)
+    with pytest.raises(ValueError, match="singular"):  # not as at the first call
+        estimator(jax.random.key(0), theta | {"s": jnp.array(0.0)}, 50)
+
+
 @on_a_gpu
 @pytest.mark.parametrize("baseline", ["none", "time", "mean", "optimal"])
 def test_a_whole_estimate_transfers_nothing_by_jax(baseline):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core import check
+from fluctua.core import check, diffusion
 from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.likelihood.guard import examine
 from fluctua.core.process import Step
@@ -346,3 +346,25 @@ def test_units_do_not_hide_a_parameter(key):
             fl.ppgt(fl.simulator(process, jnp.zeros(2), jnp.linspace(0, 1, 5)), END)(
                 key, {"f": jnp.array(0.3)}, 10
             )
+
+
+@pytest.mark.parametrize(
+    ("sigma", "regular"),
+    [
+        (np.eye(3), True),
+        ([[1.0, 0.9], [0.9, 1.0]], True),
+        ([[1.0, 0.0], [0.0, 1e-2]], True),
+        ([[1.0, 1.0], [1.0, 1.0]], False),  # one direction without noise
+        ([[1.0], [0.5]], False),
+        ([[1.0, 0.0], [0.0, 0.0]], False),
+        ([[1.0, np.nan], [0.0, 1.0]], False),
+        ([[1.0, 0.0], [0.0, 1e-9]], False),  # left to the slow checks
+        (np.zeros((2, 2)), False),
+    ],
+)
+def test_the_quick_check_of_a_noise_matrix_passes_only_regular_ones(sigma, regular):
+    sigma = jnp.asarray(sigma)
+    process = check.process(fl.Process(lambda theta, x: -theta * x, lambda theta, x: sigma))
+    x = jnp.ones((1, len(sigma)))
+    found = diffusion.check_quickly(process, jnp.array(1.0), x, jnp.zeros(2), None)
+    assert found.tolist() == [0] * len(sigma) + [int(regular)]

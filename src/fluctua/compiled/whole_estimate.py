@@ -161,7 +161,7 @@ def _prepare(call: Call) -> ServedCall | None:
     key = split_key(call.key).run
     state, context = simulate.first_state(substrate, key, call.theta)
     one = check.take_first((state, substrate.t, context))
-    if not diffusion.has_diagonal_noise(process, call.theta, *one):
+    if not diffusion.can_check_quickly(process, call.theta, *one):
         return None
     model = prepare_model(call.model, substrate, key, call.theta)
     kernel = kernels.find_kernel(call._replace(model=model), "cuda")
@@ -170,7 +170,8 @@ def _prepare(call: Call) -> ServedCall | None:
     if not on_device or not kernel.self_starting or (weighted and not kernel.layout.scores):
         return None
     verdict = diffusion.check_quickly(process, call.theta, state, substrate.t, context)
-    return ServedCall(kernel, arrays.on_host(verdict).astype(np.uint32))
+    verdict = arrays.on_host(verdict).astype(np.uint32)
+    return ServedCall(kernel, verdict) if verdict[-1] else None
 
 
 @partial(arrays.jit, static_argnums=(0, 1))

@@ -797,17 +797,34 @@ _SHAPES: dict[Any, bool] = {}
 MAX_SHAPES = 256
 
 
+MAX_DENSE_STATE = 8
+"""Components up to which `check_quickly` serves a noise that is a matrix."""
+
+
 def has_diagonal_noise(
     process: Process, theta: Params, x: Array, t: Array, context: PyTree
 ) -> bool:
-    """Whether the noise is a vector (M,), which `check_quickly` serves."""
+    """Whether the noise is a vector (M,)."""
+    return _count_noise_axes(process, theta, x, t, context) == 1
+
+
+def can_check_quickly(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
+    """Whether `check_quickly` serves the noise: a vector (M,), or a small matrix (M, W)."""
+    axes = _count_noise_axes(process, theta, x, t, context)
+    return axes == 1 or (axes == 2 and x.size <= MAX_DENSE_STATE)
+
+
+def _count_noise_axes(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree
+) -> int | None:
+    """Axes of the noise; None where it is a product, or where there is the diffusion alone."""
     if (
         process.diffusion is not None
         or process.noise is None
         or isinstance(process.noise, NoiseProduct)
     ):
-        return False
-    return len(jax.eval_shape(process.noise, theta, x, t, context).shape) == 1
+        return None
+    return len(jax.eval_shape(process.noise, theta, x, t, context).shape)
 
 
 def _check_on_host(
@@ -861,12 +878,15 @@ def _trace_on_host(process: Process, *signatures: Any) -> tuple[programs.HostPro
 
 @functools.partial(arrays.jit, static_argnums=0)
 def check_quickly(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    """Noiseless components, then whether the slow checks would pass, for diagonal noise. (M+1,)
+    """Noiseless components, then whether the slow checks would pass. (M+1,)
 
     The conditions of `check_finite` and `find_noiseless` in one compiled call, since they stand
-    before every estimate. Where this is false, those two find the words.
+    before every estimate. Where this is false, those two find the words. For a noise that
+    `can_check_quickly`; a matrix passes where it clearly has noise in all directions.
     """
     x, t, context = jax.tree.map(lambda leaf: leaf[0], (x, t, context))
+    if not has_diagonal_noise(process, theta, x, t, context):
+        return _check_matrix(process, theta, x, t, context)
     flat, unravel = ravel_pytree(theta)
     off = jnp.asarray(np.concatenate([np.zeros((1, x.size)), _draw_offsets(x.size)]), x.dtype)
     states = x + (jnp.abs(x) + 1) / 2 * off
@@ -890,3 +910,29 @@ def check_quickly(process: Process, theta: Params, x: Array, t: Array, context: 
     beside = jnp.any(finite & (comes | lost) & jnp.any(noiseless) & (jnp.arange(len(states)) > 0))
     regular = finite[0] & ~lost[0] & ~beside & jnp.all(jnp.isfinite(flat))
     return jnp.append(noiseless, regular).astype(jnp.int8)
+
+
+def _check_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """`check_quickly` for a noise matrix (M, W), regular where no direction is without noise.
+
+    With D the largest entry of the diagonal, the eigenvalues λ of Q/D have a sum of M at most. All
+    but the smallest then have a product below e, so that λ_min ≥ det(Q/D)/e, and λ_max ≤ M.
+    """
+    noise: Any = process.noise
+    sigma = noise(theta, x, t, context)
+    q = sigma @ sigma.T / 2
+    largest = jnp.max(jnp.diagonal(q))
+    rest = q / jnp.where(largest > 0, largest, 1)
+    pivots = []
+    for _ in range(x.size):  # Cholesky: small, and without LAPACK
+        pivot = rest[0, 0]
+        pivots.append(pivot)
+        column = rest[1:, 0]
+        rest = rest[1:, 1:] - jnp.outer(column, column) / jnp.where(pivot > 0, pivot, 1)
+    size = jnp.stack(pivots)
+    determinant = jnp.where(jnp.all(size > 0), jnp.prod(size), 0)
+    threshold = np.e * x.size * 100 * x.size * float(jnp.finfo(x.dtype).eps)
+    numbers = (process.drift(theta, x, t, context), q, ravel_pytree(theta)[0])
+    finite = jnp.stack([jnp.all(jnp.isfinite(v)) for v in numbers]).all()
+    regular = finite & (determinant > threshold)
+    return jnp.append(jnp.zeros(x.size, bool), regular).astype(jnp.int8)
