@@ -19,8 +19,8 @@ from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.process import Process, Step
 
-MAX_STATES = 1024
-"""Largest state of a kernel on arrays."""
+MAX_STATES = 512
+"""Largest state and number of noises of a kernel on arrays."""
 
 
 class ArrayProgram(NamedTuple):
@@ -69,6 +69,8 @@ def trace_program(
     time = jax.ShapeDtypeStruct((), t.dtype)
     one = jax.ShapeDtypeStruct((), x.dtype)
     width = simulate.noise_width(process, theta, x, time, context)
+    if width > MAX_STATES:
+        raise Unsupported("noise", f"{width} noises; kernels have up to {MAX_STATES}")
     z = jax.ShapeDtypeStruct((width,), x.dtype)
     replayed = recipe._replace(
         wiener=draws.Wiener(draws.no_noise.stream, lambda stream, step, width: stream)

@@ -27,6 +27,9 @@ struct Run {
 #define SITES         ((WIDTH + 1) / 2)  // of Philox: two components each
 #define SPARE         (WIENER == 2 ? 2 * SITES : 0)
 #define LATER         (WIENER == 3 ? 4 * NORMALS : 0)
+#ifndef EACH_NORMAL  // of Threefry
+#define EACH_NORMAL(k) EACH(k, NORMALS)
+#endif
 
 template <class T, class S> INLINE T loaded(const S* from, int64_t j, int64_t count) {
   T v;
@@ -143,7 +146,7 @@ INLINE void drawn(const U* stream, uint32_t n, V* z, Spare& spare, bool begins) 
 #if NORMALS && WIENER == 1
   U a = U{}, b = U{} + n;
   threefry(stream[0], stream[1], a, b);
-  EACH(k, NORMALS) {
+  EACH_NORMAL(k) {
     U high = U{}, low = U{} + (uint32_t)NORMAL_OF[k];
     threefry(a, b, high, low);
     z[k] = normal_of(high, low);
