@@ -1,6 +1,8 @@
 """Kernels on arrays give the sums over batches of JAX, on the same noise and to rounding."""
 
 import itertools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -232,3 +234,31 @@ def test_code_does_not_grow_with_the_weights():
         call = fl.ppgt(simulator, target)._call(jax.random.key(3), theta, 512)
         sizes.append(len(array_kernels.find_array_kernel(call, 16).source))
     assert abs(sizes[1] - sizes[0]) < 200
+
+
+MEMORY = """
+import resource, jax, jax.numpy as jnp, numpy as np, fluctua as fl
+widths = (8, 216, 216, 8)
+rng = np.random.default_rng(0)
+theta = [jnp.asarray(rng.normal(size=(m, n)) / n, jnp.float32) for n, m in zip(widths, widths[1:])]
+
+def drift(theta, x):
+    h = jnp.tanh(theta[1] @ jnp.tanh(theta[0] @ x))
+    return theta[2] @ h - x
+
+process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
+target = fl.Objective(running=lambda theta, x: -jnp.sum(x**2))
+simulator = fl.simulator(process, jnp.ones(8), np.linspace(0, 0.1, 5), backend="cpu")
+estimate = fl.ppgt(simulator, target, baseline="none")(jax.random.key(0), theta, 100_000)
+assert estimate.batches == 49
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in other units")
+def test_memory_does_not_grow_with_trajectories_times_weights():
+    """Of 50,000 × 100,000: one number each would be 19 GiB."""
+    run = [sys.executable, "-c", MEMORY]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.0
