@@ -167,8 +167,9 @@ def test_a_changed_process_has_another_name(name_kernel):
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_process_gets_a_kernel_of_its_own(change, traced):
     compare_with_jax(make_estimator())
-    compare_with_jax(make_estimator(**CHANGES[change]))
-    assert len(traced) == 2
+    for _ in range(2):  # made, and found again
+        compare_with_jax(make_estimator(**CHANGES[change]))
+        assert len(traced) == 2
 
 
 def test_the_level_of_a_stop_counts(name_kernel):
