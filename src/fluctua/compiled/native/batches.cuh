@@ -24,7 +24,8 @@ template <int power> INLINE V integer_power(V x) {
   }
 }
 
-INLINE V array_tanh(V x) { return m_tanh(x); }
+INLINE VF array_tanh(VF x) { return m_tanh(x); }
+INLINE VD array_tanh(VD x) { return m_tanh(x); }
 
 // y = A x for ROWS rows of A, or fewer, and four trajectories
 template <int ROWS>
