@@ -222,7 +222,7 @@ class SecondPass:
         )
         replayed = {
             "state": empty((e, n, 2)),
-            "c": empty(e, np.float64),
+            "left": empty(e, np.float64),
             "returns": self.part.sums["returns"],
             "centre": tables["centre"],
             "quad": empty((self.slots, len(items), -(-e // self.together) * self.together, 4)),
@@ -277,6 +277,7 @@ class SecondPass:
                     np.int32(e),
                     np.int32(begin),
                     np.int32(end),
+                    np.int32(plan.steps),
                     device.piece,
                     scale,
                 ),

@@ -41,7 +41,7 @@ static_assert(sizeof(Outputs) == OUTPUTS_BYTES, "the host has another list of fi
 
 struct Replayed {         // by the second pass of the binned baseline
   Pair* state;            // (count, N)
-  double* c;              // (count): C so far
+  double* left;           // (count): R − C so far
   const double* returns;  // (count): R, from the first pass
   const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
   Quad* quad;             // (slots, ⌈count/TOGETHER⌉, ITEMS, TOGETHER)

@@ -14,9 +14,18 @@ __constant__ Replayed c_replay;
 #define ZETA_AT ((WAVES + 15) / 16 * 16)  // two buffers of ζ, as those of ψ
 
 struct Replay {  // of one trajectory: what does not change from step to step
-  int thread, row, begin, piece_steps, j, count;
+  int thread, row, begin, piece_steps, steps, j, count;
+  bool counts;  // whether this thread adds up the rewards
   u32 psi, half_turn;
   Real *poly, *waves;
+};
+
+struct Return {  // R − C of a trajectory, and its mean at the end of the step, which is subtracted
+  double left, centre;
+};
+
+struct Upper {  // of a site: where its scores are in those of a step, and the slots of its upper bonds (see Replayed)
+  u32 place, slots;
 };
 
 // The scores of a step, and in them those of an item and trajectory.
@@ -41,37 +50,32 @@ __device__ __forceinline__ void publish_both(const Site& s, int n, u32 psi, int 
   share(s, psi, ZETA_AT + (odd ? BUFFER : 0), barrier_address(psi, odd ? ODD : EVEN), zeta);
 }
 
-// The scores of site n and of its upper bonds, two per item. upper: their slots, see Replayed.
-template <int odd>
-__device__ __forceinline__ void keep_scores(const Site& s, int n, u32 upper, Pair y, Pair zeta, int step,
-                                            const Replay& t) {
-  constexpr u32 from = odd ? BUFFER : 0;
-  const Real u = cross(zeta.x, zeta.y, y), power = y.x * y.x + y.y * y.y;
-  Quad* place = step_quads(step - t.begin, t.count) + quad_place(c_replay.item[n], t.j);
-  Quad q = {u, power, 0, 0};
-  int bonds = 0;
-  EACH_SLOT
-  for (int d = 0; d < DEGREE; ++d) {
-    if (d < (int)(upper & 0xFFFF) || d >= (int)(upper >> 16)) continue;
-    const Pair m = load(s.neighbour[d] + from, Pair()), z = load(s.neighbour[d] + ZETA_AT + from, Pair());
-    const Real both = cross(zeta.x, zeta.y, m) + cross(z.x, z.y, y);
+// The scores of a site and of its upper bonds, two per item: a bond's is added when its neighbour is read.
+struct Scored {
+  Quad* place;
+  Quad quad;
+  int bonds;
+
+  __device__ __forceinline__ void add(Real u) {
     if (bonds & 1) {
-      q.second = both;
-      *place = q;
+      quad.second = u;
+      *place = quad;
       place += TOGETHER;
-      q.second = 0;
+      quad.second = 0;
     } else {
-      q.first = both;
+      quad.first = u;
     }
     ++bonds;
   }
-  if ((bonds & 1) || bonds == 0) *place = q;
-}
+  __device__ __forceinline__ void close() {
+    if ((bonds & 1) || bonds == 0) *place = quad;
+  }
+};
 
 // w: words of the noise of the next step.
 template <int odd>
-__device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&upper)[PER], const u32 (&w)[PER][4],
-                                            const Replay& t, int step, double& c) {
+__device__ __forceinline__ void replay_step(Site (&site)[PER], const Upper (&upper)[PER], const u32 (&w)[PER][4],
+                                            const Replay& t, int step, Return& r) {
   constexpr u32 from = odd ? BUFFER : 0;
   Real tau = 0;
 #if HARMONICS
@@ -84,33 +88,40 @@ __device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&upper
   }
   tau = (Real)(2 * within + 1 - t.piece_steps) / t.piece_steps;
 #endif
-  if (block_rank() == 0 && t.thread == 0 && t.j < t.count) {
-    c += (double)reward(t.psi, from, step);
-    c_replay.to_go[(long long)(step - t.begin) * t.count + t.j] =
-        (Real)(c_replay.returns[t.j] - c - c_replay.centre[step + 1]);
+  if (t.counts) {
+    r.left -= (double)reward(t.psi, from, step);
+    c_replay.to_go[(u32)((step - t.begin) * t.count + t.j)] = (Real)(r.left - r.centre);
+    r.centre = c_replay.centre[min(step + 2, t.steps)];  // a step ahead: no step waits for memory
   }
+  Quad* const quads = step_quads(step - t.begin, t.count);
 #pragma unroll
   for (int i = 0; i < PER; ++i) {
     const Site& s = site[i];
     const int n = t.row + i * THREADS;
     const Pair y = load(s.self + from, Pair()), zeta = load(s.self + ZETA_AT + from, Pair());
-    const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [](int, Pair) {});
-    const Pair small = drift(s, y, h, force(n, step, c_in.drive, c_force), y.x * y.x + y.y * y.y);
-    if (n < N && t.j < t.count) keep_scores<odd>(s, n, upper[i], y, zeta, step, t);
+    const Real power = y.x * y.x + y.y * y.y;
+    Scored scored = {quads + upper[i].place, {cross(zeta.x, zeta.y, y), power, 0, 0}, 0};
+    const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [&](int d, Pair m) {
+      if (d < (int)(upper[i].slots & 0xFFFF) || d >= (int)(upper[i].slots >> 16)) return;
+      const Pair z = load(s.neighbour[d] + ZETA_AT + from, Pair());
+      scored.add(cross(zeta.x, zeta.y, m) + cross(z.x, z.y, y));
+    });
+    const Pair small = drift(s, y, h, force(n, step, c_in.drive, c_force), power);
     publish_both(s, n, t.psi, !odd, pair(y.x + (small.x + s.kick * zeta.x), y.y + (small.y + s.kick * zeta.y)),
                  kick_of(s, odd ? w[i][0] : w[i][2], (odd ? w[i][1] : w[i][3]) ^ t.half_turn), step + 1);
+    if (n < N && t.j < t.count) scored.close();
   }
 }
 
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY_BLOCKS)
-    replay(u32 first, int count, int begin, int end, int piece_steps, Real wave_scale) {
+    replay(u32 first, int count, int begin, int end, int steps, int piece_steps, Real wave_scale) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % TOGETHER, thread = threadIdx.x / TOGETHER, rank = block_rank();
-  Replay t = {thread, first_row() + thread, begin, piece_steps, 0, count};
+  Replay t = {thread, first_row() + thread, begin, piece_steps, steps, 0, count};
   t.psi = shared_address(shared) + lane * REGION;
   t.poly = reinterpret_cast<Real*>(shared + TOGETHER * REGION) + lane * 3 * BONDS;
   Site site[PER];
-  u32 upper[PER];
+  Upper upper[PER];
   Post post;
   open_post(post, t.psi, thread);
   const u32 bytes = state_bytes(post) + post.mirrors;
@@ -119,6 +130,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
     const int own = min(base + lane, count - 1);  // the last block may have lanes that only go along
     const u32 trajectory = first + own, stream = ANTITHETIC ? trajectory & ~1u : trajectory;
     t.j = base + lane;
+    t.counts = rank == 0 && thread == 0 && t.j < count;
     t.half_turn = ANTITHETIC ? trajectory << 31 : 0;
     t.waves = c_replay.waves + ((long long)own * CLUSTER + rank) * 2 * HARMONICS * BONDS;
     sync_cluster();
@@ -135,7 +147,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
       } else if (n < N) {
         y = c_replay.state[(long long)own * N + n];
       }
-      upper[i] = n < N ? c_replay.upper[n] : 0;
+      upper[i] = {n < N ? quad_place(c_replay.item[n], own) : 0, n < N && t.j < count ? c_replay.upper[n] : 0};
       const bool odd = begin & 1;  // the buffer is the parity of the step
       publish_both(site[i], n, t.psi, odd, y,
                    kick_of(site[i], odd ? w[i][2] : w[i][0], (odd ? w[i][3] : w[i][1]) ^ t.half_turn), begin);
@@ -145,15 +157,16 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
       for (int b = thread; b < BONDS; b += THREADS)
         draw_modulation(stream, b, c_in.bond_given[rank * BONDS + b], wave_scale, t.waves);
 #endif
-    double c = begin == 0 ? 0.0 : c_replay.c[own];
+    Return r = {};
+    if (t.counts) r = {begin == 0 ? c_replay.returns[own] : c_replay.left[own], c_replay.centre[begin + 1]};
     if (begin & 1) draw(t.row, w, stream, begin + 1);
     gather(post, t.psi, begin & 1 ? ODD : EVEN, bytes, thread);
 #pragma unroll 1
     for (int step = begin; step < end; ++step) {
       if (step & 1) {
-        replay_step<1>(site, upper, w, t, step, c);
+        replay_step<1>(site, upper, w, t, step, r);
       } else {
-        replay_step<0>(site, upper, w, t, step, c);
+        replay_step<0>(site, upper, w, t, step, r);
         draw(t.row, w, stream, step + 2);  // while messages are on their way
       }
       gather(post, t.psi, step & 1 ? EVEN : ODD, bytes, thread);
@@ -164,7 +177,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
         const int n = t.row + i * THREADS;
         if (n < N) c_replay.state[(long long)t.j * N + n] = load(site[i].self + (end & 1) * BUFFER, Pair());
       }
-      if (rank == 0 && thread == 0) c_replay.c[t.j] = c;
+      if (t.counts) c_replay.left[t.j] = r.left;
     }
   }
 }
