@@ -112,7 +112,9 @@ class SecondPass:
         self.members = -(-(-(-e // bins) + 2) // 32)
         row = 32 * (e // 32 + 1)  # a row of scores, and a 0 behind it
         self.batch = int(np.clip(SHARED_SCORES // (5 * row * self.real.itemsize), 1, 4))
-        self.score_bytes = self.batch * 5 * row * self.real.itemsize
+        bin_threads = min(32 * bins, 1024)
+        ahead = 5 * -(-row // bin_threads) * bin_threads  # what is copied ahead
+        self.score_bytes = self.batch * (5 * row + ahead) * self.real.itemsize
         fits = self.score_bytes <= attributes["MaxSharedMemoryPerBlockOptin"] - 1024
         self.general = self.members > MAX_MEMBERS or bins > 32 or not fits
         self.members = min(self.members, MAX_MEMBERS)
@@ -124,7 +126,7 @@ class SecondPass:
             "MEMBERS": self.members,
             "BATCH": self.batch,
             "ROW": row,
-            "BIN_THREADS": min(32 * bins, 1024),
+            "BIN_THREADS": bin_threads,
             "BIN_BLOCKS": BIN_BLOCKS if self.members <= 2 else 1,
             "KEYS": self.keys,
             "SORT_THREADS": self.sorters,

@@ -1,7 +1,7 @@
 // The baseline again (see columns.cu), for bins that are neither single nor oversized: a warp owns a bin.
 //
 // A block settles one site and two of its upper bonds. BATCH steps at a time, its threads bring the scores of all
-// trajectories into shared memory, in order; then each warp gathers the members of its bin, MEMBERS per lane, and a
+// trajectories into shared memory, in order, copied ahead during the last ones; then each warp gathers the members of its bin, MEMBERS per lane, and a
 // bin's sums are shuffles. Follows columns.cu. Set besides: MEMBERS, BATCH, BIN_THREADS (32 per bin), BIN_BLOCKS (per
 // multiprocessor), ROW (numbers of a row in shared memory, more than there are trajectories). A bond that an item does
 // not have scores 0 in the bins of the site: no branch in the loop, and most items have both. A lane without a member
@@ -10,6 +10,7 @@
 #define ROW_TO_GO 4          // rows of a step in shared memory: ω, χ, κ, κ, λ̂
 #define STEP_ROWS (5 * ROW)  // their numbers
 #define LOADS     ((ROW + BIN_THREADS - 1) / BIN_THREADS)  // trajectories that a thread brings
+#define AHEAD_ROW (LOADS * BIN_THREADS)
 
 static_assert(BIN_THREADS % TOGETHER == 0, "trajectories of a thread have the same place in their blocks");
 
@@ -156,35 +157,47 @@ __device__ __forceinline__ void add_row(Real* gradient, int parameter, const Rea
   for (int j = threadIdx.x; j < count; j += blockDim.x) gradient[(u32)(parameter * count + j)] += row[j];
 }
 
-// The scores of a step and of all trajectories into shared memory. All of a thread are on their way before the first is
-// stored.
-__device__ __forceinline__ void bring(Real* rows, u32 own_place, int slot, int count) {
+struct Ahead {  // what is copied into shared memory ahead of its use, of one step
+  Quad quad[AHEAD_ROW];
+  Real to_go[AHEAD_ROW];
+};
+
+__device__ __forceinline__ void fetch(Ahead& ahead, u32 own_place, int slot, int count) {
   const Quad* const step = step_quads(slot, count) + own_place;
-  const Real* const to_go = c_replay.to_go + (u32)(slot * count) + threadIdx.x;
-  Quad quad[LOADS] = {};
-  Real l[LOADS] = {};
+  const Real* const to_go = c_replay.to_go + (u32)(slot * count);
 #pragma unroll
-  for (int k = 0; k < LOADS; ++k)
-    if ((int)threadIdx.x + k * BIN_THREADS < count) {
-      quad[k] = step[(u32)(k * BIN_THREADS * ITEMS)];  // that of `quad_place`
-      l[k] = to_go[k * BIN_THREADS];
-    }
+  for (int k = 0; k < LOADS; ++k) {
+    const int j = threadIdx.x + k * BIN_THREADS;
+    if (j >= count) continue;
+    const char* const from = reinterpret_cast<const char*>(step + (u32)(k * BIN_THREADS * ITEMS));  // as quad_place
+    char* const to = reinterpret_cast<char*>(ahead.quad + j);
 #pragma unroll
-  for (int k = 0; k < LOADS; ++k)
-    if ((int)threadIdx.x + k * BIN_THREADS < count) {
-      Real* const row = rows + threadIdx.x + k * BIN_THREADS;
-      row[0] = quad[k].score;
-      row[ROW] = quad[k].power * quad[k].score;
-      row[2 * ROW] = quad[k].first;
-      row[3 * ROW] = quad[k].second;
-      row[ROW_TO_GO * ROW] = l[k];
-    }
+    for (int part = 0; part < (int)sizeof(Quad); part += 16) copy_ahead<16>(to + part, from + part);
+    copy_ahead<sizeof(Real)>(ahead.to_go + j, to_go + j);
+  }
+}
+
+// The scores that this thread has fetched, into the rows of their step.
+__device__ __forceinline__ void take(Real* rows, const Ahead& ahead, int count) {
+#pragma unroll
+  for (int k = 0; k < LOADS; ++k) {
+    const int j = threadIdx.x + k * BIN_THREADS;
+    if (j >= count) continue;
+    const Quad quad = ahead.quad[j];
+    Real* const row = rows + j;
+    row[0] = quad.score;
+    row[ROW] = quad.power * quad.score;
+    row[2 * ROW] = quad.first;
+    row[3 * ROW] = quad.second;
+    row[ROW_TO_GO * ROW] = ahead.to_go[j];
+  }
 }
 
 template <bool whole>
 __device__ __forceinline__ void settle_item(const Item* items, int count, int slots, int bins, unsigned char* shared,
                                             Real* parts) {
-  Real* const rows = reinterpret_cast<Real*>(shared);  // (BATCH, 5, ROW)
+  Real* const rows = reinterpret_cast<Real*>(shared);                       // (BATCH, 5, ROW)
+  Ahead* const ahead = reinterpret_cast<Ahead*>(rows + BATCH * STEP_ROWS);  // (BATCH)
   const Item item = items[blockIdx.x];
   const int n = item.site, k = threadIdx.x / 32;
   const bool one = item.first >= 0, two = item.second >= 0;
@@ -200,11 +213,15 @@ __device__ __forceinline__ void settle_item(const Item* items, int count, int sl
 
   for (int i = threadIdx.x; i < BATCH * 5; i += BIN_THREADS) rows[i * ROW + count] = 0;
   const u32 own_place = quad_place(blockIdx.x, threadIdx.x);
+  for (int s = 0; s < min(BATCH, end - begin); ++s) fetch(ahead[s], own_place, begin + s, count);
 #pragma unroll 1
   for (int slot = begin; slot < end; slot += BATCH) {
     const int batch = min(BATCH, end - slot);
+    wait_for_copies();
 #pragma unroll 1
-    for (int s = 0; s < batch; ++s) bring(rows + s * STEP_ROWS, own_place, slot + s, count);
+    for (int s = 0; s < batch; ++s) take(rows + s * STEP_ROWS, ahead[s], count);
+#pragma unroll 1
+    for (int s = 0; s < min(BATCH, end - slot - BATCH); ++s) fetch(ahead[s], own_place, slot + BATCH + s, count);
     __syncthreads();
 #pragma unroll 1
     for (int s = 0; s < batch; ++s) {
