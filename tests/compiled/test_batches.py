@@ -13,6 +13,8 @@ import fluctua as fl
 import problems
 from fluctua.compiled.blocks import kernel as array_kernels
 from fluctua.compiled.blocks import sums as array_sums
+from fluctua.core import streamed
+from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, philox7
 from fluctua.core.estimation import batches
 from fluctua.core.integrators import Exponential
@@ -87,6 +89,23 @@ def test_states_that_are_not_stored(monkeypatch):
         again = sum_both(process, target, jnp.ones(3), t, theta, **options)
         np.testing.assert_array_equal(stored[1].sums, again[1].sums)
         assert_equal(stored, 5e-6)
+
+
+def test_a_pilot_by_the_kernel():
+    problem = problems.problem(problems.driven_rotor, "density")
+    with jax.enable_x64(True):
+        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
+        t, theta = double(problem.t), double(problem.theta)
+        simulator = fl.simulator(problem.process, problem.start, t, backend="cpu")
+        estimator = fl.ppgt(simulator, problem.objective, baseline=time_only(pilot=75))
+        call = estimator._call(jax.random.key(3), theta, 45)
+        assert call.needs_pilot
+        kernel = array_kernels.find_array_kernel(call, 16)
+        table = streamed.pilot_table(call.model, call.plans, simulator, call.key, theta)
+        np.testing.assert_allclose(array_kernels.run_pilot(kernel, call, 16), table, rtol=1e-10)
+        filled = call._replace(tables=call.tables.fill_missing(table))
+        results = [array_kernels.sum_batches_by_kernel(c, 16) for c in (filled, call)]
+        assert_equal(results, 1e-10)
 
 
 def test_couplings():

@@ -139,15 +139,44 @@ def _make_kernel(call: Call, block: int) -> ArrayKernel:
 # ------------------------------------------------------------------------------------------ running
 
 
+class Extent(NamedTuple):
+    """Trajectories of a pass. number: E. size: of a batch. first: number of the first."""
+
+    number: int
+    size: int
+    first: int
+
+
 def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
-    """Run a call on a kernel on arrays. size: trajectories per batch."""
+    """Run a call on a kernel on arrays. size: trajectories per batch.
+
+    Tables of baselines that are missing are filled by a pilot.
+    """
     kernel = find_array_kernel(call, size)
+    precomputed.check_generator(call.key)
+    if call.needs_pilot:
+        table = run_pilot(kernel, call, min(BLOCK, size))
+        call = call._replace(tables=call.tables.fill_missing(table))
     loaded = load_call(kernel, call)
-    batches = -(-call.count // size)
-    sums = np.zeros((batches, kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]))
-    numbers = {"count": call.count, "size": size, "first": call.first or 0}
-    _run_batches(kernel, loaded.arrays, sums, **numbers)
+    sizes = kernel.text.sizes
+    shape = (sizes["ELEMENTS"] + sizes["PRODUCTS"],)
+    extent = Extent(call.count, size, call.first or 0)
+    sums = _run_batches(kernel, "batch_sums", loaded.arrays, extent, shape)
     return finish_call(kernel, call, loaded, sums, size)
+
+
+def run_pilot(kernel: ArrayKernel, call: Call, size: int) -> np.ndarray:
+    """Return the mean return-to-go (T+1,) of the independent run for a time-only baseline."""
+    count = max(plan.pilot for plan in call.plans)
+    loaded = start_arrays(kernel, call, count, pilot=True)
+    steps = len(call.substrate.times.dt)
+    at_start = loaded.arrays["reward"].sum(dtype=float)
+    extent = Extent(count, size, 0)
+    sums = _run_batches(kernel, "batch_rewards", loaded.arrays, extent, (steps, 2)).sum(axis=0)
+    # C after the running reward of step n; that of the step itself follows
+    collected = at_start + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
+    total = loaded.arrays["reward"].sum(dtype=float)
+    return (np.append(total, total - collected) / count).astype(kernel.real)
 
 
 def add_gradients(swept: SweepResult, size: int) -> BatchSums:
@@ -167,21 +196,28 @@ class LoadedCall(NamedTuple):
 def load_call(kernel: ArrayKernel, call: Call) -> LoadedCall:
     """Return what a kernel reads, and room for returns and final states."""
     precomputed.check_generator(call.key)
-    count = call.count
+    loaded = start_arrays(kernel, call, call.count, pilot=False)
+    bar = np.zeros(len(call.substrate.times.dt), kernel.real)
+    if call.tables.step is not None:
+        bar[:] = np.asarray(call.tables.step)[1:]
+    loaded.arrays["bar"] = bar
+    return loaded
+
+
+def start_arrays(kernel: ArrayKernel, call: Call, count: int, *, pilot: bool) -> LoadedCall:
+    """Return the arrays of `count` trajectories of the run, or of its pilot."""
     arrays: dict[str, Any] = kernel.ahead.fill(call.theta, call.substrate.times, kernel.real)
     ensemble = None
     wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
     if kernel.self_starting:
-        arrays["stream"] = compute_noise_words(wiener, call.key)[:2].copy()
+        words = compute_noise_words(wiener, call.key)
+        arrays["stream"] = words[2:4].copy() if pilot else words[:2].copy()
         arrays["x"] = np.array(call.substrate.x0, kernel.real)
     else:
-        ensemble = kernels.begin_ensemble(call, split_key(call.key).run, count, call.first)
+        first = None if pilot else call.first
+        ensemble = kernels.begin_ensemble(call, split_key(call.key)[pilot], count, first)
         table = precomputed.lay_out_ensemble(wiener, kernel.real, ensemble)
         arrays |= {name: np.ascontiguousarray(value) for name, value in table.items()}
-    bar = np.zeros(len(call.substrate.times.dt), kernel.real)
-    if call.tables.step is not None:
-        bar[:] = np.asarray(call.tables.step)[1:]
-    arrays["bar"] = bar
     arrays["reward"] = ends.start_rewards(call, ensemble, count, kernel.real)
     arrays["last"] = np.empty((kernel.program.state, count), kernel.real)
     return LoadedCall(arrays, ensemble)
@@ -207,24 +243,25 @@ def finish_call(
 
 def _run_batches(
     kernel: ArrayKernel,
+    name: str,
     arrays: dict[str, np.ndarray],
-    sums: np.ndarray,
-    *,
-    count: int,
-    size: int,
-    first: int,
-) -> None:
-    """Run all batches, each with a workspace of its own."""
+    extent: Extent,
+    shape: tuple[int, ...],
+) -> np.ndarray:
+    """Run a pass over all batches and return their sums (B, *shape)."""
+    batches = -(-extent.number // extent.size)
+    sums = np.zeros((batches, *shape))
     steps = len(arrays["timed"])
     needed = kernel.library.workspace_bytes
     stored = needed(ctypes.c_int64(steps), ctypes.c_int64(1)) <= STORED_BYTES
     memory = needed(ctypes.c_int64(steps), ctypes.c_int64(int(stored)))
-    run = _BatchRun(count=count, steps=steps, first=first, size=size, stored=int(stored))
-    for name, array in (arrays | {"totals": sums}).items():
+    run = _BatchRun(steps=steps, stored=int(stored), size=extent.size, first=extent.first)
+    run.count = extent.number
+    for key, array in (arrays | {"totals": sums}).items():
         assert array.flags.c_contiguous
-        setattr(run, name, array.ctypes.data)
+        setattr(run, key, array.ctypes.data)
+    function = kernel.library[name]
     spaces = kernel.spaces
-    batches = len(sums)
     following = np.zeros(1, np.int64)
 
     def run_some(_: int) -> None:
@@ -234,7 +271,7 @@ def _run_batches(
             space = _allocate(memory)
         if len(space) < memory:
             space = _allocate(memory)
-        kernel.library.batch_sums(
+        function(
             ctypes.byref(run),
             ctypes.c_void_p(following.ctypes.data),
             ctypes.c_int64(batches),
@@ -245,6 +282,7 @@ def _run_batches(
     cpu.run_pieces(run_some, range(min(batches, os.cpu_count() or 1)))
     if memory > SPARED_BYTES:
         spaces.clear()
+    return sums
 
 
 def _allocate(size: int) -> np.ndarray:

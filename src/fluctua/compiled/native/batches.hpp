@@ -9,7 +9,7 @@ struct BatchRun {
   Run run;
   int64_t size;    // trajectories per batch, a multiple of those of a block
   int64_t stored;  // whether all states are stored; if not, the second pass draws the noise once more
-  double* totals;  // (batches, ELEMENTS + PRODUCTS)
+  double* totals;  // (batches, ELEMENTS + PRODUCTS), or (batches, T, 2) of rewards alone
 };
 
 struct Workspace {
@@ -68,6 +68,45 @@ INLINE void take_step(Block& block, const Workspace& space, const Run& run, int6
   forward(run.shared, run.timed + n * TIMED, space.context, x, space.z, y, g, r, kept, space.work);
 }
 
+// Adds the terminal reward, and writes returns and final states.
+INLINE void end_block(Block& block, const Workspace& space, const Run& run, int64_t first, const V* last) {
+  V h[BLOCKS];
+  finish(run.shared, space.context, last, h, space.work);
+  for (int b = 0; b < BLOCKS; b++) {
+    const int64_t j = first + b * LANES;
+    block.reward[b] += h[b];
+    stored(run.reward, block.reward[b], j, run.count);
+    EACH(k, STATE) stored(run.last + k * run.count, last[k * BLOCKS + b], j, run.count);
+  }
+}
+
+// The sums of g Δt and of r of a batch at every step: what a pilot needs
+INLINE void add_rewards(const BatchRun* given, int64_t batch, void* memory) {
+  const Run& run = given->run;
+  const Workspace space(memory, run.steps, false);
+  const int64_t first = batch * given->size, end = first + given->size, stop = end < run.count ? end : run.count;
+  double* const sums = given->totals + batch * 2 * run.steps;
+  const auto state = [&](int64_t n) { return space.x + n % 2 * STATE * BLOCKS; };
+  for (int64_t j = first; j < stop; j += TRAJECTORIES) {
+    Block block;
+    V g[BLOCKS], r[BLOCKS];
+    begin_block(block, space, run, j);
+    for (int64_t n = 0; n < run.steps; n++) {
+      take_step(block, space, run, n, state(n), state(n + 1), space.kept, g, r);
+      Sum of_g, of_r;
+      for (int b = 0; b < BLOCKS; b++) {
+        block.reward[b] += g[b];
+        block.reward[b] += r[b];
+        of_g.add(g[b] * block.counts[b]);
+        of_r.add(r[b] * block.counts[b]);
+      }
+      sums[2 * n] += of_g.total();
+      sums[2 * n + 1] += of_r.total();
+    }
+    end_block(block, space, run, j, state(run.steps));
+  }
+}
+
 INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
   const Run& run = given->run;
   const bool stored_all = given->stored;
@@ -88,13 +127,7 @@ INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
         block.reward[b] += r[b];
       }
     }
-    const V* const last = state(run.steps);
-    finish(run.shared, space.context, last, g, space.work);
-    for (int b = 0; b < BLOCKS; b++) {
-      block.reward[b] += g[b];
-      stored(run.reward, block.reward[b], j + b * LANES, run.count);
-      EACH(k, STATE) stored(run.last + k * run.count, last[k * BLOCKS + b], j + b * LANES, run.count);
-    }
+    end_block(block, space, run, j, state(run.steps));
     __builtin_memset(space.sums, 0, ELEMENTS * sizeof(V));
     __builtin_memset(space.products, 0, PRODUCTS * sizeof(F));
     if (!stored_all) {
@@ -118,11 +151,16 @@ INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
   }
 }
 
-// Takes batches until none is left. next: the first that is not taken, common to all threads.
-extern "C" void batch_sums(const BatchRun* given, int64_t* next, int64_t batches, void* memory) {
-  for (;;) {
-    const int64_t batch = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
-    if (batch >= batches) return;
-    add_batch(given, batch, memory);
+// Threads take batches until none is left. next: the first that is not taken, common to all of them.
+#define EACH_BATCH(add)                                                     \
+  for (;;) {                                                                \
+    const int64_t batch = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);    \
+    if (batch >= batches) return;                                           \
+    add(given, batch, memory);                                              \
   }
+extern "C" void batch_sums(const BatchRun* given, int64_t* next, int64_t batches, void* memory) {
+  EACH_BATCH(add_batch)
+}
+extern "C" void batch_rewards(const BatchRun* given, int64_t* next, int64_t batches, void* memory) {
+  EACH_BATCH(add_rewards)
 }
