@@ -152,11 +152,11 @@ INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
 }
 
 // Threads take batches until none is left. next: the first that is not taken, common to all of them.
-#define EACH_BATCH(add)                                                     \
-  for (;;) {                                                                \
-    const int64_t batch = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);    \
-    if (batch >= batches) return;                                           \
-    add(given, batch, memory);                                              \
+#define EACH_BATCH(add)                                                  \
+  for (;;) {                                                             \
+    const int64_t batch = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); \
+    if (batch >= batches) return;                                        \
+    add(given, batch, memory);                                           \
   }
 extern "C" void batch_sums(const BatchRun* given, int64_t* next, int64_t batches, void* memory) {
   EACH_BATCH(add_batch)

@@ -53,17 +53,17 @@ INLINE void multiply_tile(int inner, const F* a, int64_t a_row, int64_t a_inner,
 }
 
 #define REGISTER_ROWS (VECTOR_BYTES == 64 ? 12 : 6)  // of two vectors of sums each, beside two of x and a factor
-#define TILE_WIDE (BLOCKS % 2 ? 1 : 2)
-#define TILE_ROWS (TILE_WIDE == 2 ? REGISTER_ROWS : 2 * REGISTER_ROWS)
+#define TILE_WIDE     (BLOCKS % 2 ? 1 : 2)
+#define TILE_ROWS     (TILE_WIDE == 2 ? REGISTER_ROWS : 2 * REGISTER_ROWS)
 
 OUTLINE void multiply(int rows, int inner, const F* a, int64_t a_row, int64_t a_inner, const V* x, int64_t x_inner,
                       V* y, int64_t y_row) {
   for (int w = 0; w < BLOCKS; w += TILE_WIDE) {
     int r = 0;
-#define TILES(count)                                                                                            \
-  for (; r + (count) <= rows; r += (count))                                                                     \
-    multiply_tile<(count), TILE_WIDE>(inner, a + r * a_row, a_row, a_inner, x + w, x_inner, y + r * y_row * BLOCKS + w, \
-                                      y_row);
+#define TILES(count)                                                                        \
+  for (; r + (count) <= rows; r += (count))                                                 \
+    multiply_tile<(count), TILE_WIDE>(inner, a + r * a_row, a_row, a_inner, x + w, x_inner, \
+                                      y + r * y_row * BLOCKS + w, y_row);
     TILES(TILE_ROWS)
     TILES(4)
     TILES(2)
@@ -89,7 +89,8 @@ template <int step, int... lane> INLINE void swap_blocks(V& a, V& b, std::intege
   b = high;
 }
 template <int step> INLINE void transpose_blocks(V* square) {
-  EACH(k, LANES) if (!(k & step)) swap_blocks<step>(square[k], square[k + step], std::make_integer_sequence<int, LANES>{});
+  EACH(k, LANES)
+  if (!(k & step)) swap_blocks<step>(square[k], square[k + step], std::make_integer_sequence<int, LANES>{});
   if constexpr (step > 1) transpose_blocks<step / 2>(square);
 }
 INLINE void transpose(V* square) { transpose_blocks<LANES / 2>(square); }
@@ -127,8 +128,8 @@ OUTLINE void add_outer(int m, int n, const V* a, int64_t a_row, const V* b, int6
   const F* rows = (const F*)a;
   a_row *= TRAJECTORIES;
   int64_t j = 0;
-#define ROWS_OF(count, wide)                \
-  for (; i + (count) <= m; i += (count))    \
+#define ROWS_OF(count, wide)             \
+  for (; i + (count) <= m; i += (count)) \
     add_tile<(count), (wide)>(rows + i * a_row, a_row, scratch + j, columns, sums + i * columns + j, columns);
   for (; j + SUM_WIDE * LANES <= columns; j += SUM_WIDE * LANES) {
     int i = 0;
