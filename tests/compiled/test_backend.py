@@ -15,6 +15,7 @@ import optax
 import pytest
 import scipy
 
+import first_passage
 import fluctua as fl
 from cuda_device import has_gpu
 from fluctua.compiled import backend, cpu, kernels, passes, whole_estimate
@@ -185,6 +186,18 @@ def test_an_estimate_is_that_of_single_gradients(baseline, count):
         assert isinstance(one, jax.Array | int)
         assert np.asarray(one).dtype == np.asarray(other).dtype
         np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7)
+
+
+def test_an_estimate_counts_the_trajectories_that_stop():
+    process, objective, start, t, theta, context = first_passage.moving_interval("bridge")
+    simulator = fl.simulator(process, start, t, context=context, backend="cpu")
+    subject = fl.ppgt(simulator, objective, baseline="mean")
+    key = jax.random.key(2)
+    got = subject(key, theta, 40)
+    expected = fl.reduce_samples(subject.samples(key, theta, 40))
+    assert 0 < got.stopped < 1
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (1, 2), (40_000, 2)])  # of two blocks, the last
