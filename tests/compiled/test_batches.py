@@ -250,8 +250,7 @@ def test_code_does_not_grow_with_the_weights():
     for width in (25, 125):
         process, target, theta = make_network((3, width, width, 3))
         simulator = fl.simulator(process, jnp.ones(3), np.linspace(0, 0.3, 14), backend="cpu")
-        call = fl.ppgt(simulator, target)._call(jax.random.key(3), theta, 512)
-        sizes.append(len(array_kernels.find_array_kernel(call, 16).source))
+        sizes.append(len(fl.ppgt(simulator, target).source(theta)))
     assert abs(sizes[1] - sizes[0]) < 200
 
 

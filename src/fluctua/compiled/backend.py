@@ -26,7 +26,7 @@ from fluctua.compiled.blocks import kernel as array_kernels
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import arrays, draws, simulate, streamed
 from fluctua.core.estimate import Estimate
-from fluctua.core.estimation.batches import BatchSums
+from fluctua.core.estimation import batches
 from fluctua.core.process import AnyProcess
 from fluctua.core.twin import sweep as twin_sweep
 from fluctua.core.words import close_match
@@ -140,7 +140,7 @@ class Compiled(NamedTuple):
             self._refuse(problem)
             return whole_estimate.estimate_by_jax(call)
 
-    def batch_sums(self, call: streamed.Call, size: int) -> BatchSums | None:
+    def batch_sums(self, call: streamed.Call, size: int) -> batches.BatchSums | None:
         """Return sums over batches of `size` trajectories; None leaves the call to JAX."""
         if self._is_too_small(call):
             return None
@@ -153,7 +153,7 @@ class Compiled(NamedTuple):
 
     def _add_single_gradients(
         self, call: streamed.Call, size: int, problem: Unsupported
-    ) -> BatchSums | None:
+    ) -> batches.BatchSums | None:
         """Return the sums of gradients by a kernel whose arrays are written out.
 
         problem: of a kernel on arrays, which has rules for fewer operations.
@@ -206,6 +206,9 @@ class Compiled(NamedTuple):
                 return jump_twin.find_kernel(call, place, build=False).source
             key = twin.TwinKey(call, kernels.OPTIMISE, place)
             return twin.make_twin_kernel(key, False).source
+        large = batches.is_large(call.theta, batches.MIN_TRAJECTORIES)
+        if large and batches.is_summable(call) and self.choose_place(None) == "cpu":
+            return array_kernels.write_array_kernel(call, array_kernels.BLOCK).source
         return kernels.find_kernel(call, self.choose_place(call.theta), build=False).source
 
     def choose_place(self, theta: arrays.Params | None) -> str:

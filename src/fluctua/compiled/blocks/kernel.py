@@ -41,7 +41,7 @@ MAX_KERNELS = 64
 class ArrayKernel(NamedTuple):
     """A compiled kernel on arrays.
 
-    program, text: what it computes. source: generated text. library: loaded.
+    program, text: what it computes. source: generated text. library: loaded, or None.
     real: type of states. self_starting: it starts its trajectories itself.
     ahead: computes numbers that are the same for all trajectories. spaces: memory for later calls.
     """
@@ -88,13 +88,17 @@ def find_array_kernel(call: Call, size: int) -> ArrayKernel:
         block,
     )
     if structure not in _kernels:
-        _kernels[structure] = _make_kernel(call, block)
+        kernel = write_array_kernel(call, size)
+        library = ctypes.CDLL(str(cpu.find_or_build(kernel.source, kernels.OPTIMISE)))
+        library.workspace_bytes.restype = ctypes.c_int64
+        _kernels[structure] = kernel._replace(library=library)
         if len(_kernels) > MAX_KERNELS:
             _kernels.pop(next(iter(_kernels)))
     return _kernels[structure]
 
 
-def _make_kernel(call: Call, block: int) -> ArrayKernel:
+def write_array_kernel(call: Call, size: int) -> ArrayKernel:
+    """Return the kernel of a call, not compiled. size: trajectories per batch."""
     recipe = call.substrate.recipe
     ensemble = jax.eval_shape(lambda: kernels.begin_ensemble(call, call.key, 1))
     program = programs.trace_program(call.model, recipe, call.theta, ensemble, call.substrate.t)
@@ -104,7 +108,7 @@ def _make_kernel(call: Call, block: int) -> ArrayKernel:
     self_starting = recipe.fixed and call.model.objective.initial is None
     wiener = precomputed.encode_generator(recipe.wiener)
     sizes = text.sizes | {
-        "BLOCK": block,
+        "BLOCK": min(BLOCK, size),
         "REAL": "double" if double else "float",
         "DOUBLE": int(double),
         "NOISE64": int(noise64),
@@ -129,11 +133,9 @@ def _make_kernel(call: Call, block: int) -> ArrayKernel:
             toolchain.read_native("batches.hpp"),
         ]
     )
-    library = ctypes.CDLL(str(cpu.find_or_build(source, kernels.OPTIMISE)))
-    library.workspace_bytes.restype = ctypes.c_int64
     real = np.dtype(np.float64 if double else np.float32)
     ahead = NumbersOfCall(program, text)
-    return ArrayKernel(program, text, source, library, real, self_starting, ahead, [])
+    return ArrayKernel(program, text, source, None, real, self_starting, ahead, [])
 
 
 # ------------------------------------------------------------------------------------------ running
