@@ -195,6 +195,42 @@ def test_many_operations(monkeypatch):
     assert_equal(results, 1e-5)
 
 
+def make_forces():
+    """dX_i = (Σ θ_ij − X_i) dt + σ dW, J = E[Σ a_i X_i(T)], with the exact gradient."""
+    states = 20
+    a = np.linspace(-1, 1, states)
+
+    def drift(theta, x):
+        return theta.sum(axis=1) - x
+
+    process = fl.Process(drift, lambda theta, x: 0.5 * jnp.ones_like(x))
+    objective = fl.Objective(terminal=lambda theta, x: jnp.sum(a * x))
+    theta = jnp.linspace(-1, 1, 7 * states).reshape(states, 7)
+    t = np.linspace(0, 1, 21)
+    exact = np.repeat(a * (1 - (1 - t[1]) ** 20), 7).reshape(states, 7)
+    return process, objective, theta, t, exact
+
+
+def test_the_exact_gradient_of_many_forces():
+    process, objective, theta, t, exact = make_forces()
+    simulator = fl.simulator(process, np.zeros(20), t, backend="cpu")
+    estimate = fl.ppgt(simulator, objective)(jax.random.key(0), theta, 4000)
+    assert estimate.batches == 63
+    z = (np.asarray(estimate.gradient) - exact) / np.asarray(estimate.stderr)
+    # seven forces on a state have one score: 20 numbers of Student's t, 62 degrees
+    assert np.abs(z).max() < 4.5
+    assert 0.6 < np.std(z) < 1.5
+
+
+@pytest.mark.long
+def test_states_that_overflow_are_refused():
+    process, objective, theta, _, _ = make_forces()
+    stiff = fl.Process(lambda theta, x: -1e6 * theta.sum() * x**3, process.noise)
+    simulator = fl.simulator(stiff, np.ones(20), np.linspace(0, 10, 21), backend="cpu")
+    with pytest.raises(FloatingPointError, match="600 of 600"):
+        fl.ppgt(simulator, objective)(jax.random.key(0), theta + 1, 600)
+
+
 def test_an_estimate_takes_the_kernel(monkeypatch):
     process, target, theta = make_network((3, 25, 31, 3))
     calls = []

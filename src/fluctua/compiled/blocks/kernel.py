@@ -19,7 +19,7 @@ from fluctua.compiled.blocks.sums import finish_sums
 from fluctua.compiled.passes import compute_noise_words
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core.estimation.batches import BatchSums
-from fluctua.core.streamed import Call, SweepResult, split_key
+from fluctua.core.streamed import Call, SweepResult, pilot_table, split_key
 
 __all__ = ["ArrayKernel", "NumbersOfCall", "find_array_kernel", "finish_call", "load_call"]
 
@@ -165,6 +165,14 @@ def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
     extent = Extent(call.count, size, call.first or 0)
     sums = _run_batches(kernel, "batch_sums", loaded.arrays, extent, shape)
     return finish_call(kernel, call, loaded, sums, size)
+
+
+def fill_tables(call: Call) -> Call:
+    """Return the call with tables that a pilot on JAX has filled, where some are missing."""
+    if not call.needs_pilot:
+        return call
+    table = pilot_table(call.model, call.plans, call.substrate, call.key, call.theta)
+    return call._replace(tables=call.tables.fill_missing(table))
 
 
 def run_pilot(kernel: ArrayKernel, call: Call, size: int) -> np.ndarray:
