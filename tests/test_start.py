@@ -94,13 +94,34 @@ assert compiled
 """
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
-def test_a_first_estimate_loads_nothing_heavy_and_jax_compiles_nothing(tmp_path):
-    done = run_program(
-        ESTIMATE,
-        FLUCTUA_KERNELS=str(tmp_path),
+def run_estimate(program, folder):
+    """Run a program on the CPU, without functions that JAX has kept. folder: of kernels."""
+    return run_program(
+        program,
+        FLUCTUA_KERNELS=str(folder),
         JAX_ENABLE_COMPILATION_CACHE="false",
         JAX_PLATFORMS="cpu",
     )
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_a_first_estimate_loads_nothing_heavy_and_jax_compiles_nothing(tmp_path):
+    done = run_estimate(ESTIMATE, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "(20 trajectories)" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_a_second_process_traces_and_compiles_nothing(tmp_path):
+    first = run_estimate(ESTIMATE, tmp_path)
+    assert first.returncode == 0, first.stderr
+    untraced = ESTIMATE.replace(
+        'kernels.OPTIMISE = "-O0"\n',
+        'kernels.OPTIMISE = "-O0"\nkernels.trace.trace_step = kernels.cpu.find_or_build = None\n',
+    )
+    second = run_estimate(untraced, tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout == first.stdout
+    changed = untraced.replace("jnp.sin(x[0])", "jnp.sin(1.01 * x[0])")
+    assert "'NoneType' object is not callable" in run_estimate(changed, tmp_path).stderr
