@@ -12,9 +12,10 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.core.likelihood.evidence import Evidence, collect_evidence
+from fluctua.core.likelihood.evidence import Evidence, collect_evidence, collect_score
 from fluctua.core.scores import full_score
 from fluctua.learn.belief import Belief, Posterior
+from fluctua.learn.calibratable import CalibratableProcess
 from problems import flat, tolerance
 
 DT, STEPS, SIGMA, START = 0.02, 60, 0.3, 0.4
@@ -113,6 +114,66 @@ def test_information_of_every_tenth_step_is_nearly_that_of_all():
     np.testing.assert_array_equal(some.score, all_.score)
     np.testing.assert_allclose(some.information, all_.information, rtol=0.1)
     assert all_.linear
+
+
+def test_the_score_alone_is_that_of_the_evidence():
+    """And the information of several trajectories is the sum over them."""
+    data = device_of(drawn(2))(jax.random.key(3), THETA, 5)
+    estimator = fl.SelfCalibrating(MODEL, None, effective, NOMINAL, 0.2)
+    u = estimator.belief.mean
+    common = (PROCESS, full_score, estimator.at, THETA, u)
+    whole = collect_evidence(*common, data)
+    np.testing.assert_allclose(collect_score(*common, data), whole.score, rtol=1e-12)
+    single = [collect_evidence(*common, data._replace(x=data.x[j : j + 1])) for j in range(5)]
+    total = sum(evidence.information for evidence in single)
+    np.testing.assert_allclose(whole.information, total, rtol=1e-5)
+
+
+class Apart(CalibratableProcess):
+    """A model that leaves the processor free, as one on a GPU does."""
+
+    leaves_processor = True
+
+    def split(self, key, theta, count):
+        if self.fails:
+            raise FloatingPointError("the model is gone")
+        return super().split(key, theta, count)
+
+    fails = False
+
+
+@pytest.mark.parametrize("hidden", [drawn(4), {**drawn(4), "gain": jnp.array(9.0)}])
+def test_tests_beside_the_model_change_nothing(hidden):
+    """The same estimates, states and events as where the tests come first."""
+    pair = [
+        fl.SelfCalibrating(
+            model, device_of(hidden), effective, NOMINAL, 0.2, on_doubt="continue", simulated=8
+        )
+        for model in (CalibratableProcess(MODEL), Apart(MODEL))
+    ]
+    for i in range(3):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            one, other = (e(jax.random.key(i), settings(i), 10) for e in pair)
+        assert pair[0].event == pair[1].event
+        assert pair[0].doubt == pair[1].doubt
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert bool(pair[0].doubt) == (hidden["gain"] > 5)
+    states = [e.state for e in pair]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name])
+
+
+def test_a_model_that_fails_loses_no_tests(monkeypatch):
+    """What was measured is learnt and tested, and the error of the model is raised."""
+    estimator = fl.SelfCalibrating(Apart(MODEL), device_of(drawn(4)), effective, NOMINAL, 0.2)
+    monkeypatch.setattr(Apart, "fails", True)
+    with pytest.raises(FloatingPointError, match="the model is gone"):
+        estimator(jax.random.key(0), THETA, 10)
+    assert estimator.calibration.trajectories == 10
+    assert any(name.startswith("residuals_") for name in estimator.state)
 
 
 @pytest.mark.long

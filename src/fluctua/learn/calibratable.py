@@ -10,7 +10,7 @@ import numpy as np
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimator import PPGT
 from fluctua.core.likelihood.alternatives import FITTED, Table
-from fluctua.core.likelihood.evidence import Evidence, collect_evidence
+from fluctua.core.likelihood.evidence import Evidence, collect_evidence, collect_score
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, Examination, Residuals, examine_batch
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.process import Process
@@ -89,6 +89,22 @@ class CalibratableProcess:
         assert isinstance(model.process, Process)  # it has a twin
         return collect_evidence(
             model.process, model.score, at, theta, u, trajectories, every=every, readout=readout
+        )
+
+    def score(
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int,
+        readout: float,
+    ) -> np.ndarray:
+        """The score of the evidence alone. every: not used. Shape (K,)."""
+        model = self.estimator.method.model
+        assert isinstance(model.process, Process)
+        return collect_score(
+            model.process, model.score, at, theta, u, trajectories, readout=readout
         )
 
     def examine(

@@ -72,6 +72,9 @@ class Tested(NamedTuple):
 
 def test_calibration(learnt: Learnt) -> Tested:
     """Test what was learnt; changes nothing."""
+    if not learnt.belief.free.all():
+        # needed soon for the error of the gradient, and remembered by the belief
+        _ = learnt.belief.watched
     kept = keeping.Kept(learnt.belief)
     if not learnt.fit.linear:
         longer = learnt.kept.add(learnt.batch)

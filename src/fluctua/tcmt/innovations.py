@@ -557,15 +557,9 @@ def _weigh_drifts(propagation: _Propagation, steady: _SteadyFilter) -> np.ndarra
 def _multiply_features(psi: np.ndarray) -> np.ndarray:
     """Return Σ z*zᵀ of z = (ψ, |ψ|²ψ, 1) over states (·, N). (2N + 1)²"""
     ones = np.ones((len(psi), 1), psi.dtype)
-    return _multiply_hermitian(np.concatenate([psi, psi * np.abs(psi) ** 2, ones], axis=1))
-
-
-def _multiply_hermitian(z: np.ndarray) -> np.ndarray:
-    """Return z†z (K, K), complex, of z (n, K): half of a product of matrices."""
-    product = scipy.linalg.blas.cherk if z.dtype == np.complex64 else scipy.linalg.blas.zherk
-    # of zᵀ, which lies in memory as BLAS reads it: the upper half of (z†z)*
-    upper = product(1.0, z.T).astype(np.complex128)
-    return np.conj(upper) + np.tril(upper.T, -1)
+    return state_scores.multiply_hermitian(
+        np.concatenate([psi, psi * np.abs(psi) ** 2, ones], axis=1)
+    )
 
 
 def _compute_noise_information(
@@ -575,7 +569,8 @@ def _compute_noise_information(
     n = spec.sites
     angle = np.pi * (np.arange(FREQUENCIES) + 0.5) / FREQUENCIES
     q = (propagation.unit_variance * spec.noise**2)[:, None]
-    added = readout**2 * np.abs(1 - propagation.decay[:, None] * np.exp(-1j * angle)) ** 2
+    decay = propagation.decay[:, None]
+    added = readout**2 * (1 + decay**2 - 2 * decay * np.cos(angle))  # R|1 − e^{−ΓΔ − iω}|²
     share = q / (q + added)  # ½ ∂ ln f/∂ ln a
     total = np.zeros((n + 1, n + 1))
     # two quadratures, each ½ (∂ ln f)² per sample

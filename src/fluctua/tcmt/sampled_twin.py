@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -55,6 +55,11 @@ class SampledTwin:
     def leaves_processor(self) -> bool:
         """Whether the processor is free while trajectories are simulated."""
         return self.fused.leaves_processor
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Numbers of every family of `innovations.FAMILIES`."""
+        return innovations.count_numbers(conversion.kernel_spec(self.task, {}, self.fused.s_plus))
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
         """Return direct part and correction of simulated trajectories."""
@@ -178,7 +183,7 @@ class SampledTwin:
     ) -> scipy.sparse.csr_array:
         """Return ∂(numbers of `innovations.FAMILIES`)/∂u. (G, K)"""
         network = self.task.network
-        sizes = innovations.count_numbers(self.spec(p))
+        sizes = self._sizes
         rates = np.asarray(p.get("gamma_e", network.gamma_e), np.float64)
         losses = np.asarray(p.get("gamma", network.gamma), np.float64)
         square = network.lead_weights**2
@@ -227,7 +232,7 @@ def _make_diagonal(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _multiply_blocks(
-    blocks: Sequence[_SlopeBlock], sizes: dict[str, int], slope: state_scores.Slopes, unknowns: int
+    blocks: list[_SlopeBlock], sizes: dict[str, int], slope: state_scores.Slopes, unknowns: int
 ) -> scipy.sparse.csr_array:
     """Return ∂numbers/∂p · ∂p/∂u. (G, K)"""
     total = sum(sizes.values())

@@ -565,7 +565,15 @@ def _compute_gram(
     z = to_complex(x[begins])
     z = np.concatenate([z, (np.abs(z) ** 2 - 2 * power) * z], axis=1) if kerr else z
     z = z * np.sqrt(share)[:, None].astype(z.real.dtype)
-    return (z.conj().T @ z).astype(np.complex128)
+    return multiply_hermitian(z)
+
+
+def multiply_hermitian(z: np.ndarray) -> np.ndarray:
+    """Return z†z (K, K), complex, of z (n, K): half of a product of matrices."""
+    product = scipy.linalg.blas.cherk if z.dtype == np.complex64 else scipy.linalg.blas.zherk
+    # of zᵀ, which lies in memory as BLAS reads it: the upper half of (z†z)*
+    upper = product(1.0, z.T).astype(np.complex128)
+    return np.conj(upper) + np.tril(upper.T, -1)
 
 
 class ParameterPairs(NamedTuple):

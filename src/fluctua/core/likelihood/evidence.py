@@ -88,6 +88,46 @@ def collect_evidence(
     Returns: an `Evidence`.
 
     """
+    case = _prepare(process, score, at, theta, u, trajectories, readout)
+    s = _sum_scores(case.law, theta, case.point, case.path, case.readout)
+    information = _sum_information(case.law, every, theta, case.point, case.path, case.readout)
+    if not check.all_finite(s):
+        p = at(theta, case.point)
+        for j in range(min(len(trajectories.x), recorded.MAX_SEARCHED)):
+            one = select_trajectories(trajectories, j, j + 1)
+            diffusion.check_along(case.law.process, p, one, j)
+    return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), case.linear)
+
+
+def collect_score(
+    process: Process,
+    score: Score,
+    at: unknowns.At,
+    theta: Params,
+    u: np.ndarray,
+    trajectories: Trajectories,
+    *,
+    readout: float = 0.0,
+) -> np.ndarray:
+    """The score of `collect_evidence` without the information, which takes most of its time.
+
+    Shape (K,).
+    """
+    case = _prepare(process, score, at, theta, u, trajectories, readout)
+    s = _sum_scores(case.law, theta, case.point, case.path, case.readout)
+    return np.asarray(s, np.float64)
+
+
+def _prepare(
+    process: Process,
+    score: Score,
+    at: unknowns.At,
+    theta: Params,
+    u: np.ndarray,
+    trajectories: Trajectories,
+    readout: float,
+) -> _Case:
+    """Check process and unknowns, and make the arrays of the trajectories."""
     point = jnp.asarray(u, jnp.result_type(float))
     p = at(theta, point)
     x = jnp.asarray(trajectories.x, working_dtype((p, point), trajectories.x))
@@ -116,16 +156,9 @@ def collect_evidence(
             "calibrate its amplitude beforehand, or leave `readout` at 0."
         )
     variance = jnp.full(x.shape[-1], readout**2, x.dtype) if readout else None
-    rows = jnp.swapaxes(x, 0, 1)
-    law = _EvidenceLaw(known, score, at, noisy)
-    path = _Path(rows, times, context)
-    s = _sum_scores(law, theta, point, path, variance)
-    information = _sum_information(law, every, theta, point, path, variance)
-    if not check.all_finite(s):
-        for j in range(min(len(x), recorded.MAX_SEARCHED)):
-            diffusion.check_along(known, p, select_trajectories(trajectories, j, j + 1), j)
     linear = linear and not noisy and score is not scores.local_linear_score
-    return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
+    law = _EvidenceLaw(known, score, at, noisy)
+    return _Case(law, point, _Path(jnp.swapaxes(x, 0, 1), times, context), variance, linear)
 
 
 class _EvidenceLaw(NamedTuple):
@@ -143,6 +176,23 @@ class _Path(NamedTuple):
     x: Array
     times: Times
     context: PyTree
+
+
+class _Case(NamedTuple):
+    """Trajectories and a law, ready to be summed.
+
+    law: what is compiled.
+    point: u (K,).
+    path: the trajectories.
+    readout: variance of the measurement (M,), or None.
+    linear: whether the information is the same at any u.
+    """
+
+    law: _EvidenceLaw
+    point: Array
+    path: _Path
+    readout: Array | None
+    linear: bool
 
 
 @partial(jit, static_argnums=0)
@@ -175,21 +225,31 @@ def _sum_information(
     transition = scores.local_linear if law.score is scores.local_linear_score else scores.euler
     at = partial(law.at, theta)
 
-    def one(x: Array, t: Array, dt: Array, share: Array, context: PyTree) -> Array:
+    def measure(x: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        """Rows a and b of the information aᵀb of one step, (·, K) each."""
         step = Step(x, x, t, dt, context)
         slope = steps.measure_slope(process, transition, at, u, step)
-        information = slope.T @ steps.weigh(process, transition, at(u), step, slope)
-        if law.noisy:
-            by_noise = jax.jacfwd(lambda v: unknowns.log_diffusion(process, at(v), x, t, context))(
-                u
-            )
-            information += by_noise.T @ by_noise / 2
-        return information * share / dt
+        weighed = steps.weigh(process, transition, at(u), step, slope)
+        if not law.noisy:
+            return slope, weighed
+        by_noise = jax.jacfwd(lambda v: unknowns.log_diffusion(process, at(v), x, t, context))(u)
+        return jnp.concatenate([slope, by_noise]), jnp.concatenate([weighed, by_noise / 2])
 
-    def corrected(x: Array, *rest: Any) -> Array:
-        if readout is None:
-            return one(x, *rest)
-        return scores.remove_readout_bias(lambda z: one(z, *rest), readout)(x)
+    def sum_all(x: Array, t: Array, dt: Array) -> Array:
+        each = jax.vmap(measure, in_axes=(0, None, None, 0))(x, t, dt, path.context)
+        slope, weighed = (rows.reshape(-1, u.size) for rows in each)
+        # one product for all trajectories: K² numbers of each of them would not fit in memory
+        return slope.T @ weighed
+
+    def sum_corrected(x: Array, t: Array, dt: Array, variance: Array) -> Array:
+        def one(z: Array, context: PyTree) -> Array:
+            slope, weighed = measure(z, t, dt, context)
+            return slope.T @ weighed
+
+        def corrected(x: Array, context: PyTree) -> Array:
+            return scores.remove_readout_bias(lambda z: one(z, context), variance)(x)
+
+        return jax.vmap(corrected)(x, path.context).sum(axis=0)
 
     dt = path.times.dt
     begins = np.arange(0, len(dt), every)
@@ -197,8 +257,8 @@ def _sum_information(
 
     def add(total: Array, at: Any) -> tuple[Array, None]:
         x, t, dt, share = at
-        each = jax.vmap(corrected, in_axes=(0, None, None, None, 0))
-        return total + each(x, t, dt, share, path.context).sum(axis=0), None
+        information = sum_all(x, t, dt) if readout is None else sum_corrected(x, t, dt, readout)
+        return total + information * share / dt, None
 
     some = (path.x[:-1][begins], path.times.t[:-1][begins], dt[begins], shares)
     return jax.lax.scan(add, jnp.zeros((u.size, u.size), u.dtype), some)[0]

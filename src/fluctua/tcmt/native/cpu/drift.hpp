@@ -100,8 +100,8 @@ FLUCTUA_INLINE void drift_term(Real omega, Real chi, Real damping, Real re, Real
 template <class Real>
 FLUCTUA_INLINE void pull_term(Real omega, Real chi, Real damping, Real re, Real im, Real qr, Real qi, Real hr, Real hi,
                               Real& to_re, Real& to_im) {
-  const Real frequency = omega + 2 * chi * (re * re + im * im);
-  const Real cr = chi * (re * re - im * im), ci = 2 * chi * re * im;  // χψ²
+  const Real frequency = omega + (chi + chi) * (re * re + im * im);
+  const Real cr = chi * (re * re - im * im), ci = (chi + chi) * re * im;  // χψ²
   to_re = (ci * qr - cr * qi) - (frequency * qi + hi + damping * qr);
   to_im = (frequency * qr + hr - damping * qi) - (cr * qr + ci * qi);
 }

@@ -23,9 +23,9 @@ template <class Real> struct Row {
 };
 
 template <class Real> struct FilterSpace {
-  std::int64_t width;
-  Row<Real> coupled, a, b, c, d, rate, total, last;  // a … d: padded
-  Row<Real> pull, middle, adjoint;                   // the last two padded
+  Row<Real> a, b, c, d;              // states of the four stages of a step, padded
+  Row<Real> total, pull, last;       // Σ of rates; λ, and λ at the end of the interval
+  Row<Real> adjoint, other, middle;  // padded
   Real *own_real, *own_imag, *cubic, *pull_real, *pull_imag, *lagged, *cross;
   Real* path;   // states at the beginnings of the intervals (count, 2, width)
   Real* error;  // e (count, 2, width)
@@ -47,9 +47,8 @@ std::int64_t lay_out(const SampledNetwork<Real>& net, std::int64_t count, Real* 
     r.im = take(w, pad);
     return r;
   };
-  s.width = w;
-  for (Row<Real>* r : {&s.coupled, &s.rate, &s.total, &s.last, &s.pull}) *r = row();
-  for (Row<Real>* r : {&s.a, &s.b, &s.c, &s.d, &s.middle, &s.adjoint}) *r = row(net.pad);
+  for (Row<Real>* r : {&s.total, &s.pull, &s.last}) *r = row();
+  for (Row<Real>* r : {&s.a, &s.b, &s.c, &s.d, &s.adjoint, &s.other, &s.middle}) *r = row(net.pad);
   for (Real** sum : {&s.own_real, &s.own_imag, &s.cubic, &s.pull_real, &s.pull_imag, &s.lagged}) *sum = take(w);
   s.cross = take(net.diagonals * w);
   s.inner = take(2 * net.steps * w);
@@ -63,15 +62,6 @@ template <class Real> std::int64_t filter_space(const SampledNetwork<Real>& net,
   return lay_out<Real>(net, count, nullptr, s);
 }
 
-// to = a + factor·b
-template <class Real> void add_scaled(std::int64_t width, Row<Real> to, Row<Real> a, Real factor, Row<Real> b) {
-#pragma GCC ivdep
-  for (std::int64_t n = 0; n < width; ++n) {
-    to.re[n] = a.re[n] + factor * b.re[n];
-    to.im[n] = a.im[n] + factor * b.im[n];
-  }
-}
-
 template <class Real> void copy_row(std::int64_t width, const Real* from, Row<Real> to) {
   for (std::int64_t n = 0; n < width; ++n) to.re[n] = from[n];
   for (std::int64_t n = 0; n < width; ++n) to.im[n] = from[width + n];
@@ -82,86 +72,113 @@ template <class Real> void keep_row(std::int64_t width, Row<Real> from, Real* to
   for (std::int64_t n = 0; n < width; ++n) to[width + n] = from.im[n];
 }
 
-// to = κψ, both quadratures.
-template <class Real> void couple_sites(const SampledNetwork<Real>& net, Row<Real> psi, Row<Real> to) {
-  const std::int64_t w = net.width;
-  for (std::int64_t n = 0; n < w; ++n) to.re[n] = to.im[n] = 0;
-  for (std::int64_t d = 0; d < net.diagonals; ++d) {
-    const std::int64_t offset = net.offset[d];
-    const Real* k = net.coupling + d * (net.pad + w) + net.pad;
-#pragma GCC ivdep
-    for (std::int64_t n = 0; n < w; ++n) {
-      to.re[n] += k[n] * psi.re[n + offset] + k[n - offset] * psi.re[n - offset];
-      to.im[n] += k[n] * psi.im[n + offset] + k[n - offset] * psi.im[n - offset];
-    }
+// Vectors of consecutive sites; at an offset they are not aligned.
+template <class Real> FLUCTUA_INLINE typename Simd<Real>::V sites_at(const Real* p) {
+  typename Simd<Real>::V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class Real> FLUCTUA_INLINE void put_sites(Real* p, typename Simd<Real>::V v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
+// κψ at a vector of sites.
+template <class Real>
+FLUCTUA_INLINE void couple_sites(const SampledNetwork<Real>& net, Row<Real> psi, std::int64_t n,
+                                 typename Simd<Real>::V& hr, typename Simd<Real>::V& hi) {
+  hr = hi = typename Simd<Real>::V{};
+  const Real* k = net.coupling + net.pad + n;
+  for (std::int64_t d = 0; d < net.diagonals; ++d, k += net.pad + net.width) {
+    const std::int64_t above = n + net.offset[d], below = n - net.offset[d];
+    const auto to_above = sites_at(k), to_below = sites_at(k - net.offset[d]);
+    hr += to_above * sites_at(psi.re + above) + to_below * sites_at(psi.re + below);
+    hi += to_above * sites_at(psi.im + above) + to_below * sites_at(psi.im + below);
   }
 }
 
-// The drift at ψ.
-template <class Real>
-void drift_sites(const SampledNetwork<Real>& net, const FilterSpace<Real>& s, Row<Real> psi, Row<Real> to) {
-  couple_sites(net, psi, s.coupled);
-  const Row<Real> h = s.coupled;
-#pragma GCC ivdep
-  for (std::int64_t n = 0; n < net.width; ++n)
-    drift_term(net.omega[n], net.chi[n], net.damping[n], psi.re[n], psi.im[n], h.re[n], h.im[n], net.force_real[n],
-               net.force_imag[n], to.re[n], to.im[n]);
+// each(n, real part, imaginary part) of the drift at ψ, for vectors of sites.
+template <class Real, class Each>
+FLUCTUA_INLINE void drift_sites(const SampledNetwork<Real>& net, Row<Real> psi, Each each) {
+  using V = typename Simd<Real>::V;
+  for (std::int64_t n = 0; n < net.width; n += Simd<Real>::width) {
+    V hr, hi, dr, di;
+    couple_sites(net, psi, n, hr, hi);
+    drift_term(sites_at(net.omega + n), sites_at(net.chi + n), sites_at(net.damping + n), sites_at(psi.re + n),
+               sites_at(psi.im + n), hr, hi, sites_at(net.force_real + n), sites_at(net.force_imag + n), dr, di);
+    each(n, dr, di);
+  }
 }
 
-// Jᵀλ of the drift at ψ; λ is padded.
-template <class Real>
-void pull_sites(const SampledNetwork<Real>& net, const FilterSpace<Real>& s, Row<Real> psi, Row<Real> adjoint,
-                Row<Real> to) {
-  couple_sites(net, adjoint, s.coupled);
-  const Row<Real> h = s.coupled;
-#pragma GCC ivdep
-  for (std::int64_t n = 0; n < net.width; ++n)
-    pull_term(net.omega[n], net.chi[n], net.damping[n], psi.re[n], psi.im[n], adjoint.re[n], adjoint.im[n], h.re[n],
-              h.im[n], to.re[n], to.im[n]);
+// each(n, real part, imaginary part) of Jᵀλ, J that of the drift at ψ.
+template <class Real, class Each>
+FLUCTUA_INLINE void pull_sites(const SampledNetwork<Real>& net, Row<Real> psi, Row<Real> adjoint, Each each) {
+  using V = typename Simd<Real>::V;
+  for (std::int64_t n = 0; n < net.width; n += Simd<Real>::width) {
+    V hr, hi, dr, di;
+    couple_sites(net, adjoint, n, hr, hi);
+    pull_term(sites_at(net.omega + n), sites_at(net.chi + n), sites_at(net.damping + n), sites_at(psi.re + n),
+              sites_at(psi.im + n), sites_at(adjoint.re + n), sites_at(adjoint.im + n), hr, hi, dr, di);
+    each(n, dr, di);
+  }
 }
 
-// States of the four stages of a step that begins at s.a: b, c and d are those after it. s.total: Σ of the rates so
-// far.
+// to = a + factor·(drift at ψ); the drift is added to s.total with a weight, or put there.
+template <bool first, class Real>
+void stage(const SampledNetwork<Real>& net, const FilterSpace<Real>& s, Row<Real> psi, Row<Real> to, Real factor,
+           Real weight) {
+  using V = typename Simd<Real>::V;
+  drift_sites(net, psi, [&](std::int64_t n, V dr, V di) {
+    put_sites(to.re + n, sites_at(s.a.re + n) + factor * dr);
+    put_sites(to.im + n, sites_at(s.a.im + n) + factor * di);
+    put_sites(s.total.re + n, first ? dr : sites_at(s.total.re + n) + weight * dr);
+    put_sites(s.total.im + n, first ? di : sites_at(s.total.im + n) + weight * di);
+  });
+}
+
+// States b, c and d of the stages of a step that begins at a, and the sum of the first three rates.
 template <class Real> void stages(const SampledNetwork<Real>& net, const FilterSpace<Real>& s, Real h) {
-  const std::int64_t w = net.width;
-  drift_sites(net, s, s.a, s.total);
-  add_scaled(w, s.b, s.a, h / 2, s.total);
-  drift_sites(net, s, s.b, s.rate);
-  add_scaled(w, s.c, s.a, h / 2, s.rate);
-  add_scaled(w, s.total, s.total, Real(2), s.rate);
-  drift_sites(net, s, s.c, s.rate);
-  add_scaled(w, s.d, s.a, h, s.rate);
-  add_scaled(w, s.total, s.total, Real(2), s.rate);
+  stage<true>(net, s, s.a, s.b, h / 2, Real(1));
+  stage<false>(net, s, s.b, s.c, h / 2, Real(2));
+  stage<false>(net, s, s.c, s.d, h, Real(2));
 }
 
 // One step from s.a to s.a.
 template <class Real> void step_on(const SampledNetwork<Real>& net, const FilterSpace<Real>& s, Real h) {
+  using V = typename Simd<Real>::V;
   stages(net, s, h);
-  drift_sites(net, s, s.d, s.rate);
-  add_scaled(net.width, s.total, s.total, Real(1), s.rate);
-  add_scaled(net.width, s.a, s.a, h / 6, s.total);
+  drift_sites(net, s.d, [&](std::int64_t n, V dr, V di) {
+    put_sites(s.a.re + n, sites_at(s.a.re + n) + h / 6 * (sites_at(s.total.re + n) + dr));
+    put_sites(s.a.im + n, sites_at(s.a.im + n) + h / 6 * (sites_at(s.total.im + n) + di));
+  });
 }
 
-// λ before a step that begins at s.a, from that after it, in s.pull. s.adjoint is overwritten.
+// λ before a step that begins at s.a, from that after it, in s.pull.
 template <class Real> void step_back(const SampledNetwork<Real>& net, const FilterSpace<Real>& s, Real h) {
-  const std::int64_t w = net.width;
+  using V = typename Simd<Real>::V;
   stages(net, s, h);
-  // λ of a stage's rate is (h/6, h/3, h/3, h/6)λ and what the next stage passes on
-  add_scaled(w, s.total, s.pull, Real(0), s.pull);
-  const auto stage = [&](Row<Real> psi, Real share, Real passed) {
-#pragma GCC ivdep
-    for (std::int64_t n = 0; n < w; ++n) {
-      s.adjoint.re[n] = share * s.total.re[n] + passed * s.rate.re[n];
-      s.adjoint.im[n] = share * s.total.im[n] + passed * s.rate.im[n];
-    }
-    pull_sites(net, s, psi, s.adjoint, s.rate);
-    add_scaled(w, s.pull, s.pull, Real(1), s.rate);
+  // λ of a stage's rate is (h/6, h/3, h/3, h/6)λ and what the next stage passes on; s.total keeps λ
+  for (std::int64_t n = 0; n < net.width; ++n) {
+    s.total.re[n] = s.pull.re[n];
+    s.total.im[n] = s.pull.im[n];
+    s.adjoint.re[n] = h / 6 * s.pull.re[n];
+    s.adjoint.im[n] = h / 6 * s.pull.im[n];
+  }
+  Row<Real> from = s.adjoint, to = s.other;
+  const auto back = [&](Row<Real> psi, Real share, Real passed) {
+    pull_sites(net, psi, from, [&](std::int64_t n, V qr, V qi) {
+      put_sites(s.pull.re + n, sites_at(s.pull.re + n) + qr);
+      put_sites(s.pull.im + n, sites_at(s.pull.im + n) + qi);
+      put_sites(to.re + n, share * sites_at(s.total.re + n) + passed * qr);
+      put_sites(to.im + n, share * sites_at(s.total.im + n) + passed * qi);
+    });
+    const Row<Real> swap = from;
+    from = to;
+    to = swap;
   };
-  for (std::int64_t n = 0; n < w; ++n) s.rate.re[n] = s.rate.im[n] = 0;
-  stage(s.d, h / 6, Real(0));
-  stage(s.c, h / 3, h);
-  stage(s.b, h / 3, h / 2);
-  stage(s.a, h / 6, h / 2);
+  back(s.d, h / 3, h);
+  back(s.c, h / 3, h / 2);
+  back(s.b, h / 6, h / 2);
+  back(s.a, Real(0), Real(0));
 }
 
 template <class Real> void flush(std::int64_t count, Real* from, double* to) {

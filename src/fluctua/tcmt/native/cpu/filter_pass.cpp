@@ -16,7 +16,7 @@ struct Gains {
   bool noisy;
   double readout;  // R
   const double *q, *decay;
-  std::vector<double> gain, variance;  // (count, sites)
+  std::vector<double> gain, inverse;  // K and 1/S (count, sites)
 
   Gains(std::int64_t count, std::int64_t sites, bool noisy, double readout, const double* q, const double* decay)
       : count(count),
@@ -26,37 +26,49 @@ struct Gains {
         q(q),
         decay(decay),
         gain(count * sites),
-        variance(count * sites) {
+        inverse(count * sites) {
     std::vector<double> p(q, q + sites);
-    for (std::int64_t t = 0; t < count; ++t)
-      for (std::int64_t n = 0; n < sites; ++n) {
-        const double s = noisy ? p[n] + readout : q[n], k = noisy ? p[n] / s : 1.0;
-        gain[t * sites + n] = k;
-        variance[t * sites + n] = s;
-        p[n] = decay[n] * (1 - k) * p[n] + q[n];
+    bool steady = false;
+    for (std::int64_t t = 0; t < count; ++t) {
+      double *k = gain.data() + t * sites, *r = inverse.data() + t * sites;
+      if (steady) {
+        std::copy_n(k - sites, sites, k);
+        std::copy_n(r - sites, sites, r);
+        continue;
       }
+      steady = true;
+      for (std::int64_t n = 0; n < sites; ++n) {
+        r[n] = 1 / (noisy ? p[n] + readout : q[n]);
+        k[n] = noisy ? p[n] * r[n] : 1.0;
+        const double next = decay[n] * (1 - k[n]) * p[n] + q[n];
+        steady = steady && next == p[n];
+        p[n] = next;
+      }
+    }
   }
 
   // Gradients by ln of the noise amplitudes (sites) and of the readout, q ∝ a² and R = r², from those by K and S.
   double pull(const double* by_gain, const double* by_variance, double* by_noise) const {
     std::vector<double> by_q(sites, 0.0), by_p(sites, 0.0);  // by_p: by P of the sample after
-    double by_readout = 0;
-    for (std::int64_t t = count - 1; t >= 0; --t)
+    std::vector<double> by_readout(sites, 0.0);
+    for (std::int64_t t = count - 1; t >= 0; --t) {
+      const double *k = gain.data() + t * sites, *r = inverse.data() + t * sites;
+      const double *to_k = by_gain + t * sites, *to_s = by_variance + t * sites;
       for (std::int64_t n = 0; n < sites; ++n) {
-        const std::int64_t at = t * sites + n;
-        if (!noisy) {
-          by_q[n] += by_variance[at];
-          continue;
-        }
-        const double k = gain[at], s = variance[at], p = k * s;
-        by_q[n] += by_p[n];
-        const double to_gain = by_gain[at] - by_p[n] * decay[n] * p;
-        const double to_variance = by_variance[at] - to_gain * p / (s * s);
-        by_p[n] = by_p[n] * decay[n] * (1 - k) + to_gain / s + to_variance;
-        by_readout += to_variance;
+        by_q[n] += noisy ? by_p[n] : to_s[n];
+        // P = KS, and K = P/S: what comes by P of the sample after goes through K as well
+        const double to_gain = to_k[n] - by_p[n] * decay[n] * k[n] / r[n];
+        const double to_variance = to_s[n] - to_gain * k[n] * r[n];
+        by_p[n] = noisy ? by_p[n] * decay[n] * (1 - k[n]) + to_gain * r[n] + to_variance : 0.0;
+        by_readout[n] += to_variance;
       }
-    for (std::int64_t n = 0; n < sites; ++n) by_noise[n] = 2 * q[n] * (by_q[n] + by_p[n]);
-    return noisy ? 2 * readout * by_readout : 0.0;
+    }
+    double total = 0;
+    for (std::int64_t n = 0; n < sites; ++n) {
+      by_noise[n] = 2 * q[n] * (by_q[n] + by_p[n]);
+      total += by_readout[n];
+    }
+    return noisy ? 2 * readout * total : 0.0;
   }
 };
 
@@ -138,7 +150,7 @@ template <class Real> bool filter_pass(const Fields& given, const Fields& job, c
   for (std::int64_t t = 0; t < count; ++t)
     for (std::int64_t n = 0; n < sites; ++n) {
       gain[t * width + n] = Real(gains.gain[t * sites + n]);
-      inverse[t * width + n] = Real(1 / gains.variance[t * sites + n]);
+      inverse[t * width + n] = Real(gains.inverse[t * sites + n]);
     }
   const int threads = int(std::min<std::int64_t>(most_threads, trajectories));
   std::vector<FilterSums<Real>> each;
@@ -187,18 +199,19 @@ template <class Real> bool filter_pass(const Fields& given, const Fields& job, c
   }
 
   const double innovations = double(trajectories) * double(count);
+  std::fill_n(squares, sites, 0.0);
+  for (std::int64_t t = 0; t < count; ++t)
+    for (std::int64_t n = 0; n < sites; ++n) squares[n] += energy[t * sites + n] * gains.inverse[t * sites + n];
   for (std::int64_t n = 0; n < sites; ++n) {
-    double sum = 0;
-    for (std::int64_t t = 0; t < count; ++t) sum += energy[t * sites + n] / gains.variance[t * sites + n];
-    squares[n] = sum / 2 / innovations;
+    squares[n] /= 2 * innovations;
     lagged[n] = total[n] / (double(trajectories) * double(count - 1));
   }
   if (!scores) return true;
   for (std::int64_t row = 0; row < 5 + diagonals; ++row)
     std::copy_n(total.data() + (row + 1) * width, sites, products + row * sites);
   for (std::size_t i = 0; i < energy.size(); ++i) {  // ∂ℓ/∂S of ℓ = −|e|²/2S − ln S
-    const double s = gains.variance[i];
-    energy[i] = energy[i] / (2 * s * s) - double(trajectories) / s;
+    const double r = gains.inverse[i];
+    energy[i] = (energy[i] * r / 2 - double(trajectories)) * r;
   }
   by_readout[0] = gains.pull(by_gain.data(), energy.data(), by_noise);
   return true;
