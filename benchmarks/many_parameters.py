@@ -53,9 +53,6 @@ def layered(widths: tuple[int, ...]) -> Own:
     def noise(theta: Params, x: Array) -> Array:
         return 0.3 * jnp.ones_like(x)
 
-    def unused(torch: Any, theta: Any, y: Any) -> tuple[Any, Any]:
-        raise NotImplementedError
-
     rng = np.random.default_rng(0)
     theta = [
         {
@@ -66,7 +63,7 @@ def layered(widths: tuple[int, ...]) -> Own:
     ]
     target = Objective(running=lambda theta, x: -jnp.sum((x - 0.5) ** 2))
     start = jnp.zeros(widths[0])
-    return Own(Process(drift, noise), target, theta, start, 0.01, STEPS, 1000, unused)
+    return Own(Process(drift, noise), target, theta, start, 0.01, STEPS, 1000, None)
 
 
 PROCESSES: dict[str, Callable[[], Own]] = {
@@ -121,6 +118,11 @@ def products(own: Own, count: int, steps: int) -> Callable[[], Any]:
 
 def measure(name: str, own: Own, count: int, steps: int, backend: str) -> list[dict[str, Any]]:
     """Rows of all competitors for one process and ensemble."""
+    try:
+        estimate(own, 600, 2, backend, False)()
+    except ValueError as error:
+        print(f"{name}: {error}")
+        backend = "jax"
     field = [
         Competitor("batches", backend, count, steps, estimate(own, count, steps, backend, False)),
         Competitor("diffrax", "simulation", count, steps, diffrax_call(own, "", count, steps)),
@@ -186,10 +188,14 @@ def main() -> None:
             for count in options.count or (2000,):
                 own = PROCESSES[name]()
                 rows += measure(name, own, count, options.steps, options.backend)
+    on_gpu = jax.default_backend() == "gpu"
+    if on_gpu:
+        used = jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 2**30
+        print(f"peak memory of the device, by JAX, {used:.2f} GiB")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory of the host {peak:.2f} GiB; {describe_machine('cpu')}")
     if options.json:
-        place = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        place = "cuda" if on_gpu else "cpu"
         table = {"machine": describe_machine(place), "rows": rows, "peak": peak}
         write_json(table, options.json)
 

@@ -1,4 +1,4 @@
-"""Five processes as a user writes them, with the same drift and noise for torchsde."""
+"""Processes as a user writes them, with the same drift and noise for torchsde."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Own(NamedTuple):
 
     start: (M,). dt: of a step. steps: of a run. cost: ns a trajectory and step that JAX takes on a
     core or two, by order of magnitude; slower runs are cut short by it. torch: (torch, theta, y (E,
-    M)) -> drift and noise (E, M).
+    M)) -> drift and noise (E, M); None if it is not measured.
     """
 
     process: Process
@@ -29,7 +29,7 @@ class Own(NamedTuple):
     dt: float
     steps: int
     cost: float
-    torch: Callable[[Any, Any, Any], tuple[Any, Any]]
+    torch: Callable[[Any, Any, Any], tuple[Any, Any]] | None
 
 
 def pendulum() -> Own:
@@ -177,6 +177,84 @@ def neural(states: int = 4, hidden: int = 10) -> Own:
     return Own(Process(drift, noise), target, theta, jnp.zeros(states), 0.01, 500, 2000, of_torch)
 
 
+def weather(sites: int = 40) -> Own:
+    """Lorenz's model of 1996: 40 states on a ring, four parameters, chaotic."""
+
+    def rate(xp: Any, theta: Any, x: Any) -> Any:
+        before = xp.roll(x, 1, -1)
+        ahead = xp.roll(x, -1, -1)
+        two_before = xp.roll(x, 2, -1)
+        return theta["flow"] * (ahead - two_before) * before - theta["decay"] * x + theta["force"]
+
+    def drift(theta: Params, x: Array) -> Array:
+        return rate(jnp, theta, x)
+
+    def noise(theta: Params, x: Array) -> Array:
+        return theta["noise"] * jnp.ones_like(x)
+
+    def of_torch(torch: Any, theta: Any, y: Any) -> tuple[Any, Any]:
+        return rate(torch, theta, y), theta["noise"] + 0 * y
+
+    theta = {
+        "flow": jnp.array(1.0),
+        "decay": jnp.array(1.0),
+        "force": jnp.array(8.0),
+        "noise": jnp.array(0.5),
+    }
+    energy = Objective(running=lambda theta, x: jnp.mean(x**2) / 2)
+    start = jnp.asarray(8 + np.sin(np.arange(sites)), jnp.float32)
+    return Own(Process(drift, noise), energy, theta, start, 0.002, 500, 2000, of_torch)
+
+
+def springs(masses: int = 32) -> Own:
+    """A chain of 32 masses with a spring and a friction each: 64 states, 64 parameters.
+
+    Noise is in the velocities alone.
+    """
+
+    def rate(xp: Any, theta: Any, place: Any, speed: Any) -> Any:
+        edge = 0 * place[..., :1]
+        padded = xp.concatenate([edge, place, edge], -1)
+        force = padded[..., :-2] - 2 * place + padded[..., 2:]
+        return theta["stiffness"] * force - theta["friction"] * speed
+
+    def drift(theta: Params, x: Array) -> Array:
+        place, speed = x[:masses], x[masses:]
+        return jnp.concatenate([speed, rate(jnp, theta, place, speed)])
+
+    def noise(theta: Params, x: Array) -> Array:
+        return jnp.concatenate([jnp.zeros(masses), 0.3 * jnp.ones(masses)]).astype(x.dtype)
+
+    def of_torch(torch: Any, theta: Any, y: Any) -> tuple[Any, Any]:
+        place, speed = y[:, :masses], y[:, masses:]
+        sigma = torch.concatenate([0 * place, 0.3 + 0 * speed], -1)
+        return torch.concatenate([speed, rate(torch, theta, place, speed)], -1), sigma
+
+    theta = {
+        "stiffness": jnp.linspace(0.5, 1.5, masses),
+        "friction": jnp.linspace(0.2, 0.4, masses),
+    }
+    still = Objective(running=lambda theta, x: -jnp.sum(x[:masses] ** 2))
+    start = jnp.asarray(np.r_[np.sin(np.arange(masses)), np.zeros(masses)], jnp.float32)
+    return Own(Process(drift, noise), still, theta, start, 0.01, 500, 3000, of_torch)
+
+
+def schedule(knots: int = 200, end: float = 2.0) -> Own:
+    """A particle in a trap whose centre follows 200 knots in time: one state."""
+    times = np.linspace(0, end, knots).astype(np.float32)
+    target = np.sin(np.pi * times)
+
+    def drift(theta: Params, x: Array, t: Array) -> Array:
+        return 4 * (jnp.interp(t, times, theta) - x)
+
+    def noise(theta: Params, x: Array, t: Array) -> Array:
+        return 0.4 * jnp.ones_like(x)
+
+    follow = Objective(running=lambda theta, x, t: -jnp.sum((x - jnp.sin(np.pi * t)) ** 2))
+    theta = jnp.asarray(0.5 * target, jnp.float32)
+    return Own(Process(drift, noise), follow, theta, jnp.zeros(1), 0.004, 500, 500, None)
+
+
 PROCESSES: dict[str, Callable[[], Own]] = {
     "pendulum": pendulum,
     "double well": double_well,
@@ -184,3 +262,10 @@ PROCESSES: dict[str, Callable[[], Own]] = {
     "kuramoto": kuramoto,
     "neural": neural,
 }
+
+FURTHER: dict[str, Callable[[], Own]] = {
+    "weather": weather,
+    "springs": springs,
+    "schedule": schedule,
+}
+"""Processes of other shapes: many states, noise in half of them, many knots in time."""

@@ -36,9 +36,11 @@ from fluctua.core.estimator import ppgt
 from fluctua.core.streamed import estimate_seeds
 from lattice_speed import write_json
 from machine import describe_machine
-from own_processes import PROCESSES, Own
+from own_processes import FURTHER, Own
+from own_processes import PROCESSES as FIRST
 
 FOLDER = Path(__file__).parent
+PROCESSES = {**FIRST, **FURTHER}
 COUNTS = (2_000, 200_000)
 BASELINES = ("time", "optimal", "twin")
 KERNEL = (
@@ -77,9 +79,14 @@ class Skipped(NamedTuple):
 
 
 def measure(
-    backend: str, counts: tuple[int, ...], quick: bool, kernels: Path, names: tuple[str, ...] = ()
+    backend: str,
+    counts: tuple[int, ...],
+    quick: bool,
+    kernels: Path,
+    names: tuple[str, ...] = (),
+    baselines: tuple[str, ...] = BASELINES,
 ) -> dict[str, Any]:
-    """All processes.
+    """All processes, or those with some names.
 
     Returns {"machine", "rows", "skipped"}; rows have ns per trajectory and step.
     """
@@ -103,7 +110,7 @@ def measure(
             for entry in competitors(name, own, backend, count, quick, kernels):
                 if isinstance(entry, Skipped):
                     skipped[entry.who] = entry.reason
-                else:
+                elif entry.what.split(",")[0] in (*baselines, "simulation only"):
                     field.append(entry)
             rows += [{"process": name, **row} for row in race(field, 1 if quick else 3)]
     return {
@@ -148,7 +155,10 @@ def starting(name: str, backend: str) -> dict[str, float]:
                 check=False,
             )
             if done.returncode:
-                raise RuntimeError(done.stderr.strip().splitlines()[-1])
+                reason = done.stderr.strip().splitlines()[-1]
+                if "no kernel can be made" in reason:
+                    return {}
+                raise RuntimeError(reason)
             times.append([float(v) for v in done.stdout.split()])
     return {"first": times[0][0], "on disk": times[1][0], "later": min(times[0][1], times[1][1])}
 
@@ -207,13 +217,21 @@ def competitors(
         yield Competitor(
             "JAX", baseline, most, length, estimate(own, baseline, most, length, "jax")
         )
-    for baseline, noise in KERNEL:
+    kernel = KERNEL
+    try:
+        estimate(own, "time", 2, 2, backend)()
+    except ValueError as error:
+        kernel = ()
+        yield Skipped(f"kernel of {name}", str(error))
+    for baseline, noise in kernel:
         what = baseline if noise == "threefry" else f"{baseline}, {noise}"
         yield Competitor(
             "kernel", what, count, fast, estimate(own, baseline, count, fast, backend, noise)
         )
     simulated = {"diffrax": diffrax_call, "torchsde": torchsde_call}
     for who, make in simulated.items():
+        if who == "torchsde" and own.torch is None:
+            continue
         try:
             yield Competitor(who, "simulation only", count, slow, make(own, backend, count, slow))
         except ImportError as error:
@@ -456,6 +474,7 @@ def main() -> None:
     parser.add_argument("--backend", default="cpu", help="kernels to measure: cpu or cuda")
     parser.add_argument("--trajectories", type=int, nargs="+", default=COUNTS, help="ensembles")
     parser.add_argument("--process", nargs="+", default=(), help=f"some of {', '.join(PROCESSES)}")
+    parser.add_argument("--baseline", nargs="+", default=BASELINES, choices=BASELINES)
     parser.add_argument("--quick", action="store_true", help="short runs: a look only")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args()
@@ -465,6 +484,7 @@ def main() -> None:
         options.quick,
         FOLDER,
         tuple(options.process),
+        tuple(options.baseline),
     )
     print(report(result))
     write_json(result, options.json)
