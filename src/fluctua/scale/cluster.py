@@ -181,11 +181,9 @@ class Cluster:
     def wait(self) -> CallResult | WorkerLost:
         """The next result or loss."""
         while not self.reports:
-            refs = list(self.refs)
-            self.ray.wait(refs, num_returns=1)
-            for ref in self.ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
-                if ref in self.refs:  # else its worker was removed meanwhile
-                    self._process_report(ref)
+            # one call of Ray per bundle: the next is sent before others are looked at
+            for ref in self.ray.wait(list(self.refs), num_returns=1)[0]:
+                self._process_report(ref)
         return self.reports.popleft()
 
     def close(self) -> None:
@@ -209,7 +207,8 @@ class Cluster:
         """Register the workers that have started, waiting up to `seconds` for one."""
         starting = [ref for ref, (_, numbers) in self.refs.items() if not numbers]
         if not starting:
-            time.sleep(min(seconds, 0.2))
+            if seconds:
+                time.sleep(min(seconds, 0.2))
             return
         self.ray.wait(starting, timeout=seconds)
         for ref in self.ray.wait(starting, num_returns=len(starting), timeout=0)[0]:
