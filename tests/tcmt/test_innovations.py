@@ -14,6 +14,7 @@ from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.innovations import FAMILIES, collect_sampled_evidence, count_numbers
 from fluctua.tcmt.kernel.samples import DriftTerms, FilterNoise, compute_information, run_filter
 from fluctua.tcmt.native import _native
+from fluctua.tcmt.sample_filter import run_filter_in_jax
 from fluctua.tcmt.sampled_twin import SampledTwin
 from problems import tolerance
 
@@ -132,7 +133,9 @@ def test_the_kernel_is_the_filter_in_jax(engine, readout, every):
     data = simulate(task, theta, 3, every=every, readout=readout)
     spec = kernel_spec(task, {**theta, "omega": theta["omega"] + 0.1})
     samples = innovations._take_samples(task, spec, data, readout)
-    slow = innovations.run_filter_in_jax(samples)
+    slow = run_filter_in_jax(
+        spec, samples.x, samples.rule, None, samples.propagation.unit_variance, readout
+    )
     noise = FilterNoise(
         samples.propagation.unit_variance * spec.noise**2,
         np.exp(-2 * spec.damping * samples.rule.interval),
