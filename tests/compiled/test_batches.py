@@ -11,6 +11,7 @@ import pytest
 
 import fluctua as fl
 import problems
+from fluctua.compiled import backend as backends
 from fluctua.compiled.blocks import kernel as array_kernels
 from fluctua.compiled.blocks import sums as array_sums
 from fluctua.core import streamed
@@ -63,22 +64,29 @@ def make_network(widths, seed=0):
     return process, target, theta
 
 
+@pytest.fixture
+def single():
+    """Run a test in single precision."""
+    with jax.enable_x64(False):
+        yield
+
+
 # products of 25 × 31 by tiles of all sizes, of 3 × 25 by elements; a last batch that is not full
 @pytest.mark.parametrize("count", [100, 523])
-def test_layers(count):
+def test_layers(count, single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 0.3, 14)
     assert_equal(sum_both(process, target, jnp.ones(3), t, theta, count=count), 5e-6)
 
 
 @pytest.mark.long
-def test_batches_of_several_blocks():
+def test_batches_of_several_blocks(single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 0.1, 5)
     assert_equal(sum_both(process, target, jnp.ones(3), t, theta, count=8207), 5e-6)
 
 
-def test_states_that_are_not_stored(monkeypatch):
+def test_states_that_are_not_stored(monkeypatch, single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 0.3, 14)
     for wiener in (philox, philox7):
@@ -108,7 +116,7 @@ def test_a_pilot_by_the_kernel():
         assert_equal(results, 1e-10)
 
 
-def test_couplings():
+def test_couplings(single):
     sites = 9
 
     def drift(theta, x):
@@ -144,7 +152,7 @@ def test_double_precision(make, start):
 
 @pytest.mark.long
 @pytest.mark.parametrize("integrator", ["heun", "rk4", Exponential(lambda theta: -jnp.ones(3))])
-def test_integrators(integrator):
+def test_integrators(integrator, single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 1, 9)
     options = {"count": 40, "integrator": integrator}
@@ -186,7 +194,7 @@ def make_shapes():
     return fl.Process(drift, noise), objective, theta
 
 
-def test_many_operations(monkeypatch):
+def test_many_operations(monkeypatch, single):
     monkeypatch.setattr(array_sums, "OUTER_ELEMENTS", 64)
     process, objective, theta = make_shapes()
     start = jnp.linspace(-1, 1, 24)
@@ -246,6 +254,17 @@ def test_an_estimate_takes_the_kernel(monkeypatch):
     )
     assert calls == [16]
     assert estimate.batches == 38
+
+
+def test_auto_compiles_for_less_work_than_single_gradients(monkeypatch):
+    monkeypatch.setattr(backends, "MIN_KERNEL_WORK", 4_000_000)
+    process, target, theta = make_network((3, 25, 31, 3))
+    simulator = fl.simulator(process, jnp.ones(3), np.linspace(0, 1, 101))
+    estimator = fl.ppgt(simulator, target)
+    few, enough = (estimator._call(jax.random.key(0), theta, count) for count in (999, 1000))
+    assert simulator.backend.batch_sums(few, 16) is None
+    assert simulator.backend.batch_sums(enough, 16) is not None
+    assert simulator.backend.samples(enough) is None
 
 
 def test_cores_change_no_bit(monkeypatch):

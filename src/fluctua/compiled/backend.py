@@ -38,11 +38,12 @@ MIN_KERNEL_WORK = 4_000_000
 The rule depends on sizes alone: the same training gives the same bits, whatever was compiled
 before and wherever it was interrupted."""
 
-QUICK_NUMBERS = 32
+QUICK_NUMBERS = 100
 QUICK_SHARE = 40
 """Components of state and θ up to which a kernel for the CPU is compiled sooner than JAX compiles,
-in 0.5 s instead of 1.4 to 4 s (`benchmarks/latency.py`): it pays from that part of
-`MIN_KERNEL_WORK` on. Less is often tried once and changed."""
+in 0.4 to 1 s instead of 1.4 to 4 s (`benchmarks/latency.py`): it pays from that part of
+`MIN_KERNEL_WORK` on. Less is often tried once and changed. So do kernels that sum over batches: 0.6
+to 1.2 s instead of 2 to 4 s (`benchmarks/many_parameters.py`)."""
 
 JUMP_STEP_WORK = 16
 """Work of one step of a jump process, in other steps: JAX takes 1 µs or more for its events."""
@@ -142,7 +143,8 @@ class Compiled(NamedTuple):
 
     def batch_sums(self, call: streamed.Call, size: int) -> batches.BatchSums | None:
         """Return sums over batches of `size` trajectories; None leaves the call to JAX."""
-        if self._is_too_small(call):
+        quick = jax.default_backend() == "cpu" and not cuda.is_available()
+        if self._is_too_small(call, quick):
             return None
         try:
             if self.choose_place(None) == "cuda":
@@ -158,6 +160,9 @@ class Compiled(NamedTuple):
 
         problem: of a kernel on arrays, which has rules for fewer operations.
         """
+        if self._is_too_small(call):
+            _log(str(problem))
+            return None
         try:
             swept = passes.collect_samples(call, self.choose_place(call.theta))
         except passes.NotFinite:
@@ -183,12 +188,15 @@ class Compiled(NamedTuple):
             self._refuse(problem)
             return None
 
-    def _is_too_small(self, call: streamed.Call | twin_sweep.TwinCall) -> bool:
-        """Whether a training is too small for "auto" to compile a kernel, all calls together."""
+    def _is_too_small(self, call: streamed.Call | twin_sweep.TwinCall, quick: bool = False) -> bool:
+        """Whether a training is too small for "auto" to compile a kernel, all calls together.
+
+        quick: its kernel compiles sooner than JAX, whatever its size.
+        """
         substrate = call.substrate
         step_work = JUMP_STEP_WORK if isinstance(substrate.recipe.process, Jumps) else 1
         work = simulate.planned_calls() * call.count * len(substrate.times.dt) * step_work
-        least = MIN_KERNEL_WORK // (QUICK_SHARE if _compiles_quickly(call) else 1)
+        least = MIN_KERNEL_WORK // (QUICK_SHARE if quick or _compiles_quickly(call) else 1)
         return self.choice == "auto" and work < least
 
     def _refuse(self, problem: Unsupported) -> None:
