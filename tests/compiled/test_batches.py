@@ -86,19 +86,20 @@ def test_batches_of_several_blocks(single):
     assert_equal(sum_both(process, target, jnp.ones(3), t, theta, count=8207), 5e-6)
 
 
-def test_states_that_are_not_stored(monkeypatch, single):
+@pytest.mark.parametrize("wiener", [philox7, pytest.param(philox, marks=pytest.mark.long)])
+def test_states_that_are_not_stored(monkeypatch, wiener, single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 0.3, 14)
-    for wiener in (philox, philox7):
-        monkeypatch.setattr(array_kernels, "STORED_BYTES", 2**40)
-        options = {"count": 100, "wiener": wiener}
-        stored = sum_both(process, target, jnp.ones(3), t, theta, **options)
-        monkeypatch.setattr(array_kernels, "STORED_BYTES", 0)
-        again = sum_both(process, target, jnp.ones(3), t, theta, **options)
-        np.testing.assert_array_equal(stored[1].sums, again[1].sums)
-        assert_equal(stored, 5e-6)
+    options = {"count": 100, "wiener": wiener}
+    monkeypatch.setattr(array_kernels, "STORED_BYTES", 2**40)
+    stored = sum_both(process, target, jnp.ones(3), t, theta, **options)
+    monkeypatch.setattr(array_kernels, "STORED_BYTES", 0)
+    again = sum_both(process, target, jnp.ones(3), t, theta, **options)
+    np.testing.assert_array_equal(stored[1].sums, again[1].sums)
+    assert_equal(stored, 5e-6)
 
 
+@pytest.mark.long
 def test_a_pilot_by_the_kernel():
     problem = problems.problem(problems.driven_rotor, "density")
     with jax.enable_x64(True):
