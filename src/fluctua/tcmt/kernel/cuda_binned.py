@@ -229,6 +229,7 @@ class SecondPass:
             "centre": tables["centre"],
             "quad": empty((self.slots, len(items), -(-e // self.together) * self.together, 4)),
             "to_go": empty((self.slots, e)),
+            "power": empty((n, e)),
             "waves": empty((e, 2 * plan.harmonics * device.layout.bonds.size)),
             "item": tables["item"],
             "upper": tables["upper"],

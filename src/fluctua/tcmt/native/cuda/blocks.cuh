@@ -46,6 +46,7 @@ struct Replayed {         // by the second pass of the binned baseline
   const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
   Quad* quad;             // (slots, ⌈count/TOGETHER⌉, ITEMS, TOGETHER)
   Real* to_go;            // (slots, count): λ̂_{n+1} − centre
+  Real* power;            // (N, count): |ψ|² at the first step, by which bins are sorted
   Real* waves;            // (count, CLUSTER, 2·HARMONICS, BONDS)
   const int* item;        // (N): the first item of a site; it has the scores of the site
   const u32* upper;       // (N): the first slot of its upper bonds, and from bit 16 on the slot behind the last

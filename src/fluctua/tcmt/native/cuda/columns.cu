@@ -34,9 +34,9 @@ template <class To, class From> __device__ __forceinline__ To same_bits(From v) 
 }
 
 // |ψ_n|² of the site's column, |ψ_n|² + |ψ_m|² of a bond's, as an integer of the same order (it is not negative).
-__device__ __forceinline__ Key condition(int column, int lower, int j) {
-  Real v = c_replay.quad[quad_place(c_replay.item[lower], j)].power;
-  if (column >= N) v += c_replay.quad[quad_place(c_replay.item[c_settled.upper_site[column - N]], j)].power;
+__device__ __forceinline__ Key condition(int column, int lower, int j, int count) {
+  Real v = c_replay.power[(u32)(lower * count + j)];
+  if (column >= N) v += c_replay.power[(u32)(c_settled.upper_site[column - N] * count + j)];
   return same_bits<Key>(v);
 }
 
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 #pragma unroll
   for (int r = 0; r < KEYS; ++r) {
     const int j = (warp * KEYS + r) * 32 + lane;
-    key[r] = own[r] = j < count ? condition(column, site, j) : KEY_MAX;
+    key[r] = own[r] = j < count ? condition(column, site, j, count) : KEY_MAX;
   }
   sort(key, keys);
   __syncthreads();

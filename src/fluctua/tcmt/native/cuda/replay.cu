@@ -148,6 +148,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS* TOGETHER, REPLAY
         y = c_replay.state[(long long)own * N + n];
       }
       upper[i] = {n < N ? quad_place(c_replay.item[n], own) : 0, n < N && t.j < count ? c_replay.upper[n] : 0};
+      if (n < N && t.j < count) c_replay.power[(u32)(n * count + t.j)] = y.x * y.x + y.y * y.y;
       const bool odd = begin & 1;  // the buffer is the parity of the step
       publish_both(site[i], n, t.psi, odd, y,
                    kick_of(site[i], odd ? w[i][2] : w[i][0], (odd ? w[i][3] : w[i][1]) ^ t.half_turn), begin);
