@@ -161,7 +161,7 @@ def test_integrators(integrator, single):
 
 
 def make_shapes():
-    """Slices, rolls, choices, powers and products of matrices, with θ behind functions of its own.
+    """Slices, rolls, choices, running sums, powers, and θ behind functions of its own.
 
     Factors that depend on θ alone wait until the sums are formed.
     """
@@ -181,8 +181,17 @@ def make_shapes():
         bent = jnp.where(x > 0, x**3, jnp.abs(x)) / (1 + x**2)
         shifted = jnp.roll(x, 2) * theta["one"] + x[::-1] * jnp.cos(t) * theta["one"]
         softened = jax.nn.sigmoid(x) * jnp.max(x) + jax.nn.relu(x - 0.2)
+        kinked = jax.lax.cond(x[0] > 0, jax.nn.elu, jnp.cumsum, x) / 24
         put = jnp.zeros(24).at[jnp.array([2, 5, 7])].add(x[:3] * theta["low"][:3, 0])
-        return matrix @ bent + square.ravel() - shifted - softened + put + c * jnp.arange(24) / 24
+        return (
+            matrix @ bent
+            + square.ravel()
+            - shifted
+            - softened
+            + put
+            + kinked
+            + c * jnp.arange(24) / 24
+        )
 
     def noise(theta, x, t, c):
         return 0.5 + 0.1 * jax.nn.softplus(x) + theta["one"] ** 2
@@ -195,13 +204,16 @@ def make_shapes():
     return fl.Process(drift, noise), objective, theta
 
 
-def test_many_operations(monkeypatch, single):
+@pytest.mark.parametrize("double", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_many_operations(monkeypatch, double):
     monkeypatch.setattr(array_sums, "OUTER_ELEMENTS", 64)
     process, objective, theta = make_shapes()
-    start = jnp.linspace(-1, 1, 24)
-    options = {"count": 50, "context": jax.random.normal}
-    results = sum_both(process, objective, start, np.linspace(0, 0.2, 9), theta, **options)
-    assert_equal(results, 1e-5)
+    with jax.enable_x64(double):
+        theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), theta)
+        options = {"count": 50, "context": jax.random.normal}
+        t = np.linspace(0, 0.2, 9)
+        results = sum_both(process, objective, jnp.linspace(-1, 1, 24), t, theta, **options)
+        assert_equal(results, 1e-11 if double else 1e-5)
 
 
 def make_forces():

@@ -48,6 +48,8 @@ FORMS: dict[str, tuple[str, int]] = {
     "atan2": ("m_atan2({0}, {1})", LIBRARY),
     "rem": ("m_rem({0}, {1})", LIBRARY),
     "tanh": ("array_tanh({0})", FUNCTION),
+    "log1p": ("array_log1p({0})", 2 * FUNCTION),
+    "expm1": ("array_expm1({0})", 2 * FUNCTION),
     **{name: (f"m_{name}({{0}})", FUNCTION) for name in ("exp", "log", "sin", "cos")},
 }
 """C++ of an operation, and its cost. Truth values are masks."""

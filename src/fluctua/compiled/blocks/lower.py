@@ -99,7 +99,8 @@ def _leave_to_jax(graph: ArrayGraph, eqn: Any, inputs: list[int]) -> list[int]:
         dtype = v.aval.dtype
         kind = {"u": "i"}.get(getattr(dtype, "kind", "V"), getattr(dtype, "kind", "V"))
         ahead = ArrayNode("ahead", tuple(inputs), v.aval.shape, kind, depends, None, one)
-        outputs.append(graph.add(ahead, (eqn.primitive.name, str(eqn.params), k)))
+        # by the equation itself, which the node keeps: its text would not show all constants
+        outputs.append(graph.add(ahead, (id(eqn), k)))
     return outputs
 
 
@@ -182,7 +183,7 @@ def _convert(graph: ArrayGraph, eqn: Any, x: int) -> int:
     if dtype.kind == "b":
         zero = graph.const(np.zeros((), np.float32))
         return apply_elementwise(graph, "ne", (x, zero), jnp.not_equal)
-    if old == "b" and dtype.kind == "f":
+    if old == "b":  # integers that depend on the trajectory are 0 and 1 alone
         return apply_elementwise(graph, "as_number", (x,), bind(eqn))
     raise Unsupported("convert_element_type", f"to {dtype}")
 
@@ -195,8 +196,11 @@ def _cond(graph: ArrayGraph, eqn: Any, which: int, *inputs: int) -> list[int]:
     known = graph.uniform(which)
     if known is not None:
         return lower(graph, branches[min(max(int(known), 0), len(branches) - 1)], inputs)
-    if len(branches) != 2 or graph[which].kind not in "bf":
+    if len(branches) != 2 or graph[which].kind == "i":
         raise Unsupported("cond", "a choice by an integer")
+    if graph[which].kind == "f":
+        zero = graph.const(np.zeros((), np.float32))
+        which = apply_elementwise(graph, "ne", (which, zero), jnp.not_equal)
     no, yes = (lower(graph, branch, inputs) for branch in branches)
     return [
         apply_elementwise(graph, "select", (which, a, b), choose)

@@ -111,6 +111,21 @@ def multiply(graph: ArrayGraph, left: int, right: int, shape: tuple[int, ...]) -
     return graph.view(total, np.arange(groups * m * n), shape)
 
 
+def _cumsum(graph: ArrayGraph, eqn: Any, x: int) -> int:
+    """Multiply by a triangle of ones."""
+    if not graph[x].depends & LANE:
+        raise Unsupported("cumsum", "left to JAX")
+    axis = eqn.params["axis"]
+    moved = np.moveaxis(count_elements(graph[x].shape), axis, -1)
+    length = moved.shape[-1]
+    left = graph.view(x, moved, (1, moved.size // length, length))
+    ones = np.tri(length, dtype=eqn.outvars[0].aval.dtype)
+    right = graph.const((ones.T if eqn.params["reverse"] else ones)[None])
+    total = multiply(graph, left, right, moved.shape)
+    back = np.moveaxis(count_elements(moved.shape), -1, axis)
+    return graph.view(total, back, back.shape)
+
+
 def _arrange(
     graph: ArrayGraph, node: int, batch: Sequence[int], over: Sequence[int]
 ) -> tuple[int, list[int], list[int], list[int]]:
@@ -233,6 +248,7 @@ PRODUCTS: dict[str, Callable] = {
     "reduce_and": _reduce_truths("min"),
     "reduce_or": _reduce_truths("max"),
     "dot_general": _dot,
+    "cumsum": _cumsum,
     "cholesky": _cholesky,
     "triangular_solve": _triangular_solve,
 }

@@ -31,6 +31,18 @@ INLINE VF array_tanh(VF x) {
 }
 INLINE VD array_tanh(VD x) { return m_tanh(x); }
 
+// By the error of 1 + x and of exp(x) (Kahan), to a few units in the last place.
+INLINE V array_log1p(V x) {
+  const V u = 1 + x, rounded = u - 1;
+  const V y = sel(rounded == 0, x, m_log(u) * x / rounded);
+  return sel(u - u == 0, y, u);  // infinity and what is not a number
+}
+INLINE V array_expm1(V x) {
+  const V u = m_exp(x), rounded = u - 1;
+  const V y = sel(rounded == 0, x, rounded * x / m_log(u));
+  return sel(u - u == 0 & u > 0, y, rounded);  // beyond the range of exp
+}
+
 // ------------------------------------------------------------------------------------------ products
 
 // y = A x for ROWS rows of A and WIDE vectors of lanes
