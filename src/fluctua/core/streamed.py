@@ -20,6 +20,7 @@ from fluctua.core import model as terms
 from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import philox_key_words
+from fluctua.core.host import keys
 from fluctua.core.integrators import mean_rate
 from fluctua.core.objective import Rewards
 from fluctua.core.trajectories import Times, Trajectories
@@ -38,7 +39,21 @@ class EstimateKeys(NamedTuple):
 def split_key(key: Array) -> EstimateKeys:
     """The keys of the run and of the pilot of the estimate with this key."""
     check.key(key)
-    return _split_key(key)
+    words = _read_key(key)
+    if words is None:
+        return _split_key(key)
+    return EstimateKeys(*(keys.make_key(part, key) for part in _split_words(words)))
+
+
+def _read_key(key: Array) -> keys.Words | None:
+    """The words of a key, where they are split on the host: nothing is compiled for it."""
+    if isinstance(key, jax.core.Tracer) or jax.default_backend() != "cpu":
+        return None
+    return keys.read_words(key)
+
+
+def _split_words(words: keys.Words) -> list[keys.Words]:
+    return [keys.split_words(words, part) for part in range(len(EstimateKeys._fields))]
 
 
 @arrays.jit
@@ -60,6 +75,10 @@ def estimate_seeds(key: Array) -> EstimateSeeds:
     A fused estimator that draws with them has the noise of `ppgt(simulator(..., wiener=philox),
     ...)(key, ...)`.
     """
+    words = _read_key(key)
+    if words is not None:
+        noises = [keys.split_words(part, simulate.NOISE) for part in _split_words(words)]
+        return EstimateSeeds(*(noise.first << 32 | noise.second for noise in noises))
     # one compiled call: a dozen small ones take a millisecond
     run, pilot = arrays.on_host(_seed_words(key)).tolist()
     return EstimateSeeds(run[1] << 32 | run[0], pilot[1] << 32 | pilot[0])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fluctua.compiled import passes
+from fluctua.core import streamed
 from fluctua.core.host import keys
 
 SEEDS = (0, 1, 12345, 2**31 - 1)
@@ -20,6 +21,17 @@ def test_split_words_are_those_of_jax(make, seed):
         expected = parts if parts.dtype == np.uint32 else jax.random.key_data(parts)
         found = [keys.split_words(words, index) for index in range(count)]
         np.testing.assert_array_equal(np.array(found, np.uint32), expected)
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_keys_and_seeds_of_an_estimate_are_those_of_jax(make, monkeypatch):
+    key = jax.random.fold_in(make(5), 2)
+    found = (*streamed.split_key(key), *streamed.estimate_seeds(key))
+    monkeypatch.setattr(streamed, "_read_key", lambda key: None)
+    expected = (*streamed.split_key(key), *streamed.estimate_seeds(key))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert getattr(ours, "dtype", int) == getattr(theirs, "dtype", int)
+        assert jax.numpy.array_equal(ours, theirs)
 
 
 def test_a_known_block_of_threefry():

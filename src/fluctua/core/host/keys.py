@@ -37,6 +37,12 @@ def read_words(key: Array) -> Words | None:
     return Words(*np.asarray(words).tolist())
 
 
+def make_key(words: Words, like: Array) -> Array:
+    """The key of these words, typed or raw as another key."""
+    data = jax.device_put(np.array(words, np.uint32))
+    return data if like.dtype == np.uint32 else jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
 def split_words(key: Words, index: int) -> Words:
     """Key number `index` of `jax.random.split(key, count)`, whatever the count."""
     return encrypt(key, Words(0, index))
