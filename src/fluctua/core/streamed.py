@@ -18,12 +18,12 @@ import numpy as np
 from fluctua.core import arrays, baselines, check, diffusion, recorded, simulate, stopping
 from fluctua.core import model as terms
 from fluctua.core import process as processes
+from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import philox_key_words
 from fluctua.core.host import keys
 from fluctua.core.integrators import mean_rate
 from fluctua.core.objective import Rewards
-from fluctua.core.trajectories import Times, Trajectories
 
 EXPLODED = 1e6
 """Times their start that states may be: beyond, it is the time step that is too large."""
@@ -209,12 +209,12 @@ def pilot_table(
 
 def replay_trajectory(
     substrate: simulate.Simulator, key: Array, theta: Params, first: int
-) -> Callable[[int], Trajectories]:
+) -> Callable[[int], records.Trajectories]:
     """j -> trajectory first + j alone. key: of the run."""
 
-    def replay(j: int) -> Trajectories:
+    def replay(j: int) -> records.Trajectories:
         x, context = simulate.sample_states(substrate, key, theta, jnp.array([first + j]), 1)
-        return Trajectories(substrate.t, x, context)
+        return records.Trajectories(substrate.t, x, context)
 
     return replay
 
@@ -227,7 +227,7 @@ class Run(NamedTuple):
 
     key: Array
     theta: Params
-    times: Times
+    times: records.Times
     x0: Array | None
     first: Array | int | None = None
 
