@@ -88,8 +88,6 @@ class _GpuWriter(FunctionWriter):
                 k = int(np.argmax(lengths))
                 loop = loops[k]
                 assert loop is not None
-                if k == 0:
-                    self.lines.append("#pragma unroll 4")
                 heads[k] = f"for (int {loop[1]} = team; {loop[1]} < {loop[2]}; {loop[1]} += TEAM)"
             else:
                 heads.insert(0, "if (team == 0)")
