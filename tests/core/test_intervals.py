@@ -19,6 +19,7 @@ from fluctua.core.estimate import (
     Samples,
     _moments,
     _student,
+    estimate_from_moments,
     interval,
     reduce_samples,
 )
@@ -150,3 +151,18 @@ def test_the_text_says_that_samples_are_few():
     assert "fewer than 50" in repr(few)
     assert "fewer than 50 samples ±1.96 of it" in repr(few._replace(interval=None))
     assert fl.Estimate(*reduce_samples(samples)[:6]).interval is None
+
+
+@pytest.mark.parametrize("count", [1, 5, 40, 4_000])
+def test_estimates_from_moments_are_the_same_on_host_and_device(count):
+    theta = {"a": jnp.array(1.0), "b": jnp.ones((2, 2))}
+    rng = np.random.default_rng(count)
+    moments = np.abs(rng.normal(size=(5, 1 + 3 + 5)))  # three numbers that are not looked at
+    on_host = estimate_from_moments(theta, moments, 3, count)
+    on_device = estimate_from_moments(theta, jnp.asarray(moments), 3, count)
+    assert jax.tree.structure(on_host) == jax.tree.structure(on_device)
+    for one, other in zip(jax.tree.leaves(on_host), jax.tree.leaves(on_device), strict=True):
+        assert np.shape(one) == np.shape(other)
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+    np.testing.assert_array_equal(on_host.gradient["b"], moments[0, 5:].reshape(2, 2))
+    np.testing.assert_allclose(on_host.value_stderr, moments[1, 0] / np.sqrt(count))
