@@ -12,8 +12,9 @@ import numpy as np
 from fluctua.compiled import cpu, cuda, emit, identity, saved, trace
 from fluctua.compiled.ahead import encode_generator
 from fluctua.compiled.scalar import Unsupported
-from fluctua.core import baselines, simulate
-from fluctua.core.arrays import Array, Params, jit
+from fluctua.core import baselines, draws, simulate
+from fluctua.core.arrays import Array, Params, jit, working_dtype
+from fluctua.core.host import keys
 from fluctua.core.streamed import Call
 
 SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
@@ -213,8 +214,30 @@ def _begin(
     return simulate.start_ensemble(recipe, count, key, theta, x0, first)
 
 
+def _begin_on_host(call: Call, key: Array, count: int, first: int) -> simulate.Ensemble | None:
+    """Return trajectories that all begin alike, by NumPy; None where JAX must start them."""
+    recipe = call.substrate.recipe
+    x0 = call.substrate.x0
+    words = keys.read_words(key) if jax.default_backend() == "cpu" else None
+    if not recipe.fixed or x0 is None or words is None:
+        return None
+    noise = keys.split_words(words, simulate.NOISE)
+    numbers = np.arange(first, first + count, dtype=np.uint32)
+    streams: Any = ()
+    if recipe.wiener is draws.threefry:  # a key per trajectory, as `fold_in` makes it
+        streams = np.stack(keys.split_words(noise, numbers), axis=1)
+    elif recipe.wiener is not draws.no_noise:
+        seed = np.array(noise[::-1], np.uint32)
+        streams = draws.PhiloxStream(np.broadcast_to(seed, (count, 2)), numbers)
+    state = np.asarray(x0).astype(working_dtype(call.theta, x0))
+    return simulate.Ensemble(np.broadcast_to(state, (count, *state.shape)), None, streams)
+
+
 def begin_ensemble(
     call: Call, key: Array, count: int, first: int | None = None
 ) -> simulate.Ensemble:
     """Return `count` trajectories of a call before their first step. key: of their noise."""
+    ensemble = _begin_on_host(call, key, count, first or 0)
+    if ensemble is not None:
+        return ensemble
     return _begin(call.substrate.recipe, count, key, call.theta, call.substrate.x0, first)

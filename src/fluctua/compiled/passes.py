@@ -15,9 +15,10 @@ from fluctua.compiled import cpu, cuda, kernels
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import draws, simulate
 from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, jit
+from fluctua.core.arrays import Array, Params, PyTree, jit, part
 from fluctua.core.host import keys
 from fluctua.core.model import Tables
+from fluctua.core.objective import Rewards
 from fluctua.core.streamed import Call, SweepResult, split_key
 from fluctua.core.theorem import Sums
 
@@ -70,8 +71,8 @@ def compute_noise_words(wiener: int, key: Array) -> np.ndarray:
     if words is None:
         return np.asarray(pack_words(wiener, key, None))
     pieces: list[int] = []
-    for part in range(2):  # run and pilot, as `split_key` has them
-        noise = keys.split_words(keys.split_words(words, part), simulate.NOISE)
+    for number in range(2):  # run and pilot, as `split_key` has them
+        noise = keys.split_words(keys.split_words(words, number), simulate.NOISE)
         pieces += reversed(noise) if wiener >= 2 else noise
     return np.array(pieces, np.uint32)
 
@@ -154,13 +155,13 @@ class KernelCall(NamedTuple):
 
     def _add_survival(self, ensemble: simulate.Ensemble) -> simulate.Ensemble:
         """Return the ensemble with the survival W₀ as a last component, if trajectories stop."""
-        x = ensemble.x
-        t = self.call.substrate.t[0]
         rewards = self.call.model.objective
-        survival = terms.start_survival(rewards, self.call.theta, x, t, ensemble.context)
-        if survival is None:
+        if rewards.stop is None:
             return ensemble
-        return ensemble._replace(x=jnp.concatenate([x, survival[:, None]], axis=1))
+        t = part(self.call.substrate.t, 0)
+        return ensemble._replace(
+            x=_append_survival(rewards, self.call.theta, ensemble.x, t, ensemble.context)
+        )
 
     def _flat(self) -> np.ndarray:
         # leaf by leaf: JAX keeps host copies of leaves, and would not of a concatenation
@@ -176,10 +177,8 @@ class KernelCall(NamedTuple):
         objective = self.call.model.objective
         if objective.initial is None and objective.stop is None:
             return self.library.copy(np.zeros(started.count)), 0.0
-        t = self.call.substrate.t[0]
-        collected = terms.start_collection(
-            objective, self.call.theta, ensemble.x, t, ensemble.context
-        )
+        t = part(self.call.substrate.t, 0)
+        collected = _collect_start(objective, self.call.theta, ensemble.x, t, ensemble.context)
         at_start = self.library.from_jax(collected.reward)
         return at_start, self.library.total(at_start)
 
@@ -345,8 +344,10 @@ def run_sweep(call: Call, place: str) -> FinishedSweep:
     if started.ensemble is not None:
         x, context, _ = started.ensemble
         known = library.to_jax(baseline["guess"]) if "guess" in baseline else same
-        guess = jnp.broadcast_to(jnp.asarray(known, real), count)
-        first = terms.start(model, theta, x, substrate.t[0], context, guess, tables).sums
+        xp = jnp if work.device else np  # NumPy compiles nothing
+        guess = xp.broadcast_to(xp.asarray(known, real), count)
+        t = part(substrate.t, 0)
+        first = terms.start(model, theta, x, t, context, guess, tables).sums
         before = library.from_jax(_stack_sums(first, real))
         places["reward"][...] = before[0]
         places["score"] = before[1 + parameters :]
@@ -365,6 +366,18 @@ def run_sweep(call: Call, place: str) -> FinishedSweep:
     if flags & precomputed.OUT_OF_RANGE:
         raise precomputed.make_range_error(real)
     return FinishedSweep(kernel, places, not flags & precomputed.NOT_FINITE)
+
+
+@partial(jit, static_argnums=0)
+def _append_survival(rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """States with the survival W₀ as a last component. (E, M+1)"""
+    survival = terms.start_survival(rewards, theta, x, t, context)
+    assert survival is not None
+    return jnp.concatenate([x, survival[:, None]], axis=1)
+
+
+_collect_start = partial(jit, static_argnums=0)(terms.start_collection)
+"""In one compiled call."""
 
 
 def _invert(values: np.ndarray) -> np.ndarray:

@@ -47,9 +47,7 @@ def split_key(key: Array) -> EstimateKeys:
 
 def _read_key(key: Array) -> keys.Words | None:
     """The words of a key, where they are split on the host: nothing is compiled for it."""
-    if isinstance(key, jax.core.Tracer) or jax.default_backend() != "cpu":
-        return None
-    return keys.read_words(key)
+    return keys.read_words(key) if jax.default_backend() == "cpu" else None
 
 
 def _split_words(words: keys.Words) -> list[keys.Words]:

@@ -34,11 +34,28 @@ def test_keys_and_seeds_of_an_estimate_are_those_of_jax(make, monkeypatch):
         assert jax.numpy.array_equal(ours, theirs)
 
 
+def test_many_keys_are_folded_at_once():
+    key = jax.random.key(3)
+    numbers = np.array([0, 1, 7, 2**31, 2**32 - 1], np.uint32)
+    expected = jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
+    found = np.stack(keys.split_words(keys.read_words(key), numbers), axis=1)
+    np.testing.assert_array_equal(found, jax.random.key_data(expected))
+
+
 def test_a_known_block_of_threefry():
     """From the known answers of Random123."""
     most = keys.Words(keys.MASK, keys.MASK)
     assert keys.encrypt(keys.Words(0, 0), keys.Words(0, 0)) == (0x6B200159, 0x99BA4EFE)
     assert keys.encrypt(most, most) == (0x1CB996FC, 0xBB002BE7)
+
+
+def test_keys_within_traced_functions_are_left_to_jax():
+    key = jax.random.key(4)
+    expected = jax.random.key_data(streamed.split_key(key).run)
+    by_closure = jax.jit(lambda: jax.random.key_data(streamed.split_key(key).run))
+    by_argument = jax.jit(lambda key: jax.random.key_data(streamed.split_key(key).run))
+    np.testing.assert_array_equal(by_closure(), expected)
+    np.testing.assert_array_equal(by_argument(key), expected)
 
 
 def test_keys_of_other_generators_are_left_to_jax():

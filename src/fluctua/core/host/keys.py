@@ -5,7 +5,7 @@ Words agree with `jax.random.split` bit for bit.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,19 +21,24 @@ MASK = 0xFFFFFFFF
 
 
 class Words(NamedTuple):
-    """Two words of 32 bits: a key, a counter, or a block of random bits."""
+    """Two words of 32 bits: a key, a counter, or a block of random bits.
 
-    first: int
-    second: int
+    Numbers, or arrays of uint32 for many at once.
+    """
+
+    first: Any
+    second: Any
 
 
 def read_words(key: Array) -> Words | None:
-    """The words of a key; None for a generator whose keys are not split in this way."""
+    """The words of a key; None for another generator, and within a function that JAX traces."""
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     raw = key.dtype == np.uint32
     if not partitionable or not (raw or jax.random.key_impl(key) == "threefry2x32"):
         return None
     words = key if raw else jax.random.key_data(key)
+    if isinstance(words, jax.core.Tracer):
+        return None
     return Words(*np.asarray(words).tolist())
 
 
@@ -43,8 +48,11 @@ def make_key(words: Words, like: Array) -> Array:
     return data if like.dtype == np.uint32 else jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
-def split_words(key: Words, index: int) -> Words:
-    """Key number `index` of `jax.random.split(key, count)`, whatever the count."""
+def split_words(key: Words, index: int | np.ndarray) -> Words:
+    """Key number `index` of `jax.random.split(key, count)`, whatever the count.
+
+    It is `jax.random.fold_in(key, index)` as well. index: one, or an array of uint32.
+    """
     return encrypt(key, Words(0, index))
 
 
