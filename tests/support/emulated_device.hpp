@@ -155,6 +155,7 @@ struct Mail : Meeting {  // a barrier of a block that counts bytes
   bool expected = false;
   void count(long more) {
     bytes += more;
+    if (expected && bytes < 0) std::abort();  // a block is ahead, and has sent what belongs to the next round
     if (expected && bytes == 0) {
       expected = false;
       ++round;

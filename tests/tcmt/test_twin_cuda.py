@@ -114,6 +114,16 @@ def test_a_cluster_of_blocks_sums_what_the_cpu_does(device, case, dtype, monkeyp
             assert deviation(getattr(gpu.gradient, name), expected) < tolerance, name
 
 
+@pytest.mark.parametrize("integrator", ["euler", "heun"])
+def test_a_block_far_from_the_port_is_not_ahead_of_it(device, integrator, monkeypatch):
+    """A chain of five blocks: the first could be four steps ahead of the last, which has the port."""
+    monkeypatch.setattr(cuda_twin, "spread_with_twin", lambda *_: (5, 1))
+    spec = rectangle(1, 160, steps=24, integrator=integrator)
+    spec = spec.replace(port_sites=np.array([159, 159]))
+    cpu, gpu = both(spec, 4, dtype="float64", table=np.linspace(3e-3, 0, spec.steps + 1))
+    assert_same(gpu, cpu, 1e-9)
+
+
 def test_blocks_of_the_twin_have_no_more_sites_than_threads():
     for item, block in [(4, 512), (8, 256)]:
         for sites in (1, 143, block, block + 1, 4096, 10_000, 16 * block):

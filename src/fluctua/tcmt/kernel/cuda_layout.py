@@ -40,8 +40,9 @@ class SiteLayout(NamedTuple):
     bond: bond of each slot (degree, rows) in the kernels' order; −1 for none.
     half: places of each bond's halves (B, 2): slot·N + site.
     mirrors: number of mirrors of a block.
-    mirror: (rows,) place of the mirror, 1 bit for a port, 16 bits for the blocks that have it.
-    mail: states that a block receives per step, of mirrors (cluster,).
+    mirror: (2, rows) place of the mirror, 1 bit for a port, 16 bits for the blocks that have it;
+        then without ports, and only blocks with bonds to the site.
+    mail: states of mirrors that a block receives per step (2, cluster), of either.
     neighbour: places in the buffer of the site's block (degree, rows).
     bonds: bonds of each block (cluster, ·) in the kernels' order; padded with the first.
     wave: index of each slot's bond among those of its block (degree, rows).
@@ -122,12 +123,17 @@ def _between_blocks(
     """Return the fields of `SiteLayout` from `mirrors` on. near: neighbour of each slot."""
     if cluster == 1:
         every = np.arange(plan.bonds, dtype=np.int32)[None]
-        none = {"mirrors": 0, "mirror": np.zeros(0, np.uint32), "mail": np.zeros(0, np.int32)}
+        none = {
+            "mirrors": 0,
+            "mirror": np.zeros((2, 0), np.uint32),
+            "mail": np.zeros((2, 0), np.int32),
+        }
         return {**none, "neighbour": near, "bonds": every, "wave": bond}
     block = np.arange(cluster * local) // local
     held = np.zeros((len(block), cluster), bool)
     apart = (bond >= 0) & (block[near] != block)
     held[near[apart], np.broadcast_to(block, near.shape)[apart]] = True
+    bonded = held.copy()
     # a block with a port has a mirror of some site of every block, to know how far that block is
     for owner in np.unique(block[plan.port_site]):
         for other in range(cluster):
@@ -138,8 +144,8 @@ def _between_blocks(
         place[site] = taken[held[site]].max()
         taken[held[site]] = place[site] + 1
     own = np.arange(len(block)) % local
-    bits = held @ (1 << np.arange(cluster)) << 16
-    bits[plan.port_site] |= 1 << 15
+    bits = np.stack([held, bonded]) @ (1 << np.arange(cluster)) << 16
+    bits[0, plan.port_site] |= 1 << 15
     lists = [np.unique(mine[mine >= 0]) for mine in np.split(bond, cluster, axis=1)]
     bonds = np.zeros((cluster, max(len(mine) for mine in lists)), np.int32)
     wave = np.full_like(bond, -1)
@@ -150,7 +156,7 @@ def _between_blocks(
     return {
         "mirrors": int(taken.max()) - local,
         "mirror": place | bits.astype(np.uint32),
-        "mail": held.sum(axis=0).astype(np.int32),
+        "mail": np.stack([held, bonded]).sum(axis=1).astype(np.int32),
         "neighbour": np.where(apart, place[near], own[near]).astype(np.int32),
         "bonds": bonds,
         "wave": wave,

@@ -20,8 +20,9 @@ struct Inputs {            // a network; ROWS rows of sites, rates × Δt. Place
   const Real* kappa;       // (DEGREE, ROWS)
   const int* bond;         // (DEGREE, ROWS): among those of the block, or −1
   const int* bond_given;   // (CLUSTER, BONDS): those of each block
-  const u32* mirror;       // (ROWS): its place in blocks that need the site, 1 bit if a port, 16 of blocks that need it
-  const int* mail;         // (CLUSTER): states of mirrors that a block receives per step
+  const u32* mirror;       // (2, ROWS): place in blocks that need the site, 1 bit if a port, 16 of blocks that need it;
+                           // without ports and those that follow them, for the twin
+  const int* mail;         // (2, CLUSTER): states of mirrors that a block receives per step
   const Real* drive;       // (steps, ROWS, 2), if it varies
   const Real* incoming;    // (steps, PORTS, 2), if it varies
   const Real* bar;         // R' − λ̄_n (steps, padded to even)

@@ -201,7 +201,8 @@ __device__ __forceinline__ u32 barrier_address(u32 psi, int barrier) { return ps
 // writes what is still read. To send ψ_k it must have ψ_{k−1} of all its mirrors. Sites that read its mirrors are
 // mirrored to it in turn (bonds have two ends), and have read ψ_{k−2} by then: two buffers do. Ports are read by all
 // threads of a block, of which one at least is mirrored to the port's block (the host ensures that); when it sent
-// ψ_{k−1} all of them had read ψ_{k−3}: three would do, and four are simpler.
+// ψ_{k−1} all of them had read ψ_{k−3}: three would do, and four are simpler. Such a mirror without a bond needs the port
+// in return: without it the block could be far ahead of the port's. The twin has neither.
 //
 // Where two kinds of buffers are exchanged in turn, such as ψ and the stage of Heun's step, each is needed once: what is
 // sent of one kind has waited for the other, which was sent by threads that had read the last one.
@@ -218,9 +219,10 @@ __device__ __forceinline__ void publish(const Site& s, int n, u32 psi, u32 buffe
 #endif
 }
 
-struct Post {        // of a cluster's block
-  u32 mirrors = 0;   // bytes that it is sent of the sites of others
-  u32 phase = 0;     // of its barriers, a bit each
+struct Post {       // of a cluster's block
+  u32 mirrors = 0;  // bytes that it is sent of the sites of others
+  u32 bonded = 0;   // the same of sites with bonds to its own
+  u32 phase = 0;    // of its barriers, a bit each
 };
 
 __device__ __forceinline__ u32 state_bytes(const Post& post) { return post.mirrors + PORTS * (u32)sizeof(Pair); }
@@ -247,6 +249,7 @@ template <int odd> __device__ __forceinline__ void gather(Post& post, u32 psi) {
 __device__ __forceinline__ void open_post(Post& post, u32 psi, int thread) {  // sync_cluster must follow
 #if CLUSTER > 1
   post.mirrors = c_in.mail[block_rank()] * (u32)sizeof(Pair);
+  post.bonded = c_in.mail[CLUSTER + block_rank()] * (u32)sizeof(Pair);
   if (thread < BARRIERS) make_barrier(barrier_address(psi, thread));
 #endif
 }

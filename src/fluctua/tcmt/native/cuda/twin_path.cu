@@ -28,7 +28,7 @@ struct TwinSite {
 __device__ void open_twin(TwinSite& s, int n, u32 base) {
   s.self = base + (n - first_row()) * (u32)sizeof(Pair);
 #if CLUSTER > 1
-  s.mirror = c_in.mirror[n];
+  s.mirror = c_in.mirror[ROWS + n];
 #endif
   s.omega = c_twin.omega[n];
   s.chi = c_twin.chi[n];
@@ -129,7 +129,7 @@ __device__ void path_of(TwinSite (&site)[PER], Pair (&x)[PER], Wave& wave, Post&
     share(site[i], base, 0, barrier_address(psi, TWIN_EVEN), x[i]);
     rows[row + i * THREADS] = x[i];
   }
-  gather(post, psi, TWIN_EVEN, post.mirrors, threadIdx.x);
+  gather(post, psi, TWIN_EVEN, post.bonded, threadIdx.x);
 #pragma unroll 1
   for (int step = begin; step < end; ++step) {
     const Real tau = twin_modulation(site, wave, step);
@@ -142,7 +142,7 @@ __device__ void path_of(TwinSite (&site)[PER], Pair (&x)[PER], Wave& wave, Post&
       small[i] = drift(site[i], x[i], h, f, squared(x[i]));
       share(site[i], base, BUFFER, barrier_address(psi, TWIN_ODD), pair(x[i].x + small[i].x, x[i].y + small[i].y));
     }
-    gather(post, psi, TWIN_ODD, post.mirrors, threadIdx.x);
+    gather(post, psi, TWIN_ODD, post.bonded, threadIdx.x);
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
       const Pair ahead = load(site[i].self + BUFFER, Pair());
@@ -154,7 +154,7 @@ __device__ void path_of(TwinSite (&site)[PER], Pair (&x)[PER], Wave& wave, Post&
       share(site[i], base, 0, barrier_address(psi, TWIN_EVEN), x[i]);
       rows[(step + 1 - begin) * (long long)ROWS + row + i * THREADS] = x[i];
     }
-    gather(post, psi, TWIN_EVEN, post.mirrors, threadIdx.x);
+    gather(post, psi, TWIN_EVEN, post.bonded, threadIdx.x);
 #else
     const int odd = (step - begin) & 1, next = odd ? TWIN_EVEN : TWIN_ODD;
     const u32 from = odd * BUFFER, to = BUFFER - from;
@@ -168,7 +168,7 @@ __device__ void path_of(TwinSite (&site)[PER], Pair (&x)[PER], Wave& wave, Post&
       share(site[i], base, to, barrier_address(psi, next), x[i]);
       rows[(step + 1 - begin) * (long long)ROWS + row + i * THREADS] = x[i];
     }
-    gather(post, psi, next, post.mirrors, threadIdx.x);
+    gather(post, psi, next, post.bonded, threadIdx.x);
 #endif
   }
 }
@@ -186,7 +186,7 @@ __device__ void adjoint_of(TwinSite (&site)[PER], Pair (&q)[PER], Wave& wave, Po
     rows[(end - begin) * (long long)ROWS + row + i * THREADS] = q[i];
   }
 #if !HEUN
-  gather(post, psi, TWIN_EVEN, post.mirrors, threadIdx.x);
+  gather(post, psi, TWIN_EVEN, post.bonded, threadIdx.x);
 #endif
 #pragma unroll 1
   for (int step = end - 1; step >= last; --step) {
@@ -201,7 +201,7 @@ __device__ void adjoint_of(TwinSite (&site)[PER], Pair (&q)[PER], Wave& wave, Po
       share(site[i], base, 0, now, x_row[i * THREADS]);
       share(site[i], base, BUFFER, now, q[i]);
     }
-    gather(post, psi, TWIN_EVEN, 2 * post.mirrors, threadIdx.x);
+    gather(post, psi, TWIN_EVEN, 2 * post.bonded, threadIdx.x);
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
       const Pair x = load(site[i].self, Pair());
@@ -211,7 +211,7 @@ __device__ void adjoint_of(TwinSite (&site)[PER], Pair (&q)[PER], Wave& wave, Po
       const Pair hq = couple<(TWIN_HARMONICS > 0)>(site[i], BUFFER, tau + tau_of_a_step(wave), [](int, Pair) {});
       share(site[i], base, 2 * BUFFER, then, pull_back(site[i], ahead, squared(ahead), q[i], hq));
     }
-    gather(post, psi, TWIN_ODD, post.mirrors, threadIdx.x);
+    gather(post, psi, TWIN_ODD, post.bonded, threadIdx.x);
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
       const Pair x = load(site[i].self, Pair()), eta = load(site[i].self + 2 * BUFFER, Pair());
@@ -233,7 +233,7 @@ __device__ void adjoint_of(TwinSite (&site)[PER], Pair (&q)[PER], Wave& wave, Po
       share(site[i], base, to, barrier_address(psi, next), q[i]);
       q_row[i * THREADS] = q[i];
     }
-    gather(post, psi, next, post.mirrors, threadIdx.x);
+    gather(post, psi, next, post.bonded, threadIdx.x);
 #endif
   }
 }
