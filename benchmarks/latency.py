@@ -72,7 +72,11 @@ def noise(theta, x):
 
 process = fl.Process(drift, noise, noiseless=(0,), integrator="heun")
 energy = fl.Objective(running=lambda theta, x: x[1] ** 2 / 2)
-estimator = fl.ppgt(fl.simulator(process, start=start, t=t, backend=BACKEND), energy)
+options = {}
+baseline = "time"
+exec(VARIANT)
+simulator = fl.simulator(process, start=start, t=t, backend=BACKEND, **options)
+estimator = fl.ppgt(simulator, energy, baseline=baseline)
 call = read_clocks()
 estimate = estimator(key, theta, 4000)
 jax.block_until_ready(estimate.gradient)
@@ -84,6 +88,27 @@ for seed in range(1, 6):
     jax.block_until_ready(estimator(key, theta, 4000).gradient)
     times["sixth call"] = measure(call)
 """
+
+VARIANTS = {
+    "mean": "baseline = 'mean'",
+    "optimal": "baseline = 'optimal'",
+    "twin": "baseline = 'twin'",
+    "stop": "energy = energy._replace(stop=lambda theta, x: x[0] - 1.5)",
+    "initial reward": "energy = energy._replace(initial=lambda theta, x: x[0])",
+    "context": """
+process = process._replace(
+    drift=lambda theta, x, t, push: drift(theta, x) + jnp.array([0.0, 1.0]) * push
+)
+options = {"context": lambda key: jax.random.normal(key, ())}
+""",
+    "random start": """
+start = fl.Density(
+    lambda theta, x: -jnp.sum((x - theta["stiffness"]) ** 2) / 2,
+    lambda key, theta: theta["stiffness"] + jax.random.normal(key, (2,)),
+)
+""",
+}
+"""Other estimates of the pendulum, as changes of the program."""
 
 OWN = """
 import own_speed
@@ -119,11 +144,25 @@ def list_cases(backends: Iterable[str] = ("auto", "cpu", "jax")) -> list[Case]:
         Case("arrays of the user, without fluctua", IMPORT_JAX + ARRAYS),
     ]
     for backend in backends:
-        program = IMPORT_FLUCTUA + ARRAYS + f"BACKEND = {backend!r}" + PENDULUM
+        program = write_pendulum(backend)
         cases.append(Case(f"{backend}, nothing compiled", program))
         if backend != "jax":
             cases.append(Case(f"{backend}, kernel on disk", program, "shared"))
     return cases
+
+
+def write_pendulum(backend: str, variant: str = "") -> str:
+    """The program of the README's pendulum. variant: a change of it."""
+    chosen = f"BACKEND = {backend!r}; VARIANT = {variant!r}"
+    return IMPORT_FLUCTUA + ARRAYS + chosen + PENDULUM
+
+
+def list_variants() -> list[Case]:
+    """Other estimates of the pendulum, with their kernels on disk."""
+    return [
+        Case(f"{name}, kernel on disk", write_pendulum("cpu", change), "shared")
+        for name, change in VARIANTS.items()
+    ]
 
 
 def list_own_cases(names: Iterable[str], count: int, steps: int) -> list[Case]:
@@ -199,9 +238,11 @@ def main() -> None:
     parser.add_argument("--own", nargs="*", default=[], help="processes of own_processes.py")
     parser.add_argument("--count", type=int, default=500, help="trajectories of those")
     parser.add_argument("--steps", type=int, default=100, help="steps of those")
+    parser.add_argument("--variants", action="store_true", help="other estimates of the pendulum")
     parser.add_argument("--json", type=Path, help="file for the medians")
     options = parser.parse_args()
-    cases = list_cases() if not options.own else []
+    cases = list_cases() if not options.own and not options.variants else []
+    cases += list_variants() if options.variants else []
     cases += list_own_cases(options.own, options.count, options.steps)
     rows = measure_cases(cases, options.rounds)
     load = os.getloadavg()[0]

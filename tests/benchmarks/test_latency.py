@@ -26,6 +26,13 @@ def test_medians_are_taken_part_by_part():
     assert latency.take_medians(runs) == {"call": {"wall": 2.0, "processor": 1.0}}
 
 
+def test_programs_of_all_cases_are_python():
+    for case in [*latency.list_cases(), *latency.list_variants()]:
+        compile(latency.CLOCK + case.program + latency.END, case.name, "exec")
+    for name, change in latency.VARIANTS.items():
+        compile(change, name, "exec")
+
+
 def test_every_backend_is_a_case():
     names = [case.name for case in latency.list_cases()]
     assert len({*names}) == len(names)
