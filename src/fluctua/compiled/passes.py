@@ -13,13 +13,11 @@ from jax.flatten_util import ravel_pytree
 from fluctua.compiled import ahead as precomputed
 from fluctua.compiled import cpu, cuda, kernels
 from fluctua.compiled.scalar import Unsupported
-from fluctua.core import draws, simulate
+from fluctua.core import draws, simulate, streamed
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree, jit, part
 from fluctua.core.host import keys
-from fluctua.core.model import Tables
 from fluctua.core.objective import Rewards
-from fluctua.core.streamed import Call, SweepResult, split_key
 from fluctua.core.theorem import Sums
 
 
@@ -59,7 +57,7 @@ def pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
     One array, since launches are what takes time on a GPU. key: of the call.
     """
     words = draws.philox_key_words if wiener >= 2 else jax.random.key_data
-    pieces = [words(simulate.noise_key(noise)) for noise in split_key(key)]
+    pieces = [words(simulate.noise_key(noise)) for noise in streamed.split_key(key)]
     if theta is not None:
         pieces.append(jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel())
     return jnp.concatenate(pieces)
@@ -86,7 +84,7 @@ class KernelCall(NamedTuple):
     """
 
     kernel: kernels.Kernel
-    call: Call
+    call: streamed.Call
     words: Any
 
     @property
@@ -117,7 +115,9 @@ class KernelCall(NamedTuple):
         first = None if pilot else self.call.first
         device = self.device
         if not kernel.self_starting:
-            ensemble = kernels.begin_ensemble(self.call, split_key(key)[pilot], count, first)
+            ensemble = kernels.begin_ensemble(
+                self.call, streamed.split_key(key)[pilot], count, first
+            )
             states = self._add_survival(ensemble)
             if device:
                 arrays = device.load_ensemble(
@@ -244,7 +244,7 @@ class KernelCall(NamedTuple):
         )
         return places["reward"], sums
 
-    def make_baseline(self, started: StartedEnsemble, tables: Tables) -> dict[str, Any]:
+    def make_baseline(self, started: StartedEnsemble, tables: terms.Tables) -> dict[str, Any]:
         """Return the table of the baseline, and the other numbers that a sweep needs of it.
 
         With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of
@@ -302,18 +302,18 @@ class FinishedSweep(NamedTuple):
     finite: bool
 
 
-def collect_samples(call: Call, place: str) -> SweepResult:
+def collect_samples(call: streamed.Call, place: str) -> streamed.SweepResult:
     """Run a call on a kernel: returns, gradients and final states. place: "cpu" or "cuda"."""
     kernel, places, is_finite = run_sweep(call, place)
     assert kernel.library is not None
     flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(call.theta)))
-    result = SweepResult(*kernel.library.collect_outputs(places, flat), finite=is_finite)
+    result = streamed.SweepResult(*kernel.library.collect_outputs(places, flat), finite=is_finite)
     if not kernel.program.stops:
         return result
     return result._replace(last=result.last[:, :-1], survival=result.last[:, -1])
 
 
-def run_sweep(call: Call, place: str) -> FinishedSweep:
+def run_sweep(call: streamed.Call, place: str) -> FinishedSweep:
     """Run all passes of a call on a kernel. place: "cpu" or "cuda"."""
     model, plans, tables, substrate, _, theta, count, _ = call
     kernel = kernels.find_kernel(call, place)

@@ -12,12 +12,11 @@ from typing import Unpack
 import jax
 import numpy as np
 
-from fluctua.core import baselines, check, recorded, scores, simulate, streamed
+from fluctua.core import arrays, baselines, check, recorded, scores, simulate, streamed
 from fluctua.core import estimate as estimates
 from fluctua.core import objective as objectives
 from fluctua.core import process as processes
 from fluctua.core import trajectories as records
-from fluctua.core.arrays import Array, Params
 from fluctua.core.estimation import batches, recorded_samples
 from fluctua.core.estimation import method as methods
 from fluctua.core.protocols import PlainEstimator
@@ -28,7 +27,7 @@ from fluctua.core.twin.correction import TwinSamples
 def gradient(
     process: processes.AnyProcess,
     objective: objectives.Objective | objectives.FunctionOfMeans,
-    theta: Params,
+    theta: arrays.Params,
     trajectories: records.Trajectories | Iterable[records.Trajectories],
     *,
     start: methods.StartLaw = None,
@@ -76,11 +75,11 @@ def gradient(
 def gradient_samples(
     process: processes.AnyProcess,
     objective: objectives.Objective | objectives.FunctionOfMeans,
-    theta: Params,
+    theta: arrays.Params,
     trajectories: records.Trajectories | Iterable[records.Trajectories],
     *,
     block_bytes: int = recorded.BLOCK_BYTES,
-    taken_at: Params | None = None,
+    taken_at: arrays.Params | None = None,
     **choices: Unpack[methods.Choices],
 ) -> estimates.Samples:
     """The gradients of the single trajectories, whose mean is `gradient(...)`.
@@ -110,7 +109,7 @@ def gradient_samples(
 def chunked_samples(
     process: processes.AnyProcess,
     objective: objectives.Objective,
-    theta: Params,
+    theta: arrays.Params,
     trajectories: records.Trajectories | Iterable[records.Trajectories],
     count: int,
     *,
@@ -218,7 +217,7 @@ class PPGT(PlainEstimator):
             return 0
         return max(plan.pilot for plan in self.method.used_baselines)
 
-    def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
+    def __call__(self, key: arrays.Array, theta: arrays.Params, count: int) -> estimates.Estimate:
         """Estimate ∇θJ from `count` trajectories."""
         estimate = self._estimate_by_batches(key, theta, count)
         if estimate is None:
@@ -228,7 +227,7 @@ class PPGT(PlainEstimator):
         return estimates.reduce_samples(self.samples(key, theta, count))
 
     def _estimate_by_backend(
-        self, key: Array, theta: Params, count: int
+        self, key: arrays.Array, theta: arrays.Params, count: int
     ) -> estimates.Estimate | None:
         """The estimate of a backend that keeps single gradients on its device, or None."""
         simulator = self.substrate
@@ -245,7 +244,7 @@ class PPGT(PlainEstimator):
         self._check_baselines(key, theta, count)
         return simulator.backend.estimate(call)
 
-    def _check_baselines(self, key: Array, theta: Params, count: int) -> None:
+    def _check_baselines(self, key: arrays.Array, theta: arrays.Params, count: int) -> None:
         """Refuse baselines that depend on the return or the score of their own trajectory."""
         simulator = self.substrate
         assert isinstance(simulator, simulate.Simulator)
@@ -256,7 +255,7 @@ class PPGT(PlainEstimator):
         methods.check_baselines(self.method, baselines.Setting(theta, simulator.t, count, start))
 
     def _estimate_by_batches(
-        self, key: Array, theta: Params, count: int
+        self, key: arrays.Array, theta: arrays.Params, count: int
     ) -> estimates.Estimate | None:
         """The estimate from sums over batches; None where single gradients are needed."""
         if not isinstance(self.substrate, simulate.Simulator) or self.method.twin:
@@ -277,12 +276,12 @@ class PPGT(PlainEstimator):
 
     def samples(
         self,
-        key: Array,
-        theta: Params,
+        key: arrays.Array,
+        theta: arrays.Params,
         count: int,
         *,
         first: int | None = None,
-        table: Array | None = None,
+        table: arrays.Array | None = None,
     ) -> estimates.Samples:
         """The gradients of the single trajectories.
 
@@ -307,7 +306,7 @@ class PPGT(PlainEstimator):
             lambda method: PPGT(method, self.substrate)._samples(key, theta, count, first, table),
         )
 
-    def pilot_table(self, key: Array, theta: Params) -> Array | None:
+    def pilot_table(self, key: arrays.Array, theta: arrays.Params) -> arrays.Array | None:
         """λ̄ (T+1,) from the pilot of a time-only baseline; None where no pilot is run."""
         if (
             not self.pilot
@@ -322,11 +321,11 @@ class PPGT(PlainEstimator):
 
     def _samples(
         self,
-        key: Array,
-        theta: Params,
+        key: arrays.Array,
+        theta: arrays.Params,
         count: int,
         first: int | None = None,
-        table: Array | None = None,
+        table: arrays.Array | None = None,
     ) -> estimates.Samples:
         check.count(count)
         theta = check.parameters(theta, numbers=not isinstance(self.substrate, simulate.Simulator))
@@ -349,7 +348,7 @@ class PPGT(PlainEstimator):
         flat, returns, survival = streamed.streamed_samples(call)
         return estimates.Samples(estimates.unflatten(theta, flat), returns, survival=survival)
 
-    def _call(self, key: Array, theta: Params, count: int) -> streamed.Call:
+    def _call(self, key: arrays.Array, theta: arrays.Params, count: int) -> streamed.Call:
         """The request to the simulator."""
         assert isinstance(self.substrate, simulate.Simulator)
         plans = self.method.used_baselines
@@ -357,7 +356,13 @@ class PPGT(PlainEstimator):
         return streamed.Call(self.method.model, plans, tables, self.substrate, key, theta, count)
 
     def split(
-        self, key: Array, theta: Params, count: int, table: Array | None = None, *, first: int = 0
+        self,
+        key: arrays.Array,
+        theta: arrays.Params,
+        count: int,
+        table: arrays.Array | None = None,
+        *,
+        first: int = 0,
     ) -> TwinSamples:
         """The gradients in two parts, direct and correction, of an estimator with a `Twin`.
 
@@ -393,7 +398,7 @@ class PPGT(PlainEstimator):
             twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count, first),
         )
 
-    def source(self, theta: Params) -> str:
+    def source(self, theta: arrays.Params) -> str:
         """The program that a compiled backend generates, with the names of the parameters."""
         substrate = self.substrate
         backend = substrate.backend if isinstance(substrate, simulate.Simulator) else None
@@ -413,9 +418,9 @@ class PPGT(PlainEstimator):
 
     def recorded(
         self,
-        theta: Params,
+        theta: arrays.Params,
         trajectories: records.Trajectories,
-        table: Array | None = None,
+        table: arrays.Array | None = None,
         *,
         examined: bool = False,
     ) -> TwinSamples:
@@ -437,9 +442,9 @@ class PPGT(PlainEstimator):
 
 def mean_return_to_go(
     objective: objectives.Objective | objectives.Rewards,
-    theta: Params,
+    theta: arrays.Params,
     trajectories: records.Trajectories,
-) -> Array:
+) -> arrays.Array:
     """E[λ̂ₙ] at every time: the `values` of a time-only baseline, from other trajectories.
 
     With a `stop`, the mean at tₙ is over the trajectories that still ran one step before.
