@@ -141,8 +141,6 @@ template <class T> T load(u32 address, T) {
 }
 template <class T> void store(u32 address, T v) { std::memcpy(shared + address, &v, sizeof v); }
 inline u32 fixed(u32 v) { return v; }
-template <int bytes> void copy_ahead(void* to, const void* from) { std::memcpy(to, from, bytes); }
-inline void wait_for_copies() {}
 
 #ifndef CLUSTER
 #define CLUSTER 1

@@ -313,7 +313,7 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "Key": "u32",
         "KEY_MAX": "0xFFFFFFFFu",
         "MEMBERS": 2,
-        "BATCH": 4,
+        "STEPS": 4,
         "ROW": 1024,
         "BIN_THREADS": 640,
         "BIN_BLOCKS": 2,

@@ -116,7 +116,7 @@ def test_a_cluster_of_blocks_sums_what_the_cpu_does(device, case, dtype, monkeyp
 
 @pytest.mark.parametrize("integrator", ["euler", "heun"])
 def test_a_block_far_from_the_port_is_not_ahead_of_it(device, integrator, monkeypatch):
-    """A chain of five blocks: the first could be four steps ahead of the last, which has the port."""
+    """A chain of five blocks, the last with the port: the first could be four steps ahead."""
     monkeypatch.setattr(cuda_twin, "spread_with_twin", lambda *_: (5, 1))
     spec = rectangle(1, 160, steps=24, integrator=integrator)
     spec = spec.replace(port_sites=np.array([159, 159]))

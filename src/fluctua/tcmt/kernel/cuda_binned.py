@@ -40,10 +40,17 @@ SHARED_WEIGHTS = 96 * 1024
 SOURCES = ("replay.cu", "columns.cu", "bins.cu")
 MAX_MEMBERS = 8
 """Largest number of members of a bin in the registers of one lane."""
-SHARED_SCORES = 40 * 1024
+SHARED_SCORES = 100 * 1024
+"""Largest shared memory for the scores of several steps, of which two blocks fit."""
 BIN_BLOCKS = 2
 SORT_RESERVE = 16 * 1024
 """Shared memory of a block that sorts, without the keys of its trajectories."""
+TOGETHER = (4, 2, 1)
+TOGETHER_IN_CLUSTERS = (1,)
+"""Trajectories per block of the replay, the first that fits. In clusters two blocks that do not
+wait for each other share a multiprocessor."""
+REPLAYED_SITES = 640
+"""Largest number of sites per block of the replay if two share a multiprocessor."""
 REPLAYED_BYTES = 5120
 """Largest number of sites per block of the replay, over all of its trajectories, in bytes of a
 number."""
@@ -111,10 +118,9 @@ class SecondPass:
         # a warp has a bin: registers for an even share of the trajectories, and a few for ties
         self.members = -(-(-(-e // bins) + 2) // 32)
         row = 32 * (e // 32 + 1)  # a row of scores, and a 0 behind it
-        self.batch = int(np.clip(SHARED_SCORES // (5 * row * self.real.itemsize), 1, 4))
-        bin_threads = min(32 * bins, 1024)
-        ahead = 5 * -(-row // bin_threads) * bin_threads  # what is copied ahead
-        self.score_bytes = self.batch * (5 * row + ahead) * self.real.itemsize
+        row_bytes = 5 * row * self.real.itemsize
+        self.together_steps = next((s for s in (4, 2) if s * row_bytes <= SHARED_SCORES), 1)
+        self.score_bytes = self.together_steps * row_bytes
         fits = self.score_bytes <= attributes["MaxSharedMemoryPerBlockOptin"] - 1024
         self.general = self.members > MAX_MEMBERS or bins > 32 or not fits
         self.members = min(self.members, MAX_MEMBERS)
@@ -124,9 +130,9 @@ class SecondPass:
             "KEEP": int(per_thread <= 4),
             "WEIGHTS_SHARED": int(self.weights_shared),
             "MEMBERS": self.members,
-            "BATCH": self.batch,
+            "STEPS": self.together_steps,
             "ROW": row,
-            "BIN_THREADS": bin_threads,
+            "BIN_THREADS": min(32 * bins, 1024),
             "BIN_BLOCKS": BIN_BLOCKS if self.members <= 2 else 1,
             "KEYS": self.keys,
             "SORT_THREADS": self.sorters,
@@ -151,7 +157,7 @@ class SecondPass:
         poly = 3 * layout.bonds.shape[1] * item if plan.harmonics else 0
         kicks = 2 * (layout.local + layout.mirrors) * 2 * item
         state = -(-measure_state(plan, layout, item) // 16) * 16 + kicks
-        for together in (4, 2, 1):  # trajectories per block of the replay
+        for together in TOGETHER if layout.cluster == 1 else TOGETHER_IN_CLUSTERS:
             self.together = together
             self.region = -(-state // 128) * 128 + 32 if together > 1 else -(-state // 16) * 16
             self.replay_bytes = together * (self.region + poly)
@@ -163,7 +169,7 @@ class SecondPass:
             **macros,
             "TOGETHER": self.together,
             "REGION": f"{self.region}u",
-            "REPLAY_BLOCKS": 2 if self.together > 1 and layout.per == 1 else 1,
+            "REPLAY_BLOCKS": 2 if self.together * layout.local <= REPLAYED_SITES else 1,
         }
         self.device = borrow_network(cp, first_pass, plan, SOURCES, macros, layout)
         self.replay = self.device.module.get_function("replay")

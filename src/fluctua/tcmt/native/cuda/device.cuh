@@ -35,13 +35,6 @@ __device__ __forceinline__ void store(u32 address, double2 v) {
   asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(address), "d"(v.x), "d"(v.y) : "memory");
 }
 
-// 4, 8 or 16 bytes from global to shared memory, while the thread goes on; it has its own when `wait_for_copies`
-// returns.
-template <int bytes> __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 #if CLUSTER > 1
 // Blocks that run one trajectory together, a cluster. A block reads its own shared memory alone; others send into it,
 // and what they send is counted in bytes by a barrier in it, which opens when all that was expected is there.
