@@ -1,6 +1,7 @@
 """What calibrating costs on top of a twin call: the preset `unknown`, the paper's lattice.
 
     python benchmarks/calibration_cost.py [--backend cpu|cuda] [--threads 1] [--trajectories 2]
+    python benchmarks/calibration_cost.py --kind digits --trajectories 4  # 4,308 unknowns
 
 Two ratios: what learning from a measurement takes over one call of the model's twin, and what an
 iteration that measures takes over one that uses the model alone. Every repetition learns from new
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fluctua.runs.build import build
 from fluctua.runs.config import apply_changes, find_config
@@ -80,6 +82,29 @@ def measure(
     return Cost(twin, evidence, learn, min(alone[1:]), min(measuring[1:]))
 
 
+def measure_digits(trajectories: int, repetitions: int, clock: Callable[[], float]) -> None:
+    """Time the evidence about all errors of a network that classifies digits; random images."""
+    import digits
+
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.integers(0, 17, (200, digits.PIXELS)), rng.integers(0, 10, 200)])
+    images = digits.make_examples(rows, digits.JITTER)
+    task = digits.make_task()
+    theta = digits.load_theta(digits.OUT / "theta_0.npz")
+    simulator = task.simulator(images)
+    split = digits.Split(images, images)
+    estimator = digits.make_calibration(task, split, simulator, digits.Calibration(simulated=16))
+    settings = digits.apply_errors(theta, digits.draw_errors(0, task.network))
+    measured = simulator(jax.random.key(0), settings, trajectories)
+    options = estimator.options
+    common = (estimator.at, theta, estimator.belief.mean, measured, options.every, 0.0)
+    model: Any = estimator.model
+    print(f"{estimator.belief.start.size} unknowns, {trajectories} runs")
+    for name, call in (("evidence", model.evidence), ("score alone", model.score)):
+        seconds = fastest(clock, [lambda call=call: call(*common)] * (repetitions + 1))
+        print(f"{name:12s} {seconds:8.3f} s")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -87,12 +112,16 @@ def main() -> None:
     )
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--kind", choices=("easy", "hard"), default="hard")
+    parser.add_argument("--kind", choices=("easy", "hard", "digits"), default="hard")
     parser.add_argument("--trajectories", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    clock = time.process_time if given.cpu else time.perf_counter
+    if given.kind == "digits":
+        measure_digits(given.trajectories, given.repetitions, clock)
+        return
     config = apply_changes(
         find_config("unknown"), {"backend": given.backend, "device.kind": given.kind}
     )
@@ -104,7 +133,6 @@ def main() -> None:
         options = dataclasses.replace(fused.options, threads=given.threads)
         fused = dataclasses.replace(fused, options=options)
         estimator.model = dataclasses.replace(model, fused=fused) if given.kind == "hard" else fused
-    clock = time.process_time if given.cpu else time.perf_counter
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # doubts about few trajectories
         cost = measure(estimator, parts.theta, given.trajectories, given.repetitions, clock)
