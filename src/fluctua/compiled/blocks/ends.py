@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, PyTree, jit
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.draws import Density
+from fluctua.core.estimation.batches import BatchEnds, sum_ends
 from fluctua.core.streamed import Call
 
 
@@ -46,33 +47,22 @@ def add_ends(
     else:
         first = ensemble.x
         context = ensemble.context
-    rows = (first, jnp.asarray(last), jnp.asarray(returns) - bar, context)
-    return np.asarray(_sum_ends(model, size, call.theta, rows))
+    weight = jnp.asarray(returns) - bar
+    ends = BatchEnds(first, jnp.asarray(last), weight, jnp.ones_like(weight), context)
+    return np.asarray(_sum_ends(model, size, call.theta, ends))
 
 
 @partial(jit, static_argnums=(0, 1))
-def _sum_ends(model: terms.EstimatorModel, size: int, theta: Params, rows: PyTree) -> Array:
-    rewards = model.objective
-    count = len(rows[0])
+def _sum_ends(model: terms.EstimatorModel, size: int, theta: Params, ends: BatchEnds) -> Array:
+    count = len(ends.weight)
     batches = -(-count // size)
+    index = jnp.arange(batches * size)
 
     def split(v: Array) -> Array:
-        index = jnp.minimum(jnp.arange(batches * size), count - 1)
-        return v[index].reshape(batches, size, *v.shape[1:])
+        return v[jnp.minimum(index, count - 1)].reshape(batches, size, *v.shape[1:])
 
-    once = (jnp.arange(batches * size) < count).reshape(batches, size).astype(rows[0].dtype)
-
-    def weigh(theta: Params, rows: PyTree, once: Array) -> Array:
-        def one(first: Array, last: Array, weight: Array, context: PyTree) -> Array:
-            total = rewards.terminal(theta, last, context)
-            if rewards.initial is not None:
-                total = total + rewards.initial(theta, first, context)
-            if isinstance(model.start, Density):
-                total = total + weight * model.start.log_density(theta, first, context)
-            return total
-
-        return jnp.sum(once * jax.vmap(one)(*rows))
-
-    slopes = jax.vmap(jax.grad(weigh), in_axes=(None, 0, 0))(theta, jax.tree.map(split, rows), once)
-    leaves = jax.tree.leaves(slopes)
+    here = (index < count).reshape(batches, size)
+    rows: BatchEnds = jax.tree.map(split, ends)
+    rows = rows._replace(weight=here * rows.weight, counts=here * rows.counts)
+    leaves = jax.tree.leaves(sum_ends(model, theta, rows))
     return jnp.concatenate([leaf.reshape(batches, -1) for leaf in leaves], axis=1)

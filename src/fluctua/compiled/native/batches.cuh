@@ -1,13 +1,15 @@
-// Sums over batches of trajectories on a GPU, through arrays that stay arrays. A block has TRAJECTORIES at a time, and a
-// team of TEAM threads for each, which share its elements. Element k of an array of a trajectory is [k·BLOCKS], in the
-// shared memory of the block. Products with matrices keep a tile of sums in registers; sums over trajectories are taken
-// by all threads of the block.
+// Sums over batches of trajectories on a GPU, through arrays that stay arrays. A block has TRAJECTORIES at a time, and
+// a team of TEAM threads for each, which share its elements. Element k of an array of a trajectory is [k·BLOCKS], in
+// the shared memory of the block. Products with matrices keep a tile of sums in registers; sums over trajectories are
+// taken by all threads of the block.
 #define TEAM   (THREADS / TRAJECTORIES)
 #define BLOCKS (TRAJECTORIES + 4)  // rows of arrays begin in different banks
 #define team   ((int)threadIdx.x / TRAJECTORIES)
 #define lane   ((int)threadIdx.x % TRAJECTORIES)
 
-struct __align__(16) Four { F v[4]; };
+struct __align__(16) Four {
+  F v[4];
+};
 
 // ------------------------------------------------------------------------------------------ products
 
@@ -101,8 +103,7 @@ INLINE void multiply(int rows, int inner, const F* a, int a_row, int a_inner, co
 // ------------------------------------------------------------------------------------------ sums over trajectories
 
 // sums[i][j] += Σ a[i] b[j] over the trajectories of the block, SIDE × SIDE sums per thread. a, b: of the first one
-template <int SIDE>
-INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row, F* sums) {
+template <int SIDE> INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row, F* sums) {
   const int across = (n + SIDE - 1) / SIDE, tiles = (m + SIDE - 1) / SIDE * across;
 #pragma unroll 1
   for (int tile = threadIdx.x; tile < tiles; tile += THREADS) {

@@ -51,8 +51,7 @@ INLINE void draw(const U* stream, u32 n, V* z) {
 // grid. sums: (pieces, SUMS).
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_pass(i64 count, i64 steps, i64 first, i64 size, i64 piece, i64 pieces, const F* numbers, const F* timed,
-               const F* start, const F* context, const u32* words, const F* bar, F* reward, F* last, F* path,
-               F* sums) {
+               const F* start, const F* context, const u32* words, const F* bar, F* reward, F* last, F* path, F* sums) {
   V* const x = (F*)shared + lane;
   V* const y = x + STATE * BLOCKS;
   V* const drawn = y + STATE * BLOCKS;

@@ -100,14 +100,14 @@ def sum_batches(call: streamed.Call) -> BatchSums | None:
         baselines.check_baseline(plan, call.count, substrate.t)
     keys = streamed.split_key(call.key)
     model = streamed.prepare_model(call.model, substrate, keys.run, call.theta)
-    tables = call.tables
-    if call.needs_pilot:
-        table = streamed.pilot_table(model, call.plans, substrate, call.key, call.theta)
-        tables = tables.fill_missing(table)
-    call = call._replace(model=model, tables=tables)
+    call = call._replace(model=model)
     size = batch_size(call.count)
     swept = None if substrate.backend is None else substrate.backend.batch_sums(call, size)
-    swept = _sum_by_jax(call, size) if swept is None else swept
+    if swept is None:
+        if call.needs_pilot:
+            table = streamed.pilot_table(model, call.plans, substrate, call.key, call.theta)
+            call = call._replace(tables=call.tables.fill_missing(table))
+        swept = _sum_by_jax(call, size)
     return swept if swept.finite else None
 
 
@@ -167,7 +167,7 @@ def _sum_by_jax(call: streamed.Call, size: int) -> BatchSums:
     return BatchSums(returns, sums, last, finite)
 
 
-class _Path(NamedTuple):
+class BatchPath(NamedTuple):
     """Trajectories of a chunk, time first.
 
     x: states (T+1, E, M). weights: λ̂ₙ₊₁ − λ̄ₙ (T, E). start_weight: λ̂₀ − λ̄₋₁ (E,).
@@ -201,7 +201,7 @@ def _sum_chunk(
     )
     path, returns = _simulate(model, recipe, run, tables, ensemble, counts)
     summed = _add_steps(model, run, chunk, path)
-    ends = _add_ends(model, run, chunk, path)
+    ends = sum_ends(model, run.theta, _split_ends(path, chunk))
     rows = jax.vmap(lambda tree: ravel_pytree(tree)[0])(jax.tree.map(jnp.add, summed, ends))
     return BatchSums(returns, rows, path.x[-1], True)
 
@@ -213,33 +213,32 @@ def _simulate(
     tables: terms.Tables,
     ensemble: simulate.Ensemble,
     counts: Array,
-) -> tuple[_Path, Array]:
+) -> tuple[BatchPath, Array]:
     """States of all trajectories, the weights of their scores, and their returns (E,)."""
     theta = run.theta
     context = ensemble.context
     rewards = model.objective
 
-    def body(carry: tuple[Array, Array], step: Any) -> tuple[Any, Any]:
-        x, reward = carry
+    def body(carry: streamed.Collected, step: Any) -> tuple[streamed.Collected, Any]:
+        x = carry.x
         x_next = simulate.advance(recipe, theta, ensemble._replace(x=x), *step)
         n, t, dt = step
         moment = terms.Moment(n, t, dt, x, x_next, context)
         rate = terms.running_rewards(rewards, theta, x, moment.t, context)
-        collected = reward + rate * moment.dt.astype(x.dtype)
+        collected = carry.rewards.reward + rate * moment.dt.astype(x.dtype)
         arrival = terms.step_rewards(rewards, theta, moment)
         after = collected if arrival is None else collected + arrival
-        return (x_next, after), (x_next, collected)
+        return streamed.Collected(x_next, terms.CollectedReward(after)), (x_next, collected)
 
     x = ensemble.x
-    start = x, terms.initial_rewards(rewards, theta, x, context)
-    (last, reward), (states, collected) = jax.lax.scan(
-        body, start, simulate.enumerate_steps(run.times)
-    )
-    returns = reward + terms.terminal_rewards(rewards, theta, last, context)
+    initial = terms.initial_rewards(rewards, theta, x, context)
+    start = streamed.Collected(x, terms.CollectedReward(initial))
+    end, (states, collected) = jax.lax.scan(body, start, simulate.enumerate_steps(run.times))
+    returns = terms.finish_collection(rewards, theta, end.rewards, end.x, context)
     bar = jnp.zeros(1) if tables.step is None else tables.step[1:]
     bar = bar.astype(x.dtype)
     initial_bar = jnp.zeros(()) if tables.initial is None else tables.initial[0]
-    path = _Path(
+    path = BatchPath(
         jnp.concatenate([x[None], states]),
         counts * (returns - collected - bar[:, None]),  # the running reward precedes the kick
         counts * (returns - initial_bar.astype(x.dtype)),
@@ -249,7 +248,9 @@ def _simulate(
     return path, returns
 
 
-def _add_steps(model: terms.EstimatorModel, run: streamed.Run, chunk: Chunk, path: _Path) -> Params:
+def _add_steps(
+    model: terms.EstimatorModel, run: streamed.Run, chunk: Chunk, path: BatchPath
+) -> Params:
     """Σ (λ̂ₙ₊₁ − λ̄ₙ) Uₙ + ∂θ(g Δt + r) of every batch; leaves (B, ...)."""
     theta = run.theta
     times = run.times
@@ -295,23 +296,43 @@ def _add_steps(model: terms.EstimatorModel, run: streamed.Run, chunk: Chunk, pat
     return jax.lax.scan(body, zero, jnp.asarray(index))[0]
 
 
-def _add_ends(model: terms.EstimatorModel, run: streamed.Run, chunk: Chunk, path: _Path) -> Params:
-    """Σ (λ̂₀ − λ̄₋₁) ∂θ ln p₀ + ∂θ g_0 + ∂θ g_T of every batch; leaves (B, ...)."""
-    rewards = model.objective
-
+def _split_ends(path: BatchPath, chunk: Chunk) -> BatchEnds:
     def split(v: Array) -> Array:
         return v.reshape(chunk.batches, chunk.trajectories, *v.shape[1:])
 
-    def weigh(theta: Params, rows: tuple[Any, ...]) -> Array:
-        def one(first: Array, last: Array, weight: Array, once: Array, context: PyTree) -> Array:
-            total = once * rewards.terminal(theta, last, context)
+    ends = BatchEnds(path.x[0], path.x[-1], path.start_weight, path.counts, path.context)
+    return jax.tree.map(split, ends)
+
+
+class BatchEnds(NamedTuple):
+    """Ends of trajectories, in batches (B, m, ...).
+
+    first, last: states. weight: λ̂₀ − λ̄₋₁, of those that count. counts: 1, or 0 for a trajectory
+    that only fills its batch.
+    """
+
+    first: Array
+    last: Array
+    weight: Array
+    counts: Array
+    context: PyTree
+
+
+def sum_ends(model: terms.EstimatorModel, theta: Params, ends: BatchEnds) -> Params:
+    """Σ (λ̂₀ − λ̄₋₁) ∂θ ln p₀ + ∂θ g_0 + ∂θ g_T of every batch; leaves (B, ...)."""
+    rewards = model.objective
+
+    def weigh(theta: Params, ends: BatchEnds) -> Array:
+        def one(end: BatchEnds) -> Array:
+            total = rewards.terminal(theta, end.last, end.context)
             if rewards.initial is not None:
-                total = total + once * rewards.initial(theta, first, context)
+                total = total + rewards.initial(theta, end.first, end.context)
+            total = end.counts * total
             if isinstance(model.start, Density):
-                total = total + weight * model.start.log_density(theta, first, context)
+                density = model.start.log_density(theta, end.first, end.context)
+                total = total + end.weight * density
             return total
 
-        return jnp.sum(jax.vmap(one)(*rows))
+        return jnp.sum(jax.vmap(one)(ends))
 
-    rows = (path.x[0], path.x[-1], path.start_weight, path.counts, path.context)
-    return jax.vmap(jax.grad(weigh), in_axes=(None, 0))(run.theta, jax.tree.map(split, rows))
+    return jax.vmap(jax.grad(weigh), in_axes=(None, 0))(theta, ends)
