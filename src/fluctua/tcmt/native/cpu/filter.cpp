@@ -12,6 +12,13 @@
 #include "drift.hpp"
 #include "parts.hpp"
 
+// Rows do not overlap: iterations of the next loop are independent.
+#ifdef __clang__
+#define FLUCTUA_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define FLUCTUA_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace fluctua {
 namespace FLUCTUA_ISA {
 
@@ -218,13 +225,13 @@ void go_forward(const SampledNetwork<Real>& net, const FilterRun<Real>& run, con
         run.middle[2 * (t * sites + n) + 1] = (begin.im[n] + s.a.im[n]) / 2;
       }
     for (std::int64_t n = sites; n < w; ++n) e.re[n] = e.im[n] = 0;
-#pragma GCC ivdep
+    FLUCTUA_INDEPENDENT
     for (std::int64_t n = 0; n < sites; ++n) {
       e.re[n] = y.re[n] - s.a.re[n];
       e.im[n] = y.im[n] - s.a.im[n];
     }
     Real* energy = run.energy + t * w;
-#pragma GCC ivdep
+    FLUCTUA_INDEPENDENT
     for (std::int64_t n = 0; n < w; ++n) {
       energy[n] = e.re[n] * e.re[n] + e.im[n] * e.im[n];
       s.a.re[n] += gain[n] * e.re[n];
@@ -232,7 +239,7 @@ void go_forward(const SampledNetwork<Real>& net, const FilterRun<Real>& run, con
     }
     if (t) {
       const Row<Real> before = {s.error + 2 * (t - 1) * w, s.error + (2 * t - 1) * w};
-#pragma GCC ivdep
+      FLUCTUA_INDEPENDENT
       for (std::int64_t n = 0; n < w; ++n)
         s.lagged[n] += (e.re[n] * before.re[n] + e.im[n] * before.im[n]) *
                        std::sqrt(inverse[n] * run.inverse_variance[(t - 1) * w + n]) / 2;
@@ -246,7 +253,7 @@ void go_forward(const SampledNetwork<Real>& net, const FilterRun<Real>& run, con
 template <class Real> void add_products(const SampledNetwork<Real>& net, const FilterSpace<Real>& s) {
   const std::int64_t w = net.width;
   const Row<Real> q = s.adjoint, y = s.middle;
-#pragma GCC ivdep
+  FLUCTUA_INDEPENDENT
   for (std::int64_t n = 0; n < w; ++n) {
     const Real turn = q.re[n] * y.im[n] - q.im[n] * y.re[n];
     s.own_real[n] += q.re[n] * y.re[n] + q.im[n] * y.im[n];
@@ -258,7 +265,7 @@ template <class Real> void add_products(const SampledNetwork<Real>& net, const F
   for (std::int64_t d = 0; d < net.diagonals; ++d) {
     const std::int64_t m = net.offset[d];
     Real* to = s.cross + d * w;
-#pragma GCC ivdep
+    FLUCTUA_INDEPENDENT
     for (std::int64_t n = 0; n < w; ++n)
       to[n] += (q.re[n] * y.im[n + m] - q.im[n] * y.re[n + m]) + (q.re[n + m] * y.im[n] - q.im[n + m] * y.re[n]);
   }
@@ -284,7 +291,7 @@ void go_back(const SampledNetwork<Real>& net, const FilterRun<Real>& run, const 
     const Row<Real> e = {s.error + 2 * t * w, s.error + (2 * t + 1) * w};
     const Real *gain = run.gain + t * w, *inverse = run.inverse_variance + t * w;
     Real* by_gain = run.by_gain + t * w;
-#pragma GCC ivdep
+    FLUCTUA_INDEPENDENT
     for (std::int64_t n = 0; n < w; ++n) {
       by_gain[n] = s.pull.re[n] * e.re[n] + s.pull.im[n] * e.im[n];
       s.pull.re[n] += e.re[n] * inverse[n] - gain[n] * s.pull.re[n];
@@ -307,12 +314,12 @@ void go_back(const SampledNetwork<Real>& net, const FilterRun<Real>& run, const 
     // the middle of the interval: ψ⁻ = y − e
     const Row<Real> y = sample_at(net, run, t + 1);
     const Row<Real> begin = {s.path + 2 * t * w, s.path + (2 * t + 1) * w};
-#pragma GCC ivdep
+    FLUCTUA_INDEPENDENT
     for (std::int64_t n = 0; n < net.sites; ++n) {
       s.middle.re[n] = (begin.re[n] + (y.re[n] - e.re[n])) / 2;
       s.middle.im[n] = (begin.im[n] + (y.im[n] - e.im[n])) / 2;
     }
-#pragma GCC ivdep
+    FLUCTUA_INDEPENDENT
     for (std::int64_t n = 0; n < w; ++n) {
       s.adjoint.re[n] = (s.pull.re[n] + s.last.re[n]) / 2;
       s.adjoint.im[n] = (s.pull.im[n] + s.last.im[n]) / 2;
