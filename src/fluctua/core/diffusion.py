@@ -833,9 +833,11 @@ def _check_on_host(
     """Noiseless components (M,), where NumPy finds no fault at the first states; else None.
 
     A first estimate would wait for the compiler otherwise. Where θ may enter a component without
-    noise, and for operations without a rule, None is returned.
+    noise, and for operations without a rule, None is returned; also for a θ on another device.
     """
-    if jax.default_backend() != "cpu" or any(map(arrays.is_key, jax.tree.leaves(context))):
+    leaves = jax.tree.leaves(theta)
+    away = jax.default_backend() != "cpu" and any(isinstance(v, jax.Array) for v in leaves)
+    if away or any(map(arrays.is_key, jax.tree.leaves(context))):
         return None
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
     x, t, context = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (x, t, context))

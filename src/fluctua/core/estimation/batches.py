@@ -99,7 +99,8 @@ def sum_batches(call: streamed.Call) -> BatchSums | None:
     for plan in call.plans:
         baselines.check_baseline(plan, call.count, substrate.t)
     keys = streamed.split_key(call.key)
-    model = streamed.prepare_model(call.model, substrate, keys.run, call.theta)
+    theta = jax.tree.map(arrays.on_host, call.theta)  # NumPy checks it: nothing to compile
+    model = streamed.prepare_model(call.model, substrate, keys.run, theta)
     call = call._replace(model=model)
     size = batch_size(call.count)
     swept = None if substrate.backend is None else substrate.backend.batch_sums(call, size)
