@@ -46,6 +46,14 @@ def test_numpy_and_jax_reduce_alike(count, compiled_leaves, monkeypatch):
     assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(found[:5]))
 
 
+def test_samples_without_spread_have_their_mean_to_the_last_digits():
+    """Sums by pairs: of 4,000 equal numbers, and not an error that grows with their number."""
+    samples = estimate.Samples(jnp.full((4000, 3), 0.1), jnp.full(4000, 1 / 3))
+    reduced = estimate.reduce_samples(samples)
+    np.testing.assert_allclose(reduced.gradient, 0.1, rtol=2e-15)
+    np.testing.assert_allclose(reduced.value, 1 / 3, rtol=2e-15)
+
+
 def test_types_are_those_of_the_samples():
     samples = estimate.Samples(jnp.ones((4, 2), jnp.float32), jnp.arange(4))
     reduced = estimate.reduce_samples(samples)

@@ -512,11 +512,14 @@ def _reduce(leaves: Sequence[Array]) -> list[_Reduced]:
 
 def _reduce_on_host(leaves: Sequence[np.ndarray]) -> list[_Reduced]:
     count = len(leaves[0])
-    columns = np.concatenate([leaf.reshape(count, -1).T for leaf in leaves], dtype=np.float64)
+    rows = [leaf.reshape(count, -1).T for leaf in leaves]
+    # one row per component: NumPy adds up by pairs along the last axis alone
+    columns = np.ascontiguousarray(np.concatenate(rows, dtype=np.float64))
     with np.errstate(all="ignore"):  # one sample has no spread, and gradients may overflow
         mean = columns.mean(axis=1)
         second_moment = np.einsum("pe,pe->p", columns, columns) / count
         columns -= mean[:, None]
+        mean += columns.mean(axis=1)  # what was lost to rounding
         squares = columns**2
         variance = squares.mean(axis=1)
         deviation = np.sqrt(variance * (count / np.float64(count - 1)))
