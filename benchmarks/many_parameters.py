@@ -149,11 +149,11 @@ def measure(name: str, own: Own, count: int, steps: int, backend: str) -> list[d
 
 def scaling(backend: str, quick: bool) -> list[dict[str, Any]]:
     """Time of an estimate with E, T, the state and P, each varied alone."""
-    small = 8 if quick else 1
-    base = {"count": 16_384 // small, "steps": 200 // small, "widths": (8, 64, 64, 8)}
+    small = 2 if quick else 1
+    base = {"count": 4096 // small, "steps": 104 // small, "widths": (8, 64, 64, 8)}
     sweeps: dict[str, list[dict[str, Any]]] = {
         "E": [{"count": n // small} for n in (1024, 4096, 16_384, 65_536)],
-        "T": [{"steps": n // small} for n in (50, 200, 800)],
+        "T": [{"steps": n // small} for n in (52, 104, 208, 416)],
         "state": [{"widths": (m, 64, 64, m)} for m in (2, 8, 32, 128)],
         "P": [{"widths": (8, h, h, 8)} for h in (16, 64, 216, 432)],
     }
