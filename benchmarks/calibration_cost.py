@@ -100,7 +100,7 @@ def measure_digits(trajectories: int, repetitions: int, clock: Callable[[], floa
     common = (estimator.at, theta, estimator.belief.mean, measured, options.every, 0.0)
     model: Any = estimator.model
     print(f"{estimator.belief.start.size} unknowns, {trajectories} runs")
-    for name, call in (("evidence", model.evidence), ("score alone", model.score)):
+    for name, call in (("evidence", model.evidence), ("score alone", model.evidence_score)):
         seconds = fastest(clock, [lambda call=call: call(*common)] * (repetitions + 1))
         print(f"{name:12s} {seconds:8.3f} s")
 

@@ -28,7 +28,9 @@ _NOT_EXAMINED = Examination(Residuals(np.ones(0), np.zeros(0), 0))
 class CalibratableModel(Protocol):
     """Protocol of a model in the parameters p that `SelfCalibrating` can use.
 
-    An estimator with a twin, such as that of `ppgt`, satisfies it.
+    An estimator with a twin, such as that of `ppgt`, satisfies it. A model may also have
+    `evidence_score`, which computes the score of `evidence` alone, `leaves_processor`, whether the
+    processor is free while `split` runs, and `misfit` (`fluctua.learn.predictions`).
     """
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
@@ -91,7 +93,7 @@ class CalibratableProcess:
             model.process, model.score, at, theta, u, trajectories, every=every, readout=readout
         )
 
-    def score(
+    def evidence_score(
         self,
         at: At,
         theta: Params,

@@ -98,7 +98,7 @@ class BatchLikelihood:
 
     def score(self, u: np.ndarray) -> np.ndarray:
         """The score of the evidence at u (K,); some models compute it alone."""
-        alone = getattr(self.model, "score", None)
+        alone = getattr(self.model, "evidence_score", None)
         if alone is None:
             return self(u).score
         return self.weight * alone(

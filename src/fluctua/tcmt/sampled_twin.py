@@ -95,7 +95,7 @@ class SampledTwin:
         )
         return likelihood_evidence.Evidence(evidence.score, evidence.information, linear=False)
 
-    def score(
+    def evidence_score(
         self,
         at: At,
         theta: Params,
