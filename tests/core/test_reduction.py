@@ -54,6 +54,13 @@ def test_samples_without_spread_have_their_mean_to_the_last_digits():
     np.testing.assert_allclose(reduced.value, 1 / 3, rtol=2e-15)
 
 
+def test_leaves_may_be_empty():
+    samples = estimate.Samples({"a": jnp.zeros((4, 0)), "b": jnp.ones((4, 2))}, jnp.ones(4))
+    reduced = estimate.reduce_samples(samples)
+    assert reduced.gradient["a"].shape == reduced.interval[1]["a"].shape == (0,)
+    np.testing.assert_array_equal(reduced.gradient["b"], 1)
+
+
 def test_types_are_those_of_the_samples():
     samples = estimate.Samples(jnp.ones((4, 2), jnp.float32), jnp.arange(4))
     reduced = estimate.reduce_samples(samples)

@@ -512,7 +512,7 @@ def _reduce(leaves: Sequence[Array]) -> list[_Reduced]:
 
 def _reduce_on_host(leaves: Sequence[np.ndarray]) -> list[_Reduced]:
     count = len(leaves[0])
-    rows = [leaf.reshape(count, -1).T for leaf in leaves]
+    rows = [leaf.reshape(count, leaf[0].size).T for leaf in leaves]
     # one row per component: NumPy adds up by pairs along the last axis alone
     columns = np.ascontiguousarray(np.concatenate(rows, dtype=np.float64))
     with np.errstate(all="ignore"):  # one sample has no spread, and gradients may overflow
@@ -535,7 +535,7 @@ def _reduce_on_host(leaves: Sequence[np.ndarray]) -> list[_Reduced]:
         first = last
         last = first + leaf[0].size
         real = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
-        parts = table[:, first:last].astype(real).reshape(-1, *leaf.shape[1:])
+        parts = table[:, first:last].astype(real).reshape(len(table), *leaf.shape[1:])
         reduced.append(_Reduced(*parts))
     return jax.device_put(reduced)
 
