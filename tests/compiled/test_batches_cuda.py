@@ -90,6 +90,10 @@ def test_network(gpu_kernels):
     assert_alike(*_case(), count=601)
 
 
+def test_batches_smaller_than_a_block(gpu_kernels):
+    assert_alike(*_case(), count=150)
+
+
 def _case():
     process, objective, theta = network()
     return process, objective, jnp.ones(3), T, theta

@@ -194,7 +194,7 @@ def standard_error(mean: Any, mean_square: Any, count: int) -> Any:
     return np.sqrt(np.maximum(mean_square - mean**2, 0) / (count - 1))
 
 
-def interval(moments: Moments, count: int) -> tuple[Array, Array]:
+def interval(moments: Moments, count: int, tails: float = TAILS) -> tuple[Array, Array]:
     """(low, high) that hold the mean with 95 %, of samples that are skewed and have heavy tails.
 
     Hall's transformation of Student's t (1992), g(T) = T + (γ/√n)(T²/3 + 1/6) + (γ²/27n)T³, is
@@ -203,7 +203,7 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     taken 1 + c times, with c = 2κ/n: twice the kurtosis of the sample, which tells too little of
     tails that it has not met. Below n = `MIN_FOR_COVERAGE` it tells next to nothing of them, and
     ν is less by a kurtosis of `TAILS`, c + 6(1/n − 1/50). `python benchmarks/intervals.py` measures
-    the coverage.
+    the coverage. tails: that kurtosis, of samples that are means themselves.
     """
     mean, deviation, skewness, kurtosis = moments
     xp = jnp if isinstance(mean, jax.Array) else np
@@ -212,7 +212,7 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     if count < MINIMUM:  # nothing is known of the tails
         skewness = kurtosis = xp.zeros_like(mean)
     tail = 2 * xp.maximum(kurtosis, 0) / count
-    unseen = TAILS * max(1 / count - 1 / MIN_FOR_COVERAGE, 0)
+    unseen = tails * max(1 / count - 1 / MIN_FOR_COVERAGE, 0)
     least = MIN_DEGREES if count < MIN_FOR_COVERAGE else 2.0
     q = _student(xp.maximum(2 / (2 / (count - 1) + tail + unseen), least))
     error = deviation * xp.sqrt(1 + tail) / np.sqrt(count)
@@ -370,7 +370,7 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
     """Mean, standard error and interval from sums over batches of trajectories.
 
     The variance of one trajectory is Σ_b n_b (ḡ_b − ḡ)²/(B − 1), unbiased also where the last batch
-    is smaller; intervals are Student's with B − 1 degrees of freedom.
+    is smaller. Intervals are those of B samples with the skewness and tails of the batches.
 
     Args:
         theta: θ, a pytree of floats.
@@ -384,9 +384,13 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
     sizes = np.full((batches, 1), float(size))
     sizes[-1] = count - size * (batches - 1)
     mean = sums.sum(axis=0) / count
-    variance = (sizes * (sums / sizes - mean) ** 2).sum(axis=0) / (batches - 1)
+    off = (sums / sizes - mean) * np.sqrt(sizes)  # of one variance, whatever the size
+    variance = (off**2).sum(axis=0) / (batches - 1)
     error = np.sqrt(variance / count)
-    reach = float(_student(batches - 1)) * error
+    z = off / np.where(variance > 0, np.sqrt((off**2).mean(axis=0)), 1)
+    kurtosis = np.where(variance > 0, (z**4).mean(axis=0) - 3, 0)
+    moments = Moments(mean, error * np.sqrt(batches), (z**3).mean(axis=0), kurtosis)
+    low, high = interval(moments, batches, TAILS / size)
     leaves, structure = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
 
@@ -403,7 +407,7 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
         value.mean,
         value.stderr,
         count,
-        (tree(mean - reach), tree(mean + reach)),
+        (tree(low), tree(high)),
         (value.low, value.high),
         batches=batches,
     )

@@ -81,7 +81,7 @@ def describe_estimate(estimate: Any, max_rows: int = 12) -> str:
     elif intervals and estimate.batches is not None:
         lines.append(
             f"  ±: standard error from {estimate.batches} batches of trajectories; […]: 95 %, "
-            f"Student's with {estimate.batches - 1} degrees of freedom"
+            "corrected for skewness and tails of the batches (Hall, Student)"
         )
     elif intervals and estimate.count < MIN_FOR_COVERAGE:
         lines.append(

@@ -26,6 +26,9 @@ __all__ = ["ArrayKernel", "NumbersOfCall", "find_array_kernel", "finish_call", "
 BLOCK = 64
 """Trajectories that advance together, at most."""
 
+SMALLEST_BLOCK = 16
+"""At least so many: the lanes of a vector."""
+
 MAX_LANES = 16
 """Trajectories per vector, at most."""
 
@@ -75,9 +78,14 @@ class _BatchRun(ctypes.Structure):
 _kernels: dict[Any, ArrayKernel] = {}
 
 
+def choose_block(size: int) -> int:
+    """Trajectories that advance together. size: trajectories per batch."""
+    return max(SMALLEST_BLOCK, min(BLOCK, size))
+
+
 def find_array_kernel(call: Call, size: int) -> ArrayKernel:
     """Find or make the kernel of a call. size: trajectories per batch."""
-    block = min(BLOCK, size)
+    block = choose_block(size)
     structure = (
         call.model,
         call.substrate.recipe,
@@ -108,7 +116,7 @@ def write_array_kernel(call: Call, size: int) -> ArrayKernel:
     self_starting = recipe.fixed and call.model.objective.initial is None
     wiener = precomputed.encode_generator(recipe.wiener)
     sizes = text.sizes | {
-        "BLOCK": min(BLOCK, size),
+        "BLOCK": choose_block(size),
         "REAL": "double" if double else "float",
         "DOUBLE": int(double),
         "NOISE64": int(noise64),
@@ -157,7 +165,7 @@ def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
     kernel = find_array_kernel(call, size)
     precomputed.check_generator(call.key)
     if call.needs_pilot:
-        table = run_pilot(kernel, call, min(BLOCK, size))
+        table = run_pilot(kernel, call, choose_block(size))
         call = call._replace(tables=call.tables.fill_missing(table))
     loaded = load_call(kernel, call)
     sizes = kernel.text.sizes

@@ -7,7 +7,7 @@
 
 struct BatchRun {
   Run run;
-  int64_t size;    // trajectories per batch, a multiple of those of a block
+  int64_t size;    // trajectories per batch
   int64_t stored;  // whether all states are stored; if not, the second pass draws the noise once more
   double* totals;  // (batches, ELEMENTS + PRODUCTS), or (batches, T, 2) of rewards alone
 };
@@ -45,7 +45,8 @@ struct Block {
   V reward[BLOCKS], counts[BLOCKS];
 };
 
-INLINE void begin_block(Block& block, const Workspace& space, const Run& run, int64_t first) {
+// stop: end of the batch; lanes beyond it do not count
+INLINE void begin_block(Block& block, const Workspace& space, const Run& run, int64_t first, int64_t stop) {
   for (int b = 0; b < BLOCKS; b++) {
     const int64_t j = first + b * LANES;
     Lanes lanes;
@@ -54,7 +55,7 @@ INLINE void begin_block(Block& block, const Workspace& space, const Run& run, in
     EACH(k, CONTEXT) space.context[k * BLOCKS + b] = lanes.c[k];
     EACH(k, STREAM) block.stream[b][k] = lanes.stream[k];
     block.reward[b] = lanes.reward;
-    for (int l = 0; l < LANES; l++) block.counts[b][l] = j + l < run.count;
+    for (int l = 0; l < LANES; l++) block.counts[b][l] = j + l < stop;
   }
 }
 
@@ -69,14 +70,15 @@ INLINE void take_step(Block& block, const Workspace& space, const Run& run, int6
 }
 
 // Adds the terminal reward, and writes returns and final states.
-INLINE void end_block(Block& block, const Workspace& space, const Run& run, int64_t first, const V* last) {
+INLINE void end_block(Block& block, const Workspace& space, const Run& run, int64_t first, int64_t stop,
+                      const V* last) {
   V h[BLOCKS];
   finish(run.shared, space.context, last, h, space.work);
   for (int b = 0; b < BLOCKS; b++) {
     const int64_t j = first + b * LANES;
     block.reward[b] += h[b];
-    stored(run.reward, block.reward[b], j, run.count);
-    EACH(k, STATE) stored(run.last + k * run.count, last[k * BLOCKS + b], j, run.count);
+    stored(run.reward, block.reward[b], j, stop);
+    EACH(k, STATE) stored(run.last + k * run.count, last[k * BLOCKS + b], j, stop);
   }
 }
 
@@ -90,7 +92,7 @@ INLINE void add_rewards(const BatchRun* given, int64_t batch, void* memory) {
   for (int64_t j = first; j < stop; j += TRAJECTORIES) {
     Block block;
     V g[BLOCKS], r[BLOCKS];
-    begin_block(block, space, run, j);
+    begin_block(block, space, run, j, stop);
     for (int64_t n = 0; n < run.steps; n++) {
       take_step(block, space, run, n, state(n), state(n + 1), space.kept, g, r);
       Sum of_g, of_r;
@@ -103,7 +105,7 @@ INLINE void add_rewards(const BatchRun* given, int64_t batch, void* memory) {
       sums[2 * n] += of_g.total();
       sums[2 * n + 1] += of_r.total();
     }
-    end_block(block, space, run, j, state(run.steps));
+    end_block(block, space, run, j, stop, state(run.steps));
   }
 }
 
@@ -118,7 +120,7 @@ INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
   for (int64_t j = first; j < stop; j += TRAJECTORIES) {
     Block block;
     V g[BLOCKS], r[BLOCKS], weight[BLOCKS];
-    begin_block(block, space, run, j);
+    begin_block(block, space, run, j, stop);
     for (int64_t n = 0; n < run.steps; n++) {
       take_step(block, space, run, n, state(n), state(n + 1), kept(n), g, r);
       for (int b = 0; b < BLOCKS; b++) {
@@ -127,12 +129,12 @@ INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
         block.reward[b] += r[b];
       }
     }
-    end_block(block, space, run, j, state(run.steps));
+    end_block(block, space, run, j, stop, state(run.steps));
     __builtin_memset(space.sums, 0, ELEMENTS * sizeof(V));
     __builtin_memset(space.products, 0, PRODUCTS * sizeof(F));
     if (!stored_all) {
       const Block done = block;
-      begin_block(block, space, run, j);
+      begin_block(block, space, run, j, stop);
       for (int b = 0; b < BLOCKS; b++) block.reward[b] = done.reward[b];
     }
     for (int64_t n = 0; n < run.steps; n++) {

@@ -31,11 +31,11 @@ from fluctua.core.process import Process, Step
 MIN_PARAMETERS = 128
 """Parameters from which an estimate adds up batches (`benchmarks/many_parameters.py`)."""
 
-MIN_TRAJECTORIES = 512
-"""Trajectories from which it does: 32 batches of 16."""
+MIN_TRAJECTORIES = 128
+"""Trajectories from which it does: 32 batches of four."""
 
 MAX_BATCHES = 64
-SMALLEST_BATCH = 16
+SMALLEST_BATCH = 4
 
 PATH_BYTES = 2**28
 """States that are kept while a batch waits for its returns, at most."""
