@@ -119,3 +119,15 @@ def test_every_key_of_the_file_is_explained_or_plain():
     tree = tomllib.loads(text)
     assert set(tree) == {field.name for field in dataclasses.fields(Config)}
     assert "# escalation: W, iterations" in text
+
+
+def test_steps_of_the_presets():
+    steps = {name: (c.task.integrator, c.task.dt) for name, c in PRESETS.items()}
+    assert steps["fast"] == ("heun", 0.02)
+    assert steps["unknown"] == ("heun", 0.02)
+    assert steps["ports"] == ("heun", 0.0125)
+    assert steps["isolation"] == ("euler", 5e-4)
+    hard = PRESETS["unknown"]
+    # the device's own steps and samples, whatever those of the model are
+    assert hard.task.dt / hard.device.finer == pytest.approx(5e-4)
+    assert hard.task.dt * hard.device.sample_every == pytest.approx(0.02)

@@ -9,7 +9,7 @@ import typer
 
 from fluctua.cli.settings import Key, Keys
 
-PRESET = "demo, fast, unknown, isolation, paper, paper-quick"
+PRESET = "demo, fast, unknown, ports, isolation, paper, paper-quick"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else")]
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers")]
 Trajectories = Annotated[int, typer.Option(min=1, help="Number of trajectories")]

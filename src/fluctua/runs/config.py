@@ -541,6 +541,9 @@ KIND = "device.kind"
 
 KINDS: dict[str, dict[str, Any]] = {
     "easy": {
+        # calibrated by the model's own Euler steps
+        "task.integrator": "euler",
+        "task.dt": 1e-3,
         "device.loss_error": 0.0,
         "device.lead_error": 0.0,
         "device.noise_error": 0.0,
@@ -553,13 +556,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "calibration.second_neighbours": "ignore",
     },
     "hard": {
+        "task.integrator": "heun",
+        "task.dt": 0.02,
         "device.loss_error": 0.2,
         "device.lead_error": 0.2,
         "device.noise_error": 0.2,
         "device.readout": 0.05,
-        "device.sample_every": 20,
+        "device.sample_every": 1,
         "device.integrator": "heun",
-        "device.finer": 2,
+        "device.finer": 40,
         "calibration.prior": 1.5,
         "calibration.kerr": "watch",
         "calibration.second_neighbours": "watch",
@@ -613,6 +618,8 @@ FAST = apply_changes(
     {
         "preset": "fast",
         "iterations": 300,
+        "task.integrator": "heun",  # as exact at 20 times Euler's step
+        "task.dt": 0.02,
         "ensemble.schedule": "fixed",
         "ensemble.trajectories": 16,
         "optimiser.rule": "adam",
@@ -624,7 +631,10 @@ FAST = apply_changes(
         "keep.parameters_every": 1,
     },
 )
-"""The paper's lattice and bounds with the twin correction: 16 trajectories per iteration."""
+"""The paper's lattice and bounds with the twin correction: 16 trajectories per iteration.
+
+Heun's steps are 20 times those of the paper, which are Euler's.
+"""
 
 ISOLATION = apply_changes(
     FAST,
@@ -634,6 +644,7 @@ ISOLATION = apply_changes(
         "lattice.rows": 4,
         "lattice.columns": 5,
         "task.reward": "isolation",
+        "task.integrator": "euler",
         "task.dt": 5e-4,  # a Kerr detuning of 9 is stable still: 2γ/Δω² = 5e-4
         "ensemble.trajectories": 64,
         "optimiser.learning_rate": 0.03,
@@ -660,8 +671,8 @@ UNKNOWN = apply_changes(
 """The paper's lattice and bounds, on a device with hidden 20 % errors of every number.
 
 Couplings, detunings, losses, lead couplings and noise amplitudes are off, samples are 0.02 apart
-and have readout noise, and the device has another integrator with finer steps. `device.kind` =
-"easy" leaves errors of couplings and detunings alone.
+and have readout noise, and the device has 40 steps per step of the model. `device.kind` = "easy"
+leaves errors of couplings and detunings alone.
 """
 
 PORTS = apply_changes(
