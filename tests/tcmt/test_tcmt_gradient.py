@@ -2,6 +2,8 @@
 errors.
 """
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +27,8 @@ from fluctua.tcmt import (
 )
 from fluctua.tcmt.coupled_modes import condition
 from fluctua.tcmt.drift import abs2
-from fluctua.tcmt.time_step import warn_if_unstable
+from fluctua.tcmt.network import parameters
+from fluctua.tcmt.time_step import StabilityWatch, is_stable_by_bounds, warn_if_unstable
 
 ALL = ("omega", "kappa", "chi", "gamma_e", "gamma")
 
@@ -377,6 +380,46 @@ def test_stability_counts_the_kerr_detuning():
     strong = stability(task, {"chi": np.full(3, 0.5)})
     assert strong.kerr > 10
     assert not strong.stable
+
+
+@pytest.mark.parametrize("integrator", ["euler", "heun"])
+def test_bounds_prove_stability_only_where_the_eigenvalues_are_stable(integrator):
+    network = rectangular(3, 4, gamma=0.1)
+    rng = np.random.default_rng(0)
+    proofs = []
+    for dt in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
+        task = transmission(network, horizon=20 * dt, dt=dt, integrator=integrator)
+        for spread in (0.5, 2.0, 5.0):
+            theta = {
+                "omega": spread * rng.uniform(-1, 1, network.sites),
+                "kappa": rng.uniform(0, 2, len(network.bonds)),
+                "chi": 1e-3 * spread * rng.normal(size=network.sites),
+            }
+            p = {name: np.asarray(v) for name, v in parameters(network, theta).items()}
+            proven = is_stable_by_bounds(task, p)
+            assert stability(task, theta).stable or not proven
+            proofs.append(proven)
+    assert any(proofs)
+    assert not all(proofs)
+
+
+def test_bounds_see_a_strongly_damped_mode():
+    # Euler's step is stable for the slow, turning corner, and not for a lead of 2/Δt
+    network = chain(2, leads=[Lead(0, 300.0), Lead(1, 1.0)], gamma=50.0)
+    task = transmission(network, horizon=0.1, dt=0.01)
+    p = {name: np.asarray(v) for name, v in parameters(network, {}).items()}
+    assert not stability(task, {}).stable
+    assert not is_stable_by_bounds(task, p)
+
+
+def test_a_watch_without_eigenvalues_still_warns():
+    task = transmission(paper(), integrator="heun", dt=0.02)
+    watch = StabilityWatch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch(task, {})
+    with pytest.warns(RuntimeWarning, match="unstable"):
+        watch(task, {"omega": np.linspace(-30, 30, task.network.sites)})
 
 
 def test_stability_bounds_large_networks():
