@@ -138,7 +138,9 @@ def _gather(graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray) -> np.ndar
         moved = np.asarray(
             eqn.primitive.bind(jnp.asarray(x, jnp.int32), jnp.asarray(where, jnp.int32), **params)
         )
-    return np.where(moved < 0, graph.const(float("nan")), moved).astype(np.int64)
+    fill = eqn.params["fill_value"]
+    outside = graph.const(float("nan") if fill is None else float(fill))
+    return np.where(moved < 0, outside, moved).astype(np.int64)
 
 
 def _scatter(

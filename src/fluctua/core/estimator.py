@@ -260,10 +260,10 @@ class PPGT(PlainEstimator):
         """The estimate from sums over batches; None where single gradients are needed."""
         if not isinstance(self.substrate, simulate.Simulator) or self.method.twin:
             return None
-        if self.method.means or not batches.is_large(theta, count):
-            return None
         check.key(key)
         check.count(count)
+        if self.method.means or not batches.is_large(theta, count):
+            return None
         theta = check.parameters(theta, numbers=False)
         call = self._call(key, theta, count)
         if not batches.is_summable(call):

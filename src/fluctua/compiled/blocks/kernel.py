@@ -248,7 +248,7 @@ def finish_call(
     program = kernel.program
     theta = dict(zip(program.theta, jax.tree.leaves(call.theta), strict=True))
     roots = programs.read_sums(program, kernel.text, sums)
-    leaves = finish_sums(program.graph, program.sums, roots, theta)
+    leaves = finish_sums(program.graph, program.sums, roots, theta, len(sums))
     rows = np.concatenate([leaf.reshape(len(sums), -1) for leaf in leaves], axis=1)
     returns = loaded.arrays["reward"]
     last = loaded.arrays["last"].T

@@ -203,6 +203,7 @@ def _scatter(graph: ArrayGraph, eqn: Any, x: int, index: int, new: int) -> int:
         collapsed_slice_dims=p.inserted_window_dims,
         start_index_map=p.scatter_dims_to_operand_dims,
     )
+    clips = eqn.params["mode"] == jax.lax.GatherScatterMode.CLIP
     with jax.ensure_compile_time_eval():
         places = np.asarray(
             jax.lax.gather(
@@ -210,7 +211,7 @@ def _scatter(graph: ArrayGraph, eqn: Any, x: int, index: int, new: int) -> int:
                 jnp.asarray(where, jnp.int32),
                 numbers,
                 tuple(sizes),
-                mode="fill",
+                mode="clip" if clips else "fill",
                 fill_value=-1,
             )
         )

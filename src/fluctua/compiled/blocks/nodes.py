@@ -123,7 +123,9 @@ class ArrayGraph:
         flat = array.ravel()
         # a uniform array by its value, so that large ones are cheap
         same = flat.size and (flat == flat[0]).all()
-        key = (str(array.dtype), flat[0].item() if same else array.tobytes())
+        if same and flat[0] == 0 and kind == "f":  # 0 and −0 are equal, and two numbers
+            same = not np.any(np.signbit(flat) != np.signbit(flat[0]))
+        key = (str(array.dtype), flat[:1].tobytes() if same else array.tobytes(), bool(same))
         return self.add(ArrayNode("const", (), array.shape, kind, 0, array), key)
 
     def uniform(self, node: int) -> float | None:

@@ -166,11 +166,14 @@ NUMPY_SUMS: dict[str, Callable[..., np.ndarray]] = {
 
 
 def finish_sums(
-    graph: ArrayGraph, plan: SumPlan, sums: dict[int, np.ndarray], theta: dict[int, Any]
+    graph: ArrayGraph,
+    plan: SumPlan,
+    sums: dict[int, np.ndarray],
+    theta: dict[int, Any],
+    batches: int,
 ) -> list[np.ndarray]:
     """Return the gradients of every batch (B, ...) from the sums of the roots (B, ...)."""
     known = dict(sums)
-    batches = len(next(iter(sums.values()))) if sums else 0
 
     def value(node: int) -> np.ndarray | None:
         of = graph[node]
