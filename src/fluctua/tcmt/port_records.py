@@ -199,11 +199,11 @@ def collect_port_evidence(
 def _collect(grid: Grid, numbers: PortNumbers, y: Array, amplitudes: Array) -> PortEvidence:
     network = _linearise(grid, numbers)
     sources = jnp.concatenate([numbers.noise[None], amplitudes[:, :-1]])
-    covariances = _compute_covariances(grid, network, sources)
-    readout = jnp.concatenate([numbers.readout[None], amplitudes[:, -1]])
+    stationary = _sum_stationary(grid, network, sources)
     count = grid.samples * len(grid.sites)
-    covariances = covariances + readout[:, None, None] * jnp.eye(count)
-    factor = jnp.linalg.cholesky(covariances[0])
+    covariance = _compute_covariances(grid, network, stationary[:1], np.arange(grid.samples))[0]
+    covariance = covariance + numbers.readout * jnp.eye(count)
+    factor = jnp.linalg.cholesky(covariance)
     slopes = _compute_slopes(grid, numbers, network).reshape(count, -1)
     residuals = (y - network.path[SUBSTEPS::SUBSTEPS][:, jnp.array(grid.sites)]).reshape(-1, count)
     white = solve_triangular(factor, jnp.concatenate([slopes, residuals.T], axis=1), lower=True)
@@ -214,7 +214,14 @@ def _collect(grid: Grid, numbers: PortNumbers, y: Array, amplitudes: Array) -> P
     total = w.sum(axis=1)
     score = 2 * stacked.T @ jnp.concatenate([total.real, total.imag])
     power = jnp.sum(w.real**2 + w.imag**2, axis=1).reshape(grid.samples, -1)
-    noise_score, noise_information = _score_noise(grid, covariances, residuals)
+    times = np.flatnonzero(np.arange(grid.samples) % RUN_EVERY < RUN)
+    some = (times[:, None] * len(grid.sites) + np.arange(len(grid.sites))).ravel()
+    # at the samples of the runs alone: all of them would take most of the time of a fit
+    changes = _compute_covariances(grid, network, stationary[1:], times)
+    changes = changes + amplitudes[:, -1, None, None] * jnp.eye(len(some))
+    noise_score, noise_information = _score_noise(
+        covariance[some[:, None], some], changes, residuals[:, some]
+    )
     return PortEvidence(
         score,
         information,
@@ -342,25 +349,27 @@ def _compute_slopes(grid: Grid, numbers: PortNumbers, network: _Network) -> Arra
 # ------------------------------------------------------------------------------------------- noise
 
 
-def _compute_covariances(grid: Grid, network: _Network, sources: Array) -> Array:
-    """Return the covariance of all samples for each noise power of `sources` (J, N).
+def _compute_covariances(
+    grid: Grid, network: _Network, stationary: Array, times: np.ndarray
+) -> Array:
+    """Return the covariance of samples for each stationary covariance C (J, N, N) of the states.
 
-    Shape (J, KD, KD), channels of a sample side by side.
+    times: indices of the samples (S,), rising. Shape (J, SD, SD), channels of a sample side by
+    side.
     """
     sites = jnp.array(grid.sites)
-    stationary = _sum_stationary(grid, network, sources)
     green = network.green[::SUBSTEPS]
-    lag = jnp.arange(grid.samples)[:, None] - jnp.arange(grid.samples)
+    lag = times[:, None] - times
     # v_p(t − s)·Ce_q: rows by lag, for t ≥ s
     ahead = jnp.einsum("knp,jnq->jkpq", green[: grid.samples], stationary[:, :, sites])
     behind = jnp.conj(jnp.swapaxes(ahead, 2, 3))
     later = (lag >= 0)[None, :, :, None, None]
-    whole = jnp.where(later, ahead[:, jnp.abs(lag)], behind[:, jnp.abs(lag)])
-    rows = green[1:]
+    whole = jnp.where(later, ahead[:, np.abs(lag)], behind[:, np.abs(lag)])
+    rows = green[1 + times]
     carried = jnp.einsum("jnm,smq->jnsq", stationary, jnp.conj(rows))
     whole = whole - jnp.einsum("tnp,jnsq->jtspq", rows, carried)
-    count = grid.samples * len(grid.sites)
-    return jnp.swapaxes(whole, 2, 3).reshape(len(sources), count, count)
+    count = len(times) * len(grid.sites)
+    return jnp.swapaxes(whole, 2, 3).reshape(len(stationary), count, count)
 
 
 def _sum_stationary(grid: Grid, network: _Network, sources: Array) -> Array:
@@ -384,19 +393,21 @@ def _sum_stationary(grid: Grid, network: _Network, sources: Array) -> Array:
     return total
 
 
-def _score_noise(grid: Grid, covariances: Array, residuals: Array) -> tuple[Array, Array]:
-    """Return score and information of the amplitudes from runs of neighbouring samples."""
-    times = np.flatnonzero(np.arange(grid.samples) % RUN_EVERY < RUN)
-    channels = len(grid.sites)
-    some = (times[:, None] * channels + np.arange(channels)).ravel()
-    covariances = covariances[:, some[:, None], some]
-    factor = jnp.linalg.cholesky(covariances[0])
-    w = solve_triangular(factor, residuals[:, some].T, lower=True)
-    inverse = solve_triangular(factor, jnp.eye(len(some), dtype=factor.dtype), lower=True)
-    changes = inverse @ covariances[1:] @ jnp.conj(inverse.T)
-    expected = jnp.trace(changes, axis1=1, axis2=2).real
-    score = jnp.einsum("ne,jnm,me->j", jnp.conj(w), changes, w).real - w.shape[1] * expected
-    information = jnp.einsum("jnm,kmn->jk", changes, changes).real * w.shape[1]
+def _score_noise(covariance: Array, changes: Array, residuals: Array) -> tuple[Array, Array]:
+    """Return score and information of the amplitudes from some of the samples.
+
+    Args:
+        covariance: K of these samples (S, S).
+        changes: its derivatives by the amplitudes (J, S, S).
+        residuals: (E, S).
+    """
+    factor = jnp.linalg.cholesky(covariance)
+    w = solve_triangular(factor, residuals.T, lower=True)
+    inverse = solve_triangular(factor, jnp.eye(len(covariance), dtype=factor.dtype), lower=True)
+    relative = inverse @ changes @ jnp.conj(inverse.T)
+    expected = jnp.trace(relative, axis1=1, axis2=2).real
+    score = jnp.einsum("ne,jnm,me->j", jnp.conj(w), relative, w).real - w.shape[1] * expected
+    information = jnp.einsum("jnm,kmn->jk", relative, relative).real * w.shape[1]
     return score, information
 
 
