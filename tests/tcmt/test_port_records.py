@@ -43,12 +43,29 @@ def linearise(spec):
     numbers = port_records.make_numbers(spec, READOUT)
     with jax.enable_x64(True):
         network = port_records._linearise(grid, numbers)
+        stationary = port_records._sum_stationary(grid, network, np.asarray(numbers.noise)[None])
         covariance = port_records._compute_covariances(
-            grid, network, np.asarray(numbers.noise)[None]
+            grid, network, stationary, np.arange(SAMPLES)
         )[0]
         record = np.asarray(network.path)[port_records.SUBSTEPS :: port_records.SUBSTEPS, SITES]
         slopes = np.asarray(port_records._compute_slopes(grid, numbers, network))
     return grid, record, np.asarray(covariance) + numbers.readout * np.eye(len(covariance)), slopes
+
+
+def test_covariances_of_some_samples_are_those_of_all():
+    spec = make_spec()
+    grid = port_records.make_grid(spec, SITES, INTERVAL * np.arange(SAMPLES + 1))
+    numbers = port_records.make_numbers(spec, READOUT)
+    times = np.array([0, 1, 4, 7])
+    some = (2 * times[:, None] + np.arange(2)).ravel()
+    with jax.enable_x64(True):
+        network = port_records._linearise(grid, numbers)
+        stationary = port_records._sum_stationary(grid, network, np.stack([numbers.noise] * 2))
+        whole, part = (
+            np.asarray(port_records._compute_covariances(grid, network, stationary, chosen))
+            for chosen in (np.arange(SAMPLES), times)
+        )
+    np.testing.assert_allclose(part, whole[:, some[:, None], some], rtol=1e-12)
 
 
 def generator(spec):
