@@ -1,4 +1,4 @@
-"""What calibrating costs on top of a twin call: the preset `unknown`, the paper's lattice.
+"""What calibrating costs on top of a twin call: the device of `unknown`, the paper's lattice.
 
     python benchmarks/calibration_cost.py [--backend cpu|cuda] [--threads 1] [--trajectories 2]
     python benchmarks/calibration_cost.py --kind digits --trajectories 4  # 4,308 unknowns
@@ -24,6 +24,17 @@ import numpy as np
 
 from fluctua.runs.build import build
 from fluctua.runs.config import apply_changes, find_config
+
+STEPS: dict[str, dict[str, Any]] = {
+    "easy": {},
+    "hard": {
+        "task.integrator": "euler",
+        "task.dt": 1e-3,
+        "device.sample_every": 20,
+        "device.finer": 2,
+    },
+}
+"""Steps of the twin call that is compared with: the paper's, Euler's of 0.001, for both kinds."""
 
 
 class Cost(NamedTuple):
@@ -123,7 +134,8 @@ def main() -> None:
         measure_digits(given.trajectories, given.repetitions, clock)
         return
     config = apply_changes(
-        find_config("unknown"), {"backend": given.backend, "device.kind": given.kind}
+        find_config("unknown"),
+        {"backend": given.backend, "device.kind": given.kind, **STEPS[given.kind]},
     )
     parts = build(config)
     estimator: Any = parts.estimator

@@ -101,6 +101,8 @@ def train_wrong(
             "iterations": 780,
             "ensemble.trajectories": 64,
             "backend": "cpu",
+            "task.integrator": "euler",
+            "task.dt": 1e-3,
             **(changes or {}),
         },
     )

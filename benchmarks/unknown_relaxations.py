@@ -24,13 +24,20 @@ import numpy as np
 from fluctua.runs import lattice as runs
 from fluctua.runs.config import apply_changes, find_config
 
+HARD = {
+    "task.integrator": "euler",
+    "task.dt": 1e-3,
+    "device.sample_every": 20,
+    "device.finer": 2,
+}
+"""The hard device with Euler's steps of the model, as in all other rows."""
 EASY = {"device.kind": "easy"}
 SAMPLED = {**EASY, "device.sample_every": 20}
 STEPS = {**SAMPLED, "device.integrator": "heun", "device.finer": 2}
 IGNORED = {"calibration.kerr": "ignore", "calibration.second_neighbours": "ignore"}
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "hard": ({}, "all of the below"),
+    "hard": (HARD, "all of the below"),
     "easy": (EASY, "couplings and detunings alone"),
     "sampled": (SAMPLED, "easy, samples 0.02 apart"),
     "prior": ({**EASY, "calibration.prior": 1.5}, "easy, prior of 30 % for errors of 20 %"),
@@ -39,11 +46,14 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "leads": ({**STEPS, "device.lead_error": 0.2}, "steps, lead couplings off by 20 %"),
     "noise": ({**STEPS, "device.noise_error": 0.2}, "steps, noise amplitudes off by 20 %"),
     "readout": ({**STEPS, "device.readout": 0.05}, "steps, readout noise of 0.05"),
-    "kerr": ({"device.kerr_error": 0.005}, "hard, hidden Kerr of 0.005, watched"),
-    "second": ({"device.second_neighbours": 0.05}, "hard, couplings of 0.05 across, watched"),
-    "kerr-ignored": ({"device.kerr_error": 0.005, **IGNORED}, "hidden Kerr, not watched"),
+    "kerr": ({**HARD, "device.kerr_error": 0.005}, "hard, hidden Kerr of 0.005, watched"),
+    "second": (
+        {**HARD, "device.second_neighbours": 0.05},
+        "hard, couplings of 0.05 across, watched",
+    ),
+    "kerr-ignored": ({**HARD, "device.kerr_error": 0.005, **IGNORED}, "hidden Kerr, not watched"),
     "second-ignored": (
-        {"device.second_neighbours": 0.05, **IGNORED},
+        {**HARD, "device.second_neighbours": 0.05, **IGNORED},
         "hidden couplings across, not watched",
     ),
 }
