@@ -128,7 +128,6 @@ def test_doors_without_a_step_refuse_it_by_name():
     for task, backend, baseline, message in (
         (heun, "cpu", Binned(2), 'binned.*integrator="heun"'),
         (heun, "cpu", "optimal", 'binned.*integrator="heun"'),
-        (heun, "cuda", "twin", 'twin.*integrator="heun"'),
         (rk4, "cpu", "time", "rk4.*jax"),
     ):
         with pytest.raises(ValueError, match=message):
