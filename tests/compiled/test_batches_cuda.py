@@ -141,3 +141,16 @@ def test_double_precision(gpu_kernels):
 def test_arrays_that_do_not_fit_are_left_to_jax(gpu_kernels):
     with pytest.raises(gpu.Unsupported, match="more than a GPU has memory for"):
         gpu._choose_block(2000, 100, 4, 64)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_parameters_of_the_terminal_reward_alone(gpu_kernels, weight):
+    """Nothing is summed over steps; with weight 0 no parameter does anything."""
+    process = fl.Process(lambda theta, x: -x, lambda theta, x: jnp.ones_like(x))
+
+    def end(theta, x):
+        return x[0] * (1 + (jnp.sum(jnp.tanh(theta)) if weight else 0.0))
+
+    theta = jnp.linspace(-1, 1, 140)
+    t = np.linspace(0, 1, 4)
+    assert_alike(process, fl.Objective(terminal=end), jnp.ones(3), t, theta, count=140)

@@ -195,7 +195,8 @@ def sum_batches_on_gpu(call: Call, size: int) -> BatchSums:
     names = ("shared", "timed", "x", "context", "stream", "bar", "reward", "last")
     pointers = [_find_pointer(arrays, name) for name in names]
     kernel.library((grid,), (THREADS,), (*numbers, *pointers, path, sums), shared_mem=shared_bytes)
-    by_batch = sums.reshape(batches, -1, width).sum(axis=1, dtype=np.float64).get()
+    rows = sums.reshape(batches, pieces // batches, width)
+    by_batch = rows.sum(axis=1, dtype=np.float64).get()
     results = {name: arrays[name].get() for name in ("reward", "last")}
     done = loaded._replace(arrays=loaded.arrays | results)
     return array_kernels.finish_call(kernel, call, done, by_batch, size)
