@@ -167,8 +167,7 @@ __device__ __forceinline__ void settle_rare(const Bin& bin, const Several* score
 
 __device__ __forceinline__ void leave(const Bin& bin, const Real (&g)[MEMBERS], Real* row) {
 #pragma unroll
-  for (int r = 0; r < MEMBERS; ++r)
-    row[bin.member[r]] = g[r];  // those of no member lie behind the row
+  for (int r = 0; r < MEMBERS; ++r) row[bin.member[r]] = g[r];  // those of no member lie behind the row
 }
 
 __device__ __forceinline__ void add_row(Real* gradient, int parameter, const Real* row, int count) {

@@ -6,7 +6,8 @@
 // trajectories. Weights go through memory to their place in the order of the bins, where a warp adds up a bin: no
 // atomics, and always the same order. Follows replay.cu. Set besides: COLUMN_THREADS, EACH = ⌈count/COLUMN_THREADS⌉,
 // KEEP (0 or 1: EACH is small enough to keep scores in registers), WEIGHTS_SHARED (0 or 1), Key and KEY_MAX (u32 or
-// u64 of Real's size), ALL_BONDS, ITEMS (a site with two of its upper bonds, or further two), and of the sorting SORT_THREADS with KEYS trajectories each, powers of two.
+// u64 of Real's size), ALL_BONDS, ITEMS (a site with two of its upper bonds, or further two), and of the sorting
+// SORT_THREADS with KEYS trajectories each, powers of two.
 
 // Indices are 32 bits wide: the host refuses larger ensembles.
 #define VALUES    4  // scores that a trajectory settles between two barriers
@@ -40,8 +41,8 @@ __device__ __forceinline__ Key condition(int column, int lower, int j, int count
   return same_bits<Key>(v);
 }
 
-// Key r of thread t is number t·KEYS + r. Bitonic: what is less than KEYS apart is compared in registers, what is in the
-// same warp by shuffles, and only the rest of a large ensemble through shared memory.
+// Key r of thread t is number t·KEYS + r. Bitonic: what is less than KEYS apart is compared in registers, what is in
+// the same warp by shuffles, and only the rest of a large ensemble through shared memory.
 __device__ void sort(Key (&key)[KEYS], Key* exchanged) {
   const int thread = threadIdx.x;
 #pragma unroll 1
@@ -58,8 +59,8 @@ __device__ void sort(Key (&key)[KEYS], Key* exchanged) {
       }
 #pragma unroll
       for (int r = 0; r < KEYS; ++r) {
-        const Key other = apart < 32 ? __shfl_xor_sync(0xFFFFFFFFu, key[r], apart)
-                                     : exchanged[r * SORT_THREADS + (thread ^ apart)];
+        const Key other =
+            apart < 32 ? __shfl_xor_sync(0xFFFFFFFFu, key[r], apart) : exchanged[r * SORT_THREADS + (thread ^ apart)];
         key[r] = smaller ? min(key[r], other) : max(key[r], other);
       }
     }
@@ -348,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1024 / COLUMN_THREA
   settle_column<false>(item, false, n, n, begin, end, count, bins, weights, table, start, gradient);
   for (int b = from; b < to; ++b) {
     __syncthreads();  // `start` of the last column may still be read
-    settle_column<true>(item + (b - from) / 2, (b - from) & 1, N + b, 2 * N + b, begin, end, count, bins, weights, table,
-                        start, gradient);
+    settle_column<true>(item + (b - from) / 2, (b - from) & 1, N + b, 2 * N + b, begin, end, count, bins, weights,
+                        table, start, gradient);
   }
 }

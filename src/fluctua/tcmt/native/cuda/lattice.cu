@@ -91,8 +91,8 @@ __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][
   Held held[PER];
 #pragma unroll
   for (int i = 0; i < PER; ++i)
-    held[i] = predict(site[i], row + i * THREADS, psi, odd * BUFFER, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, c.tau,
-                      step);
+    held[i] = predict(site[i], row + i * THREADS, psi, odd * BUFFER, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn,
+                      c.tau, step);
   gather(post, psi, STAGE, (SCORES ? 2 : 1) * post.mirrors, threadIdx.x);
 #pragma unroll
   for (int i = 0; i < PER; ++i)

@@ -30,7 +30,7 @@ __constant__ int c_drive[DRIVES + 1];       // and their sites
 #define ROWS    (CLUSTER * LOCAL)
 #define BUFFER  ((LOCAL + MIRRORS) * (u32)sizeof(Pair))  // bytes of one state
 #define REWARDS ((HEUN ? 4 : 2) * BUFFER)                // where the rewards of up to 32 steps wait to be added up
-#define MAIL    (REWARDS + 32 * (u32)sizeof(Real))  // of a cluster's block: its barriers, and its ports
+#define MAIL    (REWARDS + 32 * (u32)sizeof(Real))       // of a cluster's block: its barriers, and its ports
 #define PORT_AT (MAIL + 8 * BARRIERS)
 #define WAVES   (CLUSTER > 1 ? PORT_AT + 4 * PORTS * (u32)sizeof(Pair) : MAIL)
 
@@ -184,8 +184,7 @@ __device__ void open_site(Site& s, int n, u32 psi) {
 }
 
 // A site's number, into the buffer at `base + offset`: of its own block, and sent to those that have a mirror of it.
-template <class S>
-__device__ __forceinline__ void share(const S& s, u32 base, u32 offset, u32 barrier, Pair v) {
+template <class S> __device__ __forceinline__ void share(const S& s, u32 base, u32 offset, u32 barrier, Pair v) {
   store(s.self + offset, v);
 #if CLUSTER > 1
   const u32 there = base + (s.mirror & 0x7FFF) * (u32)sizeof(Pair) + offset;
@@ -201,11 +200,11 @@ __device__ __forceinline__ u32 barrier_address(u32 psi, int barrier) { return ps
 // writes what is still read. To send ψ_k it must have ψ_{k−1} of all its mirrors. Sites that read its mirrors are
 // mirrored to it in turn (bonds have two ends), and have read ψ_{k−2} by then: two buffers do. Ports are read by all
 // threads of a block, of which one at least is mirrored to the port's block (the host ensures that); when it sent
-// ψ_{k−1} all of them had read ψ_{k−3}: three would do, and four are simpler. Such a mirror without a bond needs the port
-// in return: without it the block could be far ahead of the port's. The twin has neither.
+// ψ_{k−1} all of them had read ψ_{k−3}: three would do, and four are simpler. Such a mirror without a bond needs the
+// port in return: without it the block could be far ahead of the port's. The twin has neither.
 //
-// Where two kinds of buffers are exchanged in turn, such as ψ and the stage of Heun's step, each is needed once: what is
-// sent of one kind has waited for the other, which was sent by threads that had read the last one.
+// Where two kinds of buffers are exchanged in turn, such as ψ and the stage of Heun's step, each is needed once: what
+// is sent of one kind has waited for the other, which was sent by threads that had read the last one.
 __device__ __forceinline__ void publish(const Site& s, int n, u32 psi, u32 buffer, Pair y, int step) {
 #if CLUSTER > 1
   const u32 barrier = barrier_address(psi, buffer ? ODD : EVEN);

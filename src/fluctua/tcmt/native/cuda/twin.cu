@@ -228,8 +228,7 @@ __device__ __forceinline__ Real correct_with_twin(Site& s, Score& a, Grown& sum,
   const Real power = squared(b), before = squared(y), half = (Real)0.5;
   const Pair small = drift(s, b, h, f, power);
   const Real rr = s.kick * z.x, ri = s.kick * z.y;
-  const Pair next =
-      pair(y.x + (half * (held.small.x + small.x) + rr), y.y + (half * (held.small.y + small.y) + ri));
+  const Pair next = pair(y.x + (half * (held.small.x + small.x) + rr), y.y + (half * (held.small.y + small.y) + ri));
   const Pair e = pull_back(s, b, power, z, couple<(HARMONICS > 0)>(s, KICKS, tau, [](int, Pair) {}));
   const Pair eq = pull_back(s, b, power, q, couple<(HARMONICS > 0)>(s, ADJOINT, tau, [](int, Pair) {}));
   const Real now = half * cross(e.x, e.y, y), then = half * cross(z.x, z.y, b);
@@ -345,7 +344,8 @@ __device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER]
     send_total(psi, step - 1, barrier_address(psi, odd ? EVEN : ODD), step ? add_warps(psi, step - 1) : 0.0);
 #endif
   if (block_rank() == 0 && threadIdx.x == 0)
-    add_to_row(c_out.reward_sum, t.steps + HEUN, step, (double)(reward(psi, from, step) * part_of_reward(step, t.steps)));
+    add_to_row(c_out.reward_sum, t.steps + HEUN, step,
+               (double)(reward(psi, from, step) * part_of_reward(step, t.steps)));
   Real ahead = 0;
 #if HEUN
   Held held[PER];
@@ -365,9 +365,8 @@ __device__ __forceinline__ void twin_step(Site (&site)[PER], Score (&score)[PER]
 #pragma unroll
   for (int i = 0; i < PER; ++i) {
     settle<slot>(site[i], score[i], weight);
-    ahead += advance_with_twin<slot>(site[i], score[i], sum, row + i * THREADS, psi, from, to,
-                                     odd ? w[i][2] : w[i][0], (odd ? w[i][3] : w[i][1]) ^ t.half_turn, tau, step,
-                                     twin[i]);
+    ahead += advance_with_twin<slot>(site[i], score[i], sum, row + i * THREADS, psi, from, to, odd ? w[i][2] : w[i][0],
+                                     (odd ? w[i][3] : w[i][1]) ^ t.half_turn, tau, step, twin[i]);
   }
 #endif
   const Real part = warp_sum((Real)(sum.base + sum.moved + (double)ahead));
@@ -569,7 +568,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, TWIN_BLOCKS)
 #endif
     }
     if (rank == 0 && threadIdx.x == 0)
-      add_to_row(c_out.reward_sum, steps + 1, steps, (double)(reward(psi, end_buffer, steps) * trapezoid(steps, steps)));
+      add_to_row(c_out.reward_sum, steps + 1, steps,
+                 (double)(reward(psi, end_buffer, steps) * trapezoid(steps, steps)));
 #endif
     const double gained = trajectory_sum(sum.base + sum.moved, post, psi, steps);
     const double total = trajectory_sum(sum.earned, post, psi, steps + 1);
