@@ -18,6 +18,8 @@ from fluctua.tcmt.kernel.twin import KernelTwin
 from lattice_runs import TINY, assert_same_run
 
 CONFIG = apply_changes(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})
+EULER = {"task.integrator": "euler", "task.dt": 0.0025}
+"""The kernel's twin with Heun's step has a reference of its own (`heun_reference.py`)."""
 
 
 def test_a_run_with_a_twin_goes_on_to_the_bit(tmp_path):
@@ -57,7 +59,8 @@ def test_backends_train_with_the_same_twin():
     rng = np.random.default_rng(0)  # off the symmetric start, where the gradient of ω vanishes
     key, of_each = jax.random.key(1), []
     for backend in ("jax", "cpu"):
-        task = build(apply_changes(CONFIG, {"backend": backend, "task.sigma_kappa": 0.2})).task
+        changes = {"backend": backend, "task.sigma_kappa": 0.2, **EULER}
+        task = build(apply_changes(CONFIG, changes)).task
         twin = (
             Twin(theta=wrong_by(0.1, 0)) if backend == "jax" else KernelTwin(theta=wrong_by(0.1, 0))
         )
