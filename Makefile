@@ -9,7 +9,7 @@ NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/* src/f
 # Commands that the tests start import the same modules again and again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-long test-all test-lowest lint docs clean
+.PHONY: help demo test test-long test-all test-lowest lint docs docs-links clean
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
 	@echo "make test   run the tests"
@@ -17,7 +17,8 @@ help:
 	@echo "make test-all    run both"
 	@echo "make test-lowest run the tests with the oldest versions that pyproject.toml allows"
 	@echo "make lint   ruff (lint and format), import-linter (layers, cycles), mypy and clang-format"
-	@echo "make docs   build the documentation into docs/_build/html"
+	@echo "make docs   build the documentation into docs/_build/html and open its pages in Chromium"
+	@echo "make docs-links  try the addresses of other sites in it (needs a network)"
 	@echo "make clean  remove the environment and everything built"
 
 $(BIN)/python:
@@ -74,7 +75,12 @@ lint: $(VENV)/.lint
 
 docs: $(VENV)/.docs
 	@$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+	@$(BIN)/python docs/check_pages.py docs/_build/html
 	@echo "Open docs/_build/html/index.html"
+
+# Needs a network. Links within the repository are checked by `make docs` and by the tests.
+docs-links: $(VENV)/.docs
+	@$(BIN)/sphinx-build -q -b linkcheck -D nb_execution_mode=off docs docs/_build/links
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build dist docs/_build demo

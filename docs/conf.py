@@ -3,8 +3,11 @@ from pathlib import Path
 
 import click
 import typer
+from sphinx.util import logging
 
 from fluctua.cli.app import COMMANDS, app
+
+logger = logging.getLogger(__name__)
 
 project = "fluctua"
 copyright = "The Fluctua developers"
@@ -22,6 +25,7 @@ html_theme = "furo"
 html_title = "fluctua"
 html_static_path = ["static"]
 html_css_files = ["fluctua.css"]
+html_js_files = ["search_from_disk.js"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
@@ -34,7 +38,33 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_merge_streams = True
-suppress_warnings = ["myst.xref_missing"]
+nitpicky = True  # a role such as {py:func} names something of the reference, or the build fails
+
+DOCS = Path(__file__).parent
+REPOSITORY = "https://github.com/fluctua/fluctua"
+linkcheck_ignore = [f"{REPOSITORY}/(blob|tree)/main/"]  # compared with the tree instead
+LINK = re.compile(r"(?<!!)(\[[^\]]*\]\(|^\[[^\]]+\]: *)((?:\.\./)[^\s)#]+)", re.MULTILINE)
+
+
+def link_repository(application, page, source):
+    """Turn links to files outside of docs/ into addresses of the repository.
+
+    The sources keep relative links, which work in a checkout too. A file that is missing is a
+    warning, and `make docs` turns warnings into errors.
+    """
+    folder = (DOCS / page).parent
+
+    def replace(match):
+        target = (folder / match[2]).resolve()
+        if target.is_relative_to(DOCS):
+            return match[0]
+        if not target.exists():
+            logger.warning("%s links to %s, which does not exist", page, match[2])
+        kind = "tree" if target.is_dir() else "blob"
+        place = target.relative_to(DOCS.parent).as_posix()
+        return f"{match[1]}{REPOSITORY}/{kind}/main/{place}"
+
+    source[0] = LINK.sub(replace, source[0])
 
 
 def plain_docstrings(application, what, name, obj, options, lines):
@@ -105,5 +135,6 @@ def write_commands(application):
 
 def setup(application):
     application.connect("builder-inited", write_commands)
+    application.connect("source-read", link_repository)
     application.connect("autodoc-process-docstring", plain_docstrings)
     application.connect("autodoc-process-docstring", list_fields)
