@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
     from fluctua.core.theorem import returns_to_go
     from fluctua.core.trajectories import Trajectories
     from fluctua.learn import optimisers, reference
-    from fluctua.learn.evaluate import evaluate
+    from fluctua.learn.evaluate import evaluate, evaluate_many
     from fluctua.learn.fisher_information import fisher
     from fluctua.learn.natural import natural
     from fluctua.learn.reuse import reweighted
@@ -65,6 +65,7 @@ __all__ = [
     "bin_events",
     "distributed",
     "evaluate",
+    "evaluate_many",
     "filters",
     "fisher",
     "function_of_means",

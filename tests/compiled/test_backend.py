@@ -248,7 +248,7 @@ def test_a_step_of_jumps_counts_for_several(monkeypatch):
         backend, "MIN_KERNEL_WORK", 100 * 4 * backend.JUMP_STEP_WORK
     )  # T has 4 steps
     jumps = fl.Jumps(lambda theta, x: x, np.eye(2))
-    left = lambda process, count: backend.Compiled("auto")._is_too_small(
+    left = lambda process, count: backend.Compiled("auto").is_too_small(
         SimpleNamespace(count=count, substrate=fl.simulator(process, jnp.ones(2), T))
     )
     assert [left(jumps, 99), left(jumps, 100), left(PROCESS, 100)] == [True, False, True]
@@ -263,7 +263,7 @@ def test_few_numbers_compile_sooner(monkeypatch):
     def left_to_jax(process, theta, count):
         substrate = fl.simulator(process, start, T)
         call = streamed.Call(None, (), None, substrate, None, theta, count)
-        return backend.Compiled("auto")._is_too_small(call)
+        return backend.Compiled("auto").is_too_small(call)
 
     many = {"rate": jnp.ones(backend.QUICK_NUMBERS)}
     jumps = fl.Jumps(lambda theta, x: x, np.eye(2))

@@ -93,6 +93,11 @@ def simulator(
 
     Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
 
+    >>> simulator = fl.simulator(process, start=jnp.ones(1), t=jnp.linspace(0.0, 1.0, 101))
+    >>> simulator(key, theta, 5)  # doctest: +ELLIPSIS
+    Trajectories(...)
+    >>> simulator(key, theta, 5).x.shape
+    (5, 101, 1)
     """
     if backend not in CHOICES:
         raise ValueError(
@@ -117,7 +122,7 @@ class Compiled(NamedTuple):
 
     def samples(self, call: streamed.Call) -> streamed.SweepResult | None:
         """Return returns, gradients and final states of a call; None leaves it to JAX."""
-        if self._is_too_small(call):
+        if self.is_too_small(call):
             return None
         try:
             return passes.collect_samples(call, self.choose_place(call.theta))
@@ -129,7 +134,7 @@ class Compiled(NamedTuple):
 
     def estimate(self, call: streamed.Call) -> Estimate | None:
         """Return the estimate of a call; None where single gradients are needed for it."""
-        if self._is_too_small(call):
+        if self.is_too_small(call):
             return None
         try:
             if self.choose_place(call.theta) == "cuda":
@@ -144,7 +149,7 @@ class Compiled(NamedTuple):
     def batch_sums(self, call: streamed.Call, size: int) -> batches.BatchSums | None:
         """Return sums over batches of `size` trajectories; None leaves the call to JAX."""
         quick = jax.default_backend() == "cpu" and not cuda.is_available()
-        if self._is_too_small(call, quick):
+        if self.is_too_small(call, quick):
             return None
         try:
             if self.choose_place(None) == "cuda":
@@ -160,7 +165,7 @@ class Compiled(NamedTuple):
 
         problem: of a kernel on arrays, which has rules for fewer operations.
         """
-        if self._is_too_small(call):
+        if self.is_too_small(call):
             _log(str(problem))
             return None
         try:
@@ -174,7 +179,7 @@ class Compiled(NamedTuple):
 
     def parts(self, call: twin_sweep.TwinCall) -> twin_sweep.Parts | None:
         """Return the two parts of the gradients with a twin; None leaves the call to JAX."""
-        if self._is_too_small(call):
+        if self.is_too_small(call):
             return None
         try:
             place = self.choose_place(call.numbers.theta)
@@ -188,8 +193,8 @@ class Compiled(NamedTuple):
             self._refuse(problem)
             return None
 
-    def _is_too_small(self, call: streamed.Call | twin_sweep.TwinCall, quick: bool = False) -> bool:
-        """Whether a training is too small for "auto" to compile a kernel, all calls together.
+    def is_too_small(self, call: streamed.Call | twin_sweep.TwinCall, quick: bool = False) -> bool:
+        """Return whether all calls of a run together are too few for "auto" to compile a kernel.
 
         quick: its kernel compiles sooner than JAX, whatever its size.
         """

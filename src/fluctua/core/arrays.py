@@ -93,7 +93,9 @@ def part(array: Array, index: Any) -> Array:
 
     By way of NumPy where that is no transfer: a slice, too, is compiled for every shape.
     """
-    return put(np.asarray(array)[index]) if jax.default_backend() == "cpu" else array[index]
+    if jax.default_backend() != "cpu" or isinstance(array, jax.core.Tracer):
+        return array[index]
+    return put(np.asarray(array)[index])
 
 
 def concatenate_rows(arrays: Sequence[Array]) -> Array:

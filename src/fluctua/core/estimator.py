@@ -17,7 +17,7 @@ from fluctua.core import estimate as estimates
 from fluctua.core import objective as objectives
 from fluctua.core import process as processes
 from fluctua.core import trajectories as records
-from fluctua.core.estimation import batches, recorded_samples
+from fluctua.core.estimation import batches, many, recorded_samples
 from fluctua.core.estimation import method as methods
 from fluctua.core.protocols import PlainEstimator
 from fluctua.core.twin import sweep as twin_sweep
@@ -56,6 +56,14 @@ def gradient(
         block_bytes: how much of the trajectories is held at a time.
 
     Returns: an `Estimate`.
+
+    >>> estimate = fl.gradient(process, objective, theta, fl.Trajectories(t, recorded.x))
+    >>> estimate.count
+    200
+    >>> parts = [fl.Trajectories(t, recorded.x[:80]), fl.Trajectories(t, recorded.x[80:])]
+    >>> chunks = fl.gradient(process, objective, theta, parts)
+    >>> bool(jnp.allclose(chunks.gradient["k"], estimate.gradient["k"], rtol=1e-4))
+    True
     """
     choices: methods.Choices = {
         "start": start,
@@ -96,6 +104,12 @@ def gradient_samples(
         **choices: `start`, `score`, `baseline` and `initial_baseline` as for `gradient`.
 
     Returns: `Samples`.
+
+    >>> samples = fl.gradient_samples(process, objective, theta, recorded)
+    >>> samples.gradient["k"].shape, samples.returns.shape
+    ((200,), (200,))
+    >>> fl.reduce_samples(samples).count
+    200
     """
     return recorded_samples.sample_recorded(
         methods.resolve_method(process, objective, **choices),
@@ -178,6 +192,13 @@ def ppgt(
 
     Returns: the estimator, a `PPGT`.
 
+    >>> estimator = fl.ppgt(simulator, objective)
+    >>> estimate = estimator(key, theta, 2000)
+    >>> print(estimate)
+    J = ...
+    >>> twin = fl.ppgt(simulator, objective, baseline="twin")
+    >>> bool(twin(key, theta, 2000).stderr["k"] < estimate.stderr["k"])
+    True
     """
     if not callable(substrate):
         raise TypeError(
@@ -225,6 +246,66 @@ class PPGT(PlainEstimator):
         if estimate is not None:
             return estimate
         return estimates.reduce_samples(self.samples(key, theta, count))
+
+    def estimate_many(
+        self, key: arrays.Array, thetas: arrays.Params, count: int
+    ) -> list[estimates.Estimate]:
+        """Estimate ∇θJ at each of K parameters, from `count` trajectories each.
+
+        Estimate k is that of a call with key k and θ k, to rounding. JAX runs all of them in one
+        compiled program. Kernels, twins, functions of means, sums over batches and substrates that
+        are not simulators take one θ after the other.
+
+        Args:
+            key: one, for noise that is common to all θ, or K of them.
+            thetas: a stack of θ, leaves (K, ...).
+            count: trajectories per θ.
+
+        Returns: K estimates.
+
+        >>> estimator.estimate_many(key, {"k": jnp.linspace(0.5, 1.5, 11)}, 1000)
+        """
+        check.count(count)
+        stack = many.check_stack(key, thetas)
+        with simulate.plan_calls(simulate.planned_calls() * stack.size):
+            call = self._call_stack(stack, count)
+            if call is None:
+                return [self(*row, count) for row in stack.rows()]
+        swept = many.sweep_stack(call, stack)
+        finite = many.are_finite(swept)
+        found = []
+        for k, (row_key, theta) in enumerate(stack.rows()):
+            if not finite[k]:
+                found.append(self(row_key, theta, count))  # raises, and names the cause
+                continue
+            flat = estimates.unflatten(theta, arrays.part(swept.gradients, k))
+            returns = arrays.part(swept.returns, k)
+            survival = None if swept.survival is None else arrays.part(swept.survival, k)
+            samples = estimates.Samples(flat, returns, survival=survival)
+            found.append(estimates.reduce_samples(samples))
+        return found
+
+    def _call_stack(self, stack: many.ThetaStack, count: int) -> streamed.Call | None:
+        """The request of each θ, checked, if one program of JAX serves all of them; else None."""
+        simulator = self.substrate
+        if not isinstance(simulator, simulate.Simulator) or self.method.twin or self.method.means:
+            return None
+        calls = [self._call(key, theta, count) for key, theta in stack.rows()]
+        first = calls[0]
+        if batches.is_large(first.theta, count) and batches.is_summable(first):
+            return None
+        if simulator.backend is not None and not simulator.backend.is_too_small(first):
+            return None
+        for plan in first.plans:
+            baselines.check_baseline(plan, count, simulator.t)
+        self._check_baselines(first.key, first.theta, count)
+        models = {
+            streamed.prepare_model(
+                self.method.model, simulator, streamed.split_key(call.key).run, call.theta
+            )
+            for call in calls
+        }
+        return first._replace(model=models.pop()) if len(models) == 1 else None
 
     def _estimate_by_backend(
         self, key: arrays.Array, theta: arrays.Params, count: int
@@ -455,6 +536,12 @@ def mean_return_to_go(
         trajectories: recorded or simulated at θ.
 
     Returns: (T+1,).
+
+    >>> values = fl.mean_return_to_go(objective, theta, recorded)
+    >>> values.shape
+    (101,)
+    >>> baseline = fl.baselines.time_only(values)
+    >>> estimate = fl.ppgt(simulator, objective, baseline=baseline)(jax.random.key(1), theta, 50)
     """
     rewards = check.objective(objective, stops=True)
     return recorded_samples.average_returns(rewards, theta, trajectories)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
+from fluctua.core.estimation import many
 
 
 class Estimates(Protocol):
@@ -60,6 +61,20 @@ class PlainEstimator:
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` samples."""
         raise NotImplementedError
+
+    def estimate_many(self, key: Array, thetas: Params, count: int) -> list[Estimate]:
+        """Estimate ∇θJ at each of K parameters, from `count` samples each.
+
+        Estimate k is that of a call with key k and θ k.
+
+        Args:
+            key: one, for noise that is common to all θ, or K of them.
+            thetas: a stack of θ, leaves (K, ...).
+            count: samples per θ.
+
+        Returns: K estimates.
+        """
+        return [self(*row, count) for row in many.check_stack(key, thetas).rows()]
 
     def cost(self, theta: Params) -> int:
         """Trajectories per sample."""

@@ -71,6 +71,9 @@ class Backend(Protocol):
     def parts(self, call: Any) -> Any | None:
         """The parts of the gradients with a twin, of a `TwinCall`; None to leave it to JAX."""
 
+    def is_too_small(self, call: Any) -> bool:
+        """Whether a run of calls like this one is left to JAX because it is small."""
+
     def source(self, call: Any) -> str:
         """The program that is generated for a `Call` or a `TwinCall`."""
 

@@ -171,22 +171,55 @@ class SweepResult(NamedTuple):
     survival: Array | None = None
 
 
+class Passes(NamedTuple):
+    """The passes that baselines need before the sweep.
+
+    pilot: trajectories of a pilot, 0 without one. returns: whether the returns are needed first.
+    """
+
+    pilot: int
+    returns: bool
+
+
+def plan_passes(call: Call) -> Passes:
+    """The passes that the baselines of a call need."""
+    pilot = max(plan.pilot for plan in call.plans) if call.needs_pilot else 0
+    return Passes(pilot, any(plan.needs_returns for plan in call.plans))
+
+
 def _samples_by_jax(call: Call) -> SweepResult:
-    model = call.model
     substrate = call.substrate
-    tables = call.tables
-    run = Run(split_key(call.key).run, call.theta, substrate.times, substrate.x0, call.first)
-    if call.needs_pilot:
-        tables = tables.fill_missing(
-            pilot_table(model, call.plans, substrate, call.key, call.theta)
-        )
-    if any(plan.needs_returns for plan in call.plans):
-        guess = collect_returns(model.objective, substrate.recipe, call.count, run)
-    else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
-        guess = jnp.zeros(()) if tables.step is None else arrays.part(tables.step, 0)
-    swept = _run_and_add(model, substrate.recipe, call.count, run, guess, tables)
+    k_run, k_pilot = split_key(call.key)
+    run = Run(k_run, call.theta, substrate.times, substrate.x0, call.first)
+    passes = plan_passes(call)
+    swept = sweep(call.model, substrate.recipe, call.count, passes, run, k_pilot, call.tables)
     finite = bool(arrays.on_host(_finite(swept.last, swept.gradients)))
     return swept._replace(finite=finite)
+
+
+def sweep(
+    model: terms.EstimatorModel,
+    recipe: simulate.Recipe,
+    count: int,
+    passes: Passes,
+    run: Run,
+    pilot_key: Array,
+    tables: terms.Tables,
+) -> SweepResult:
+    """Returns, gradients and final states of one run, after the passes that its baselines need.
+
+    Not yet looked at for finite numbers. JAX can trace it, for several θ in one program.
+    """
+    if passes.pilot:
+        pilot = run._replace(key=pilot_key, first=None)
+        tables = tables.fill_missing(
+            _mean_return_to_go(model.objective, recipe, passes.pilot, pilot)
+        )
+    if passes.returns:
+        guess = collect_returns(model.objective, recipe, count, run)
+    else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
+        guess = jnp.zeros(()) if tables.step is None else arrays.part(tables.step, 0)
+    return _run_and_add(model, recipe, count, run, guess, tables)
 
 
 def pilot_table(

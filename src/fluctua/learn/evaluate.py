@@ -1,11 +1,13 @@
 """Evaluate J of given parameters on fresh trajectories, also on a finer time grid.
 
 A training can exploit discretisation errors. J at half the time step, with everything else
-unchanged, shows it.
+unchanged, shows it. `evaluate_many` evaluates many parameters at once, without gradients: for
+scans, finite differences and optimisers that need values alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +17,14 @@ import numpy as np
 from fluctua.core import check, simulate, stopping, streamed
 from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params
-from fluctua.core.estimate import MINIMUM_OF_MEANS, value_samples
+from fluctua.core.estimate import (
+    MINIMUM_OF_MEANS,
+    Samples,
+    reduce_samples,
+    sample_error,
+    value_samples,
+)
+from fluctua.core.estimation import many
 from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import match_quadrature
 from fluctua.core.process import StepLaw
@@ -64,7 +73,7 @@ def evaluate(
     Args:
         system: an estimator made by `ppgt`, or a `simulator`; other substrates if `refine` is 1, or
             if they have a method `refined(factor)` that returns the same substrate with smaller
-            steps.
+            steps. A `SelfCalibrating` measures on its device.
         theta: parameters, any pytree of floats.
         count: number of trajectories.
         seed: of the noise, which differs from that of a training with this seed.
@@ -76,6 +85,178 @@ def evaluate(
     >>> evaluate(estimator, theta), evaluate(estimator, theta, refine=2)
     """
     check.count(count, 2)
+    inner, _ = split_system(system)
+    if hasattr(inner, "evaluate_device") and objective is None and refine == 1:
+        return inner.evaluate_device(_fresh_key(seed), theta, count)
+    problem = _prepare_problem(system, objective, refine)
+    found = problem.collect(_fresh_key(seed), check.parameters(theta), count)
+    dt = _mean_step(found.t)
+    values = problem.combine(found.parts, dt)
+    spread = float(values.std(ddof=1))
+    mean = values.mean()
+    error = spread / np.sqrt(len(values))
+    if found.group is not None:  # every device counts the same
+        grouped = reduce_samples(Samples(values, values, found.group))
+        mean = grouped.value
+        error = grouped.value_stderr
+    return Evaluation(float(mean), float(error), spread, len(values), dt)
+
+
+class Evaluations(NamedTuple):
+    """J of each of K parameters, made by `evaluate_many`.
+
+    J, J_stderr: values and standard errors (K,).
+    returns: of single trajectories (K, E); of a function of means, samples whose mean is J. With
+        common noise, `returns[a] - returns[b]` has the error of the difference of two J.
+    trajectories: of all θ together.
+    dt: mean time step.
+    """
+
+    J: np.ndarray
+    J_stderr: np.ndarray
+    returns: np.ndarray
+    trajectories: int
+    dt: float
+
+    def __repr__(self) -> str:
+        size, count = self.returns.shape
+        head = f"{size:,} parameters, {count:,} trajectories each, Δt = {self.dt:g}"
+        rows = [
+            f"  {k}: J = {with_error(float(self.J[k]), float(self.J_stderr[k]))}"
+            for k in range(min(size, MAX_SHOWN))
+        ]
+        rest = [f"  … {size - MAX_SHOWN:,} more"] if size > MAX_SHOWN else []
+        return "\n".join([head, *rows, *rest])
+
+
+def evaluate_many(
+    system: Estimator | Substrate,
+    thetas: Params,
+    *,
+    count: int = 1000,
+    seed: int | Sequence[int] = 0,
+    refine: int = 1,
+    objective: objectives.Objective | objectives.FunctionOfMeans | None = None,
+) -> Evaluations:
+    """Evaluate J (Eq. 2) at each of K parameters; a simulator runs all in one compiled call.
+
+    No gradient is computed. Row k is what `evaluate` finds with θ k and its seed, to rounding.
+
+    Args:
+        system: an estimator or a substrate, as for `evaluate`; a substrate that is not a simulator
+            takes one θ after the other.
+        thetas: a stack of θ: the pytree of θ with one more axis in front of every leaf, (K, ...).
+        count: trajectories per θ; 1 gives no error.
+        seed: one, for noise that is common to all θ, or K of them for independent noise. Common
+            noise makes differences between θ more precise, and is drawn once.
+        refine: as for `evaluate`.
+        objective: as for `evaluate`.
+
+    Returns: `Evaluations`.
+
+    >>> evaluate_many(estimator, {"k": jnp.linspace(0.5, 1.5, 11)}, count=200).J
+    """
+    check.count(count)
+    problem = _prepare_problem(system, objective, refine)
+    seeds = np.asarray(seed)
+    keys = _fresh_key(seed) if seeds.ndim == 0 else _fresh_keys(seeds)
+    stack = many.check_stack(keys, thetas)
+    found = problem.collect_many(stack, count)
+    dt = _mean_step(found.t)
+    parts = [np.asarray(part) for part in found.parts]
+    rows = [problem.combine([part[k] for part in parts], dt) for k in range(stack.size)]
+    returns = np.stack(rows)
+    errors = np.full(stack.size, np.nan) if count == 1 else sample_error(returns.T)
+    return Evaluations(returns.mean(axis=1), errors, returns, returns.size, dt)
+
+
+MAX_SHOWN = 12
+"""Parameters of `Evaluations` that are printed."""
+
+
+def _fresh_key(seed: Any) -> Array:
+    return jax.random.fold_in(jax.random.key(seed), FRESH)
+
+
+def _fresh_keys(seeds: np.ndarray) -> Array:
+    """The key of every seed. Shape (K,)."""
+    whole = np.issubdtype(seeds.dtype, np.integer)
+    if seeds.ndim != 1 or not whole or seeds.min(initial=0) < 0 or seeds.max(initial=0) >= 2**32:
+        raise ValueError(
+            "`seed` must be a whole number, or one per θ, each from 0 to 2³² − 1; got "
+            f"{seeds.dtype} {seeds.shape}: {seeds.ravel()[:5].tolist()}."
+        )
+    return jax.vmap(_fresh_key)(seeds.astype(np.uint32))
+
+
+class _Returns(NamedTuple):
+    """Returns of each part of an objective, (E,) or (K, E), and the time grid (T+1,).
+
+    group: device of each trajectory (E,), where there are several.
+    """
+
+    parts: list[Array]
+    t: Array
+    group: Array | None = None
+
+
+class _Problem(NamedTuple):
+    """A substrate and what is rewarded on it, checked.
+
+    function: F of a function of means, of the parts of the rewards; else None.
+    """
+
+    substrate: Any
+    parts: tuple[objectives.Rewards, ...]
+    function: Any = None
+
+    def collect(self, key: Array, theta: Params, count: int) -> _Returns:
+        """Returns of one θ, (E,) of each part."""
+        substrate = self.substrate
+        if not isinstance(substrate, simulate.Simulator):
+            trajectories = substrate(key, theta, count)
+            parts = [evaluate_returns(part, theta, trajectories) for part in self.parts]
+            return _Returns(parts, trajectories.t, trajectories.group)
+        run = streamed.Run(key, theta, substrate.times, substrate.x0)
+        recipe = substrate.recipe
+        parts = [streamed.collect_returns(part, recipe, count, run) for part in self.parts]
+        return _Returns(parts, substrate.t)
+
+    def collect_many(self, stack: many.ThetaStack, count: int) -> _Returns:
+        """Returns of K θ, (K, E) of each part."""
+        substrate = self.substrate
+        if not isinstance(substrate, simulate.Simulator):
+            rows = [self.collect(*row, count) for row in stack.rows()]
+            columns = zip(*(row.parts for row in rows), strict=True)
+            return _Returns([jnp.stack(column) for column in columns], rows[0].t)
+        key, theta = stack.select(0)
+        first, context = simulate.first_state(substrate, key, theta)
+        one = check.take_first((first, substrate.t, context))
+        run = streamed.Run(stack.keys, stack.thetas, substrate.times, substrate.x0)
+        stacked = ("theta",) if stack.common else ("theta", "key")
+        parts = []
+        for part in self.parts:
+            check.model(substrate.recipe.process, part, theta, *one)
+            parts.append(many.collect_returns(part, substrate.recipe, count, stacked, run))
+        return _Returns(parts, substrate.t)
+
+    def combine(self, parts: list[Array], dt: float) -> np.ndarray:
+        """One number per trajectory of one θ, whose mean is J. Shape (E,)."""
+        returns = parts[0]
+        if self.function is not None:
+            check.count(len(returns), MINIMUM_OF_MEANS)
+            returns = value_samples(self.function, jnp.stack(parts, axis=1))
+        values = np.asarray(returns, np.float64)
+        if not np.isfinite(values).all():
+            raise FloatingPointError(
+                f"{int((~np.isfinite(values)).sum())} of {len(values)} returns are not finite at "
+                f"steps of {dt:g}."
+            )
+        return values
+
+
+def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
+    """The substrate, with finer steps, and the rewards of an evaluation."""
     if not isinstance(refine, int) or isinstance(refine, bool) or refine < 1:
         raise ValueError(f"`refine` must be a whole number, at least 1; got {refine!r}.")
     substrate, own = split_system(system)
@@ -87,37 +268,10 @@ def evaluate(
     if isinstance(substrate, simulate.Simulator):
         rewards = match_quadrature(rewards, substrate.recipe.process)
         rewards = stopping.bind_process(rewards, substrate.recipe.process)
-    theta = check.parameters(theta)
     finer = refine_grid(substrate, refine)
-    key = jax.random.fold_in(jax.random.key(seed), FRESH)
-    if isinstance(finer, simulate.Simulator):
-        t = finer.t
-
-        def compute_returns(part):
-            run = streamed.Run(key, theta, finer.times, finer.x0)
-            return streamed.collect_returns(part, finer.recipe, count, run)
-    else:
-        trajectories = finer(key, theta, count)
-        t = trajectories.t
-
-        def compute_returns(part):
-            return evaluate_returns(part, theta, trajectories)
-
     if isinstance(rewards, objectives.FunctionOfMeans):
-        check.count(count, MINIMUM_OF_MEANS)
-        returns = value_samples(
-            rewards.function, jnp.stack([compute_returns(part) for part in rewards.parts], axis=1)
-        )
-    else:
-        returns = compute_returns(rewards)
-    values = np.asarray(returns, np.float64)
-    if not np.isfinite(values).all():
-        raise FloatingPointError(
-            f"{int((~np.isfinite(values)).sum())} of {count} returns are not finite at steps of "
-            f"{_mean_step(t):g}."
-        )
-    spread = float(values.std(ddof=1))
-    return Evaluation(float(values.mean()), spread / np.sqrt(count), spread, count, _mean_step(t))
+        return _Problem(finer, rewards.parts, rewards.function)
+    return _Problem(finer, (rewards,))
 
 
 def split_system(system: Any) -> tuple[Any, Any]:

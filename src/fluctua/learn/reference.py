@@ -27,6 +27,7 @@ from fluctua.core import estimate as estimates
 from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.diffusion import check_model
+from fluctua.core.estimation import many
 from fluctua.core.integrators import match_quadrature
 
 __all__ = ["compare", "finite_differences", "pathwise", "spsa"]
@@ -271,19 +272,15 @@ def _differences(
     h: Array,
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(run.theta)
-    returns = jax.vmap(
-        lambda th, j: compute_return(recipe, objective, run._replace(theta=unravel(th)), j),
-        in_axes=(None, 0),
-    )
-    each = jnp.arange(count)
-
-    def component(p: Array) -> Array:
-        up = flat.at[p].add(h[p])
-        down = flat.at[p].add(-h[p])
-        # the difference of what the parameters actually became, not 2h: rounding of θ ± h cancels
-        return (returns(up, each) - returns(down, each)) / (up[p] - down[p])
-
-    return jax.lax.map(component, jnp.arange(flat.size)).T, returns(flat, each)
+    up = flat + jnp.diag(h)
+    down = flat - jnp.diag(h)
+    rows = jnp.concatenate([flat[None], up, down])
+    stack = run._replace(theta=jax.vmap(unravel)(rows))
+    returns = many.collect_returns(objective, recipe, count, ("theta",), stack)
+    middle, above, below = jnp.split(returns, [1, 1 + flat.size])
+    # the difference of what the parameters actually became, not 2h: rounding of θ ± h cancels
+    width = jnp.diagonal(up - down)
+    return ((above - below) / width[:, None]).T, middle[0]
 
 
 @partial(jit, static_argnums=(0, 1, 2))
@@ -296,19 +293,18 @@ def _spsa(
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(run.theta)
     k_signs, k_run = jax.random.split(run.key)
-
-    def one(j: Array) -> tuple[Array, Array]:
-        signs = jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
-
-        def leg(s):
-            theta = unravel(flat + s * signs * h)
-            return compute_return(recipe, objective, run._replace(key=k_run, theta=theta), j)
-
-        up = leg(1)
-        down = leg(-1)
-        return (up - down) / (2 * h) * signs, (up + down) / 2
-
-    return jax.vmap(one)(jnp.arange(count))
+    numbers = jnp.arange(count)
+    signs = jax.vmap(
+        lambda j: jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
+    )(numbers)
+    rows = jnp.concatenate([flat + signs * h, flat - signs * h])
+    # θ number j of either sign has trajectory j alone
+    stack = run._replace(
+        key=k_run, theta=jax.vmap(unravel)(rows), first=jnp.concatenate([numbers, numbers])
+    )
+    returns = many.collect_returns(objective, recipe, 1, ("theta", "first"), stack)
+    up, down = jnp.split(returns, 2)
+    return (up - down) / (2 * h) * signs, (up + down)[:, 0] / 2
 
 
 # ------------------------------------------------------------------------------------------ compare
