@@ -49,6 +49,8 @@ WIDE_CODE = """() => [...document.querySelectorAll('article pre')]
     .filter(node => node.scrollWidth > node.clientWidth + 1)
     .map(node => [...node.textContent.split('\\n')].sort((a, b) => b.length - a.length)[0])"""
 
+SEARCHED = "document.querySelector('#search-results .search-summary')?.innerText.match(/search/i)"
+
 
 def find_browser():
     """Path of Chromium on this machine, or None."""
