@@ -1,6 +1,12 @@
-"""Small objects by the names that examples in docstrings use, room by room."""
+"""Small objects by the names that examples in docstrings use.
 
+Examples of public names begin with a setting of docs/reference/index.md, whose code is run here;
+those of internal names with a room's objects.
+"""
+
+import contextlib
 import io
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -16,6 +22,8 @@ from fluctua.insitu.bench import device
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.server import background
 from fluctua.tcmt.conversion import kernel_spec
+from public_names import find_pages
+from source_counts import ROOT
 
 COMMON = {
     "np": np,
@@ -134,3 +142,44 @@ def world_of(module):
     if module.startswith("fluctua.core.likelihood"):
         room = recorded
     return COMMON | names | (room() if room else {})
+
+
+IMPORTS = "Names in the examples"
+PARENTS = {"Recording": "Lattice", "Trap": IMPORTS, "Lattice": IMPORTS, "Instrument": IMPORTS}
+"""Settings of docs/reference/index.md, and what each begins with itself."""
+
+
+@cache
+def read_settings():
+    """Python of docs/reference/index.md, {heading: blocks}."""
+    text = (ROOT / "docs" / "reference" / "index.md").read_text()
+    sections = re.findall(r"^##+ ([^\n]*)\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    blocks = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return {heading: blocks.findall(section) for heading, section in sections}
+
+
+@cache
+def make_setting(name):
+    """Names of a setting, and the files that its first block writes, {name: bytes}."""
+    if name == IMPORTS:
+        names, files = {}, {}
+    else:
+        names, files = make_setting(PARENTS[name])
+    names = dict(names)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        exec(read_settings()[name][0], names)
+        files = files | {path.name: path.read_bytes() for path in Path().iterdir()}
+    return names, files
+
+
+def begin_example(public):
+    """The names that the example of a public name begins with; their files are written here."""
+    page = find_pages()[public].read_text()
+    setting = re.search(r"index\.md#(\w+)", page)[1].capitalize()
+    names, files = make_setting(setting)
+    names = dict(names)
+    for file, content in files.items():
+        Path(file).write_bytes(content)
+    for block in read_settings()[setting][1:]:
+        exec(block, names)
+    return names

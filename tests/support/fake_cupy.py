@@ -122,12 +122,14 @@ class RawModule:
         if not library.exists():
             # `extern "C"` is already said in the text; -w: CUDA pragmas mean nothing here; a
             # checked longjmp refuses to change stacks, which is what the emulated threads do.
-            source, built = folder / f"{tag}.cpp", folder / f"{tag}.{os.getpid()}.so"
+            source = folder / f"{tag}.{os.getpid()}.cpp"
+            built = source.with_suffix(".so")
             source.write_text(text)
             flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-U_FORTIFY_SOURCE"]
             macros = [o for o in options if o.startswith("-D")]
             subprocess.run([COMPILER, *flags, *macros, str(source), "-o", str(built)], check=True)
             built.replace(library)
+            source.unlink()
         self.library = ctypes.CDLL(str(library))
 
     def get_function(self, name):

@@ -3,6 +3,7 @@
 import ast
 import re
 import types
+from functools import cache
 
 import click
 import typer
@@ -17,8 +18,8 @@ TOP = fluctua.__all__
 IMPORT = re.compile(r"^ *((?:from|import) fluctua[ .][^\n(]*(?:\([^)]*\))?)", re.MULTILINE)
 
 
-def namespaces():
-    """Modules from which a user imports, by their names, each with its public names."""
+def find_modules():
+    """Modules from which a user imports, by their names."""
     every = {}
     for package in (fluctua, fluctua.tcmt, fluctua.insitu):
         every[package.__name__] = package
@@ -26,11 +27,35 @@ def namespaces():
             value = getattr(package, name)
             if isinstance(value, types.ModuleType):
                 every[f"{package.__name__}.{name}"] = value
+    return every
+
+
+def namespaces():
+    """The public names of each module from which a user imports."""
+    every = find_modules()
     rooms = {"fluctua": {"tcmt", "insitu"}}
     return {
         name: set(getattr(module, "__all__", ())) | rooms.get(name, set())
         for name, module in every.items()
     }
+
+
+def find_public():
+    """Every public function and class by its dotted name."""
+    return {
+        f"{place}.{name}": getattr(module, name)
+        for place, module in find_modules().items()
+        for name in getattr(module, "__all__", ())
+        if not isinstance(getattr(module, name), types.ModuleType)
+    }
+
+
+@cache
+def find_pages():
+    """Page of docs/reference on which each name is documented."""
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    entry = re.compile(r"^\.\. auto\w+:: (\S+)", re.MULTILINE)
+    return {name: page for page in pages for name in entry.findall(page.read_text())}
 
 
 def options_of_commands():
