@@ -1,14 +1,19 @@
 """Trainings of a device that is read at its ports alone."""
 
+from itertools import islice
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua.runs import ports
+from fluctua.learn.self_calibrating import SelfCalibrating
+from fluctua.runs import lattice, ports
 from fluctua.runs.build import make_device_task, make_estimator, make_task
 from fluctua.runs.config import apply_changes, find_config
 from fluctua.runs.unknown import draw_hidden_errors
+from fluctua.store import expectations, history, tables
+from fluctua.store.folder import RunFolder
 
 SMALL = {
     "lattice.rows": 2,
@@ -67,6 +72,42 @@ def test_a_structure_that_the_ports_do_not_tell_is_refused():
     config = make_config(**{"calibration.kerr": "watch"})
     with pytest.raises(ValueError, match=r"calibration\.kerr"):
         make_estimator(config, make_task(config))
+
+
+@pytest.mark.long
+def test_a_run_writes_what_was_expected_and_its_doubts(tmp_path, monkeypatch):
+    def doubt(self):
+        if self._calls == 2:
+            self._raise_doubt("the test doubts (at length)", stacklevel=2)
+
+    monkeypatch.setattr(SelfCalibrating, "_warn_about_doubt", doubt)
+    changes = {"iterations": 6, "calibration.measure_every": 2, "ensemble.trajectories": 2}
+    config = make_config(**changes, **{"keep.checkpoint_seconds": 0.0})
+    whole = RunFolder(tmp_path / "whole")
+    with pytest.warns(RuntimeWarning, match="the test doubts"):
+        list(lattice.run(config, whole.path))
+    names, numbers = history.read_numbers(whole.predictions)
+    assert names == expectations.COLUMNS
+    measured = numbers[:, 0] % 2 == 0
+    assert len(numbers) == 6
+    assert np.isfinite(numbers[measured]).all()
+    assert np.isnan(numbers[~measured, 1:]).all()
+    record = tables.read(whole.records)
+    assert record.header == {"row": 4, "iteration": 4}
+    assert len(record.columns["time"]) == 80
+    assert {"Re psi[0] expected", "Im psi[5] measured", "Im psi[5] stderr"} < set(record.columns)
+    events = [row.event for row in history.read(whole.history)]
+    assert [k for k, event in enumerate(events) if "doubt: the test doubts" in event] == [2]
+
+    # cut short after row 3 and continued: the same files
+    cut = RunFolder(tmp_path / "cut")
+    rows = lattice.run(config, cut.path)
+    with pytest.warns(RuntimeWarning, match="the test doubts"):
+        list(islice(rows, 4))
+    rows.close()
+    list(lattice.resume(cut.path))
+    assert cut.predictions.read_text() == whole.predictions.read_text()
+    assert cut.records.read_text() == whole.records.read_text()
 
 
 @pytest.mark.long

@@ -24,15 +24,18 @@ def make_task():
     )
 
 
-def make_spec(chi=0.0, **changes):
-    rng = np.random.default_rng(0)
-    task = make_task()
-    theta = {
+def make_theta(rng=None, chi=0.0):
+    rng = np.random.default_rng(0) if rng is None else rng
+    return {
         "omega": 0.3 * rng.normal(size=6),
         "kappa": 1 + 0.2 * rng.normal(size=7),
         "chi": np.full(6, chi),
     }
-    spec = conversion.kernel_spec(task, theta)
+
+
+def make_spec(chi=0.0, **changes):
+    rng = np.random.default_rng(0)
+    spec = conversion.kernel_spec(make_task(), make_theta(rng, chi))
     factor = np.exp(0.2 * rng.normal(size=6))  # no equilibrium of noise and loss
     return spec.replace(**{"noise": spec.noise * factor, **changes})
 
@@ -108,6 +111,18 @@ def test_record_and_its_coloured_noise_are_those_of_the_whole_state():
     mean, exact = exact_moments(spec)
     np.testing.assert_allclose(record, mean, atol=1e-9)
     np.testing.assert_allclose(covariance, exact, atol=1e-9)
+
+
+def test_an_expected_record_has_mean_and_marginal_noise_of_the_whole_state():
+    spec = make_spec()
+    grid = port_records.make_grid(spec, SITES, INTERVAL * np.arange(SAMPLES + 1))
+    expected = port_records.expect_record(grid, port_records.make_numbers(spec, READOUT))
+    mean, covariance = exact_moments(spec)
+    variance = np.diagonal(covariance).real.reshape(SAMPLES, 2) / 2
+    # single precision, of sums of some hundred terms
+    size = np.abs(mean).max()
+    np.testing.assert_allclose(expected.mean, np.hstack([mean.real, mean.imag]), atol=1e-4 * size)
+    np.testing.assert_allclose(expected.stderr, np.sqrt(np.hstack([variance] * 2)), rtol=1e-3)
 
 
 @pytest.mark.parametrize("chi", [0.0, 3e-4])
@@ -252,6 +267,27 @@ def test_a_thinned_record_is_one_with_fewer_samples():
     fewer = PortTwin(sampled, SITES).misfit(p, Trajectories(t[::2], x[:, ::2]), READOUT)
     assert thinned == fewer
     assert thinned != PortTwin(sampled, SITES).misfit(p, Trajectories(t, x), READOUT)
+
+
+def test_records_lie_about_the_expected_one_by_its_error():
+    task = make_task()
+    sampled = SampledTwin(task.estimator("cpu", baseline="twin"))
+    spec = make_spec(noise=conversion.kernel_spec(task, make_theta()).noise)
+    y = draw_records(spec, 400, seed=5)
+    x = np.zeros((400, SAMPLES + 1, 4))
+    x[:, 1:, :2] = y.real
+    x[:, 1:, 2:] = y.imag
+    t = INTERVAL * np.arange(SAMPLES + 1)
+    found = PortTwin(sampled, SITES, thin=2).compare_record(
+        make_theta(), Trajectories(t, x), READOUT
+    )
+    assert found.names == ("Re psi[0]", "Re psi[5]", "Im psi[0]", "Im psi[5]")
+    np.testing.assert_array_equal(found.t, t[2::2])
+    np.testing.assert_array_equal(found.measured, x[0, 2::2])
+    mean = x[:, 2::2].mean(axis=0)
+    assert np.abs((mean - found.expected) / (found.stderr / np.sqrt(400))).max() < 4.5
+    spread = x[:, 2::2].std(axis=0) / found.stderr
+    np.testing.assert_allclose(spread, 1, atol=5 / np.sqrt(800))
 
 
 def test_records_that_tell_nothing_are_refused():

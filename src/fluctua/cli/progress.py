@@ -238,11 +238,13 @@ def describe_event(row: Row) -> str:
     """Describe an event in words."""
     if "escalate" not in row.event:
         return f"iteration {row.iteration + 1}: {row.event}"
-    parts = dict(part.split() for part in row.event.split("; "))
+    whole = row.event.split("; ")
+    schedule = [part for part in whole if part.split()[0] in ("escalate", "rewind")]
+    parts = dict(part.split() for part in schedule)
     text = (
         f"iteration {row.iteration + 1}: no longer improving; {int(parts['escalate']):,} "
         "trajectories from here on"
     )
-    return text + (
-        f", from iteration {int(parts['rewind']) + 1:,} again" if "rewind" in parts else ""
-    )
+    if "rewind" in parts:
+        text += f", from iteration {int(parts['rewind']) + 1:,} again"
+    return "; ".join([text, *(part for part in whole if part not in schedule)])

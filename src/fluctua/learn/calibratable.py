@@ -30,7 +30,8 @@ class CalibratableModel(Protocol):
 
     An estimator with a twin, such as that of `ppgt`, satisfies it. A model may also have
     `evidence_score`, which computes the score of `evidence` alone, `leaves_processor`, whether the
-    processor is free while `split` runs, and `misfit` (`fluctua.learn.predictions`).
+    processor is free while `split` runs, and `misfit` and `compare_record`, which compare records
+    with what the model expects of them (`fluctua.learn.predictions`).
     """
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:

@@ -38,6 +38,53 @@ class Prediction(NamedTuple):
         )
 
 
+class RecordComparison(NamedTuple):
+    """A measured record beside the one that the model expected before it was used.
+
+    t: times of the samples (K,).
+    names: of the components (C,).
+    expected, stderr: mean and standard deviation of a sample by the model, (K, C).
+    measured: the record, (K, C).
+    """
+
+    t: np.ndarray
+    names: tuple[str, ...]
+    expected: np.ndarray
+    stderr: np.ndarray
+    measured: np.ndarray
+
+    def to_columns(self) -> dict[str, np.ndarray]:
+        """The columns of a table, by name."""
+        columns = {"time": self.t}
+        for k, name in enumerate(self.names):
+            columns[f"{name} expected"] = self.expected[:, k]
+            columns[f"{name} stderr"] = self.stderr[:, k]
+            columns[f"{name} measured"] = self.measured[:, k]
+        return columns
+
+
+class Comparison(NamedTuple):
+    """What a calibrated model expected of one call, and what was measured.
+
+    expected, expected_error: J that the model expected, with the error of its calibration.
+    record_chi2: χ² of the records per sample, 1 expected.
+    score_chi2: χ² of the score of new trajectories per degree of freedom, 1 expected.
+    record: the first record; None for a model that predicts none.
+
+    Numbers are NaN where the call measured nothing or the model does not predict them.
+    """
+
+    expected: float = np.nan
+    expected_error: float = np.nan
+    record_chi2: float = np.nan
+    score_chi2: float = np.nan
+    record: RecordComparison | None = None
+
+
+NUMBERS = Comparison._fields[:-1]
+"""Names of the numbers of a `Comparison`."""
+
+
 class PredictionScore(NamedTuple):
     """Accuracy of the later half of some predictions.
 

@@ -41,7 +41,7 @@ from fluctua.learn import fit as fitting
 from fluctua.learn import kept as keeping
 from fluctua.learn import shrunk_correction as shrinking
 from fluctua.learn.calibration_options import CalibrationOptions
-from fluctua.learn.predictions import Prediction
+from fluctua.learn.predictions import Comparison, Prediction
 
 RENEWED = "renewed"
 """First word of the event of a call before which everything was forgotten."""
@@ -88,9 +88,9 @@ class SelfCalibrating(PlainEstimator):
             on_doubt, returns.
 
     `calibration` is the posterior of φ, `doubt` the reason not to trust it, if any; `predictions`
-    compares a model that has `misfit` with each measurement beforehand. The estimator has a state;
-    restore it to continue. Trajectories of a model that is not linear in φ are part of it until a
-    Gaussian describes them (`fluctua.learn.kept`).
+    compares a model that has `misfit` with each measurement beforehand, `comparison` is that of the
+    last call. The estimator has a state; restore it to continue. Trajectories of a model that is
+    not linear in φ are part of it until a Gaussian describes them (`fluctua.learn.kept`).
 
     >>> model, device = fl.ppgt(simulator, objective, baseline=fl.Twin()), simulator
     >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
@@ -122,6 +122,7 @@ class SelfCalibrating(PlainEstimator):
         self.event = ""
         self.doubt = ""
         self.predictions: tuple[Prediction, ...] = ()
+        self.comparison = Comparison()
         self._tests: testing.Table | None = None
         own = getattr(device, "returns", None)
         self.returns = own if options.returns is None else options.returns
@@ -152,6 +153,7 @@ class SelfCalibrating(PlainEstimator):
         k_device, k_model, k_error = jax.random.split(key, 3)
         task = self._select_task(self._calls)
         self.event = ""
+        self.comparison = Comparison()
         if task is not self._task:
             self._set_task(task)
             # trajectories of another task are of another model
@@ -166,6 +168,8 @@ class SelfCalibrating(PlainEstimator):
             if misfit is not None:
                 self._test_prediction(misfit, k_model, k_error, theta, measured)
             learnt = self._update(theta, measured)
+            chi2, degrees = self._surprise
+            self.comparison = self.comparison._replace(score_chi2=chi2 / max(degrees, 1))
             if not getattr(self.model, "leaves_processor", False):
                 self._conclude(learnt, testing.test_calibration(learnt))
                 learnt = None
@@ -248,6 +252,13 @@ class SelfCalibrating(PlainEstimator):
             misfit(p, measured, self._find_readout(measured)),
         )
         self.predictions = (*self.predictions, prediction)
+        compare = getattr(self.model, "compare_record", None)
+        self.comparison = Comparison(
+            prediction.value,
+            prediction.stderr,
+            prediction.misfit,
+            record=compare and compare(p, measured, self._find_readout(measured)),
+        )
 
     def _find_readout(self, trajectories: records.Trajectories) -> float:
         """Standard deviation of the measurement: as given, or from how samples scatter."""

@@ -258,8 +258,10 @@ class _LatticeRun(NamedTuple):
         return loop.Segment(training, jax.random.fold_in(self.parts.key, state.tier))
 
     def _advance(self, state: checkpoint.RunState, record: Record) -> loop.Advance:
-        new, event = escalate(self.config, state, record, self.parts.estimator.state)
-        return loop.Advance(new, journal.make_row(state.row, record, event), bool(event))
+        estimator: Any = self.parts.estimator
+        new, escalation = escalate(self.config, state, record, estimator.state)
+        event = "; ".join(filter(None, (escalation, getattr(estimator, "event", ""))))
+        return loop.Advance(new, journal.make_row(state.row, record, event), bool(escalation))
 
     def _explain_end(self, state: checkpoint.RunState) -> str:
         return explain_end(self.config, state)

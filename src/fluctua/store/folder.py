@@ -3,6 +3,7 @@
 config.toml | plan.json | run.json   settings of a lattice, an instrument, a process
 history.csv                          one row per iteration
 signal.csv                           gradient and error of each array of θ, one row per iteration
+predictions.csv, records.csv         what a calibrated model expected (fluctua.store.expectations)
 parameters.h5                        θ over the iterations
 checkpoints/                         states to continue from
 final.npz                            θ after the last step
@@ -38,7 +39,7 @@ FILES = (
 )
 """Files that a run needs to continue.
 
-Others (signal.csv, parameters.h5) are set aside where they are damaged.
+Others (signal.csv, predictions.csv, parameters.h5) are set aside where they are damaged.
 """
 FOLDERS = ("checkpoints", "figures", "recordings")
 
@@ -72,6 +73,16 @@ class RunFolder(NamedTuple):
     def signal(self) -> Path:
         """The signal of each array of θ, see `fluctua.store.history`."""
         return self.path / "signal.csv"
+
+    @property
+    def predictions(self) -> Path:
+        """What a calibrated model expected of each row, see `fluctua.store.expectations`."""
+        return self.path / "predictions.csv"
+
+    @property
+    def records(self) -> Path:
+        """The last measured record and the expected one, see `fluctua.store.expectations`."""
+        return self.path / "records.csv"
 
     @property
     def parameters(self) -> Path:
@@ -306,6 +317,8 @@ def _clear(place: RunFolder, replace: bool) -> None:
     # the settings go last: what they stand for can be replaced again as long as they are there
     for old in (
         place.signal,
+        place.predictions,
+        place.records,
         place.parameters,
         place.start,
         place.final,

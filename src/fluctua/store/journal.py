@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import h5py
@@ -22,8 +23,9 @@ import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.core.estimate import Estimate
+from fluctua.learn.predictions import Comparison
 from fluctua.learn.training import Record
-from fluctua.store import checkpoint, course, folder, history
+from fluctua.store import checkpoint, course, expectations, folder, history
 from fluctua.store.files import describe_kind
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
@@ -109,6 +111,7 @@ class Journal:
         self.names = files.options.names
         self.file = open(place.history, "a", encoding="utf-8")  # noqa: SIM115
         self.signal = open(place.signal, "a", encoding="utf-8")  # noqa: SIM115
+        self.expectations = expectations.ExpectationFiles(place)
         self.points: list[course.Point] = []
         self.last: course.Point | None = None
         self.saved = time.monotonic()
@@ -118,12 +121,19 @@ class Journal:
         """Whether it is time for a checkpoint."""
         return time.monotonic() - self.saved >= self.options.seconds
 
-    def add(self, row: Row, theta: Params, estimate: Estimate) -> None:
-        """Append a row to history and signal, and record the parameters if they are due."""
+    def add(
+        self, row: Row, theta: Params, estimate: Estimate, comparison: Comparison | None = None
+    ) -> None:
+        """Append a row to history and signal, and record the parameters if they are due.
+
+        comparison: what a calibrated model expected of this row.
+        """
         history.append(self.file, row, self.run)
         history.append_signal(
             self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr)
         )
+        if comparison is not None:
+            self.expectations.add(row, comparison)
         if self.options.every:
             self.last = course.Point(row.row, row.iteration, self.options.group_arrays(theta))
             if row.iteration % self.options.every == 0:
@@ -135,6 +145,7 @@ class Journal:
         os.fsync(self.file.fileno())
         course.append(self.place.parameters, self.points)
         self.points = []
+        self.expectations.save()
         arrays = checkpoint.to_arrays(state) | {RUN: np.array(self.run)}
         checkpoint.write(self.place.checkpoints, state.row, arrays, self.options.checkpoints)
         self.saved = time.monotonic()
@@ -165,6 +176,8 @@ class Journal:
                 self.file.close()
             with suppress(OSError):
                 self.signal.close()
+            with suppress(OSError):
+                self.expectations.close()
             self.lock.close()
 
 
@@ -213,7 +226,7 @@ def reopen(
     place = files.place
     theta = state.now.theta
     with folder.explain_failures(place):
-        for path in (place.signal, place.parameters):
+        for path in (place.signal, place.predictions, place.records, place.parameters):
             if kind := describe_kind(path):
                 report(
                     f"{path.name} is {kind}. It is kept as {checkpoint.set_aside(path)}; a file "
@@ -226,7 +239,12 @@ def reopen(
             _write_fresh_files(files, theta)
             return Journal(files, lock)
         history.truncate(place.history, state.row - 1, files.run)
-        _truncate_signal(place, files.options.names(theta), state.row - 1, report)
+        last = state.row - 1
+        arrays = files.options.names(theta)
+        _truncate_table(
+            place.signal, report, lambda: history.truncate_signal(place.signal, arrays, last)
+        )
+        _truncate_table(place.predictions, report, lambda: expectations.truncate(place, last))
         if files.options.every:
             _truncate_parameters(files, state, 1 if over else files.options.every, report)
         return Journal(files, lock)
@@ -250,16 +268,16 @@ def _truncate_parameters(
         course.create(path, known, files.run, files.options.describe)
 
 
-def _truncate_signal(
-    place: RunFolder, theta: Mapping[str, np.ndarray], last: int, report: Callable[[str], None]
+def _truncate_table(
+    path: Path, report: Callable[[str], None], truncate: Callable[[], None]
 ) -> None:
-    """Cut signal.csv back to row `last`; a damaged one is set aside."""
+    """Cut a table back by `truncate`; a damaged one is set aside."""
     try:
-        history.truncate_signal(place.signal, theta, last)
+        truncate()
     except ValueError as error:
-        name = checkpoint.set_aside(place.signal)
-        report(f"signal.csv is damaged: {error} It is kept as {name}; rows go on in a new one.")
-        history.truncate_signal(place.signal, theta, last)
+        name = checkpoint.set_aside(path)
+        report(f"{path.name} is damaged: {error} It is kept as {name}; rows go on in a new one.")
+        truncate()
 
 
 def read_state(files: RunFiles, report: Callable[[str], None]) -> checkpoint.RunState:
@@ -328,6 +346,7 @@ def _write_fresh_files(files: RunFiles, theta: Params) -> None:
     """Write history, signal and parameters without rows."""
     place = files.place
     checkpoint.replace(place.history, history.HEADER.encode())
+    expectations.remove(place)
     checkpoint.replace(place.signal, history.signal_header(files.options.names(theta)).encode())
     if files.options.every:
         arrays = files.options.group_arrays(theta)

@@ -134,7 +134,8 @@ def iterate(opened: Opened, loop: Loop) -> Rows:
                 new, row, restart = loop.add_record(state, record)
                 over = loop.explain_end(new)
                 with folder.explain_failures(book.place):
-                    book.add(row, record.theta, record.estimate)
+                    comparison = getattr(training.estimator, "comparison", None)
+                    book.add(row, record.theta, record.estimate, comparison)
                     state = new
                     if (restart or book.due) and not over:  # the last one is written by `close`
                         book.save(state)

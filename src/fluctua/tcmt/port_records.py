@@ -118,6 +118,17 @@ class PortEvidence(NamedTuple):
     samples: int
 
 
+class ExpectedRecord(NamedTuple):
+    """A record as a network makes it, without and with its noise.
+
+    mean: noise-free record [Re, Im] (K, 2D).
+    stderr: standard deviation of a sample about it, on each quadrature (K, 2D).
+    """
+
+    mean: Any
+    stderr: Any
+
+
 def make_numbers(spec: KernelSpec, readout: float) -> PortNumbers:
     """Return the numbers of a network. readout: ρ, on each quadrature."""
     source = np.zeros(spec.sites, complex)
@@ -192,6 +203,29 @@ def collect_port_evidence(
         misfit=float(sums.misfit),
         log_determinant=float(sums.log_determinant),
         samples=2 * records.size,
+    )
+
+
+def expect_record(grid: Grid, numbers: PortNumbers) -> ExpectedRecord:
+    """Return the record that a network is expected to make: m and the diagonal of K."""
+    with jax.default_matmul_precision("highest"):
+        expected = _expect(grid, jax.tree.map(jnp.asarray, numbers))
+    return ExpectedRecord(*(np.asarray(array, np.float64) for array in expected))
+
+
+@partial(jit, static_argnums=0)
+def _expect(grid: Grid, numbers: PortNumbers) -> ExpectedRecord:
+    network = _linearise(grid, numbers)
+    stationary = _sum_stationary(grid, network, numbers.noise[None])[0]
+    sites = jnp.array(grid.sites)
+    mean = network.path[SUBSTEPS::SUBSTEPS][:, sites]
+    green = network.green[SUBSTEPS::SUBSTEPS]
+    settled = jnp.diagonal(stationary)[sites].real
+    missing = jnp.einsum("knp,nm,kmp->kp", green, stationary, jnp.conj(green)).real
+    # half of it on each quadrature
+    stderr = jnp.sqrt((settled - missing + numbers.readout) / 2)
+    return ExpectedRecord(
+        jnp.concatenate([mean.real, mean.imag], axis=1), jnp.concatenate([stderr, stderr], axis=1)
     )
 
 

@@ -14,6 +14,7 @@ from fluctua.core.likelihood.report import Residuals
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin.correction import TwinSamples
+from fluctua.learn.predictions import RecordComparison
 from fluctua.tcmt import innovations, port_records, state_scores
 from fluctua.tcmt.sampled_twin import SampledTwin
 
@@ -98,6 +99,22 @@ class PortTwin:
         sums = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
         return sums.misfit / sums.samples
 
+    def compare_record(
+        self, theta: Params, trajectories: Trajectories, readout: float
+    ) -> RecordComparison:
+        """Return the first record beside what the model at p expects of it."""
+        p = {name: np.asarray(v) for name, v in theta.items()}
+        grid, numbers = self._prepare(p, trajectories, readout)
+        mean, stderr = port_records.expect_record(grid, numbers)
+        samples = slice(self.thin, None, self.thin)
+        return RecordComparison(
+            np.asarray(trajectories.t, np.float64)[samples],
+            tuple(f"{part} psi[{site}]" for part in ("Re", "Im") for site in self.sites),
+            mean,
+            stderr,
+            np.asarray(trajectories.x[0], np.float64)[samples],
+        )
+
     def examine(
         self,
         theta: Params,
@@ -163,12 +180,18 @@ class PortTwin:
                 f"sample {sample * self.thin} of record {which} is not a finite number. Measure "
                 "the record again, or leave it out."
             )
-        spec = self.sampled.spec(p)
-        scale = float(np.exp(p["readout"])) if "readout" in p else 1.0
-        numbers = port_records.make_numbers(spec, scale * readout)
+        grid, numbers = self._prepare(p, trajectories, readout)
         powers = np.append(numbers.noise, numbers.readout)
         y = x[:, 1:, :channels] + 1j * x[:, 1:, channels:]
-        grid = port_records.make_grid(spec, self.sites, np.asarray(trajectories.t)[:: self.thin])
         return port_records.collect_port_evidence(
             grid, numbers, y, (2 * powers[:, None] * amplitudes).T
         )
+
+    def _prepare(
+        self, p: Params, trajectories: Trajectories, readout: float
+    ) -> tuple[port_records.Grid, port_records.PortNumbers]:
+        """Return the grid of records and the numbers of the network."""
+        spec = self.sampled.spec(p)
+        scale = float(np.exp(p["readout"])) if "readout" in p else 1.0
+        grid = port_records.make_grid(spec, self.sites, np.asarray(trajectories.t)[:: self.thin])
+        return grid, port_records.make_numbers(spec, scale * readout)
