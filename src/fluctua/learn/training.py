@@ -31,9 +31,12 @@ class Bounds(NamedTuple):
 
     def project(self, theta: Params) -> Params:
         """The parameters, clipped to low ≤ θ ≤ high."""
-        low = _spread(self.low, theta)
-        high = _spread(self.high, theta)
+        low, high = self.spread(theta)
         return jax.tree.map(_clip, theta, low, high)
+
+    def spread(self, theta: Params) -> Bounds:
+        """The bounds of every parameter, as pytrees like θ."""
+        return Bounds(_spread(self.low, theta), _spread(self.high, theta))
 
 
 @dataclass(frozen=True, eq=False)

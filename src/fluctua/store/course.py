@@ -1,7 +1,8 @@
 """The file `parameters.h5`: θ over the iterations, readable with h5py and xarray alone.
 
 /row, /iteration (L,), and for every array of θ a data set (L, ...); further data sets and
-attributes describe the system.
+attributes describe the system. Of an array with bounds the attributes `low` and `high` are these,
+one number or (...); `times` (T,) are those of its knots.
 
 HDF5 is not safe against a kill during a write, and a failed write can end the process. So the file
 is never written in place: it is made in memory, and its bytes take the name when they are complete
@@ -23,6 +24,12 @@ from fluctua.store.checkpoint import Damaged, replace
 
 RUN = "run"
 """Attribute with the fingerprint of the run."""
+
+MAX_ATTRIBUTE = 4096
+"""Numbers of an attribute; HDF5 takes 64 kB."""
+
+MIN_KNOTS = 9
+"""Numbers of an array from which on it may be a protocol in time."""
 
 
 class Point(NamedTuple):
@@ -67,6 +74,46 @@ def create(
         if describe is not None:
             describe(file)
     replace(path, memory.getvalue())
+
+
+def describe_arrays(
+    low: Mapping[str, np.ndarray], high: Mapping[str, np.ndarray], t: np.ndarray | None = None
+) -> Callable[[h5py.File], None]:
+    """Return a function `describe` for `create` that adds bounds, and times of knots.
+
+    Args:
+        low: lower bounds of the arrays of θ by name; empty without bounds.
+        high: upper bounds.
+        t: times of the trajectories (T+1,). An array with a number per step, or per time, has
+            knots at these.
+    """
+
+    def describe(file: h5py.File) -> None:
+        for name in low:
+            for key, bound in (("low", low[name]), ("high", high[name])):
+                _add_attribute(file[name], key, np.asarray(bound))
+        if t is None:
+            return
+        for dataset in _list_arrays(file):
+            knots = max(dataset.shape[1:], default=0)
+            if MIN_KNOTS <= knots <= len(t) <= knots + 1:
+                _add_attribute(dataset, "times", np.asarray(t)[:knots])
+
+    return describe
+
+
+def _list_arrays(file: h5py.File) -> list[h5py.Dataset]:
+    found: list[h5py.Dataset] = []
+    file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
+    return [item for item in found if item.name not in ("/row", "/iteration")]
+
+
+def _add_attribute(dataset: h5py.Dataset, name: str, array: np.ndarray) -> None:
+    """Add an array, as one number where all are the same; none if infinite or too large."""
+    if array.size and np.all(array == array.flat[0]):
+        array = array.flat[0]
+    if np.size(array) <= MAX_ATTRIBUTE and np.isfinite(array).all():
+        dataset.attrs[name] = array
 
 
 def append(path: Path, points: Sequence[Point]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from fluctua.core.arrays import Params
 from fluctua.learn.evaluate import can_refine, evaluate
 from fluctua.learn.training import Length, Record, Training, check_whole_number
-from fluctua.store import checkpoint, history, journal, loop
+from fluctua.store import checkpoint, course, history, journal, loop
 from fluctua.store import folder as runfolder
 from fluctua.store import parts as partlist
 from fluctua.store import summary as summaries
@@ -156,12 +156,18 @@ def format_summary(summary: dict[str, Any]) -> str:
 def _list_files(task: _Task, settings: dict[str, Any]) -> journal.RunFiles:
     """Common data of the files of a run. settings: from `_describe`."""
     training: Any = task.training
+    options = task.options
+    empty: dict[str, np.ndarray] = {}
+    low, high = empty, empty
+    if training.bounds is not None:
+        low, high = map(options.group_arrays, training.bounds.spread(training.theta))
+    t = getattr(getattr(training.estimator, "substrate", None), "t", None)
     return journal.RunFiles(
         task.place,
         (json.dumps(settings, indent=1) + "\n").encode(),
         settings["run"],
         checkpoint.start_state(training.theta, training.optimiser.init(training.theta)),
-        task.options,
+        options._replace(describe=course.describe_arrays(low, high, t)),
         need=_estimate_space(task),
         advice="record less often (parameters_every)",
     )

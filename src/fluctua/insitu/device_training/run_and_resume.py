@@ -36,7 +36,7 @@ from fluctua.insitu.device_training.result import write_result
 from fluctua.insitu.device_training.session import TrainingSession
 from fluctua.insitu.model import Model
 from fluctua.learn.training import Record, check_bounds
-from fluctua.store import checkpoint, history, journal, loop, parts
+from fluctua.store import checkpoint, course, history, journal, loop, parts
 from fluctua.store import folder as runfolder
 
 Rows = Iterator[tuple[history.Row, Record]]
@@ -191,14 +191,16 @@ class _Preparation:
     def list_files(self, run: str) -> journal.RunFiles:
         """The files of the run, whose fingerprint is `run`."""
         model = self.model
-        theta = check_bounds((model.lower, model.upper)).project(model.start)
+        bounds = check_bounds((model.lower, model.upper))
+        theta = bounds.project(model.start)
+        low, high = map(JOURNAL.group_arrays, bounds.spread(theta))
         optimiser = make_optimiser(self.plan, model.learning_rate_scale)
         return journal.RunFiles(
             self.place,
             plan_file.write_plan(dataclasses.asdict(self.plan), run, self.stamp),
             run,
             checkpoint.start_state(theta, optimiser.init(theta)),
-            JOURNAL,
+            JOURNAL._replace(describe=course.describe_arrays(low, high)),
             # recordings ask for their own room
             need=2**22 + 200 * self.plan.iterations,
         )
