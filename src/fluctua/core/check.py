@@ -371,6 +371,19 @@ def model(
 ) -> None:
     """Shapes of drift, noise and rewards at one state x (M,) and time."""
     shapes(process, theta, x, t, context)
+    check_rewards(rewards, theta, x, t, context, observed=isinstance(process, HistoryDependent))
+
+
+def check_rewards(
+    rewards: objectives.Rewards,
+    theta: Params,
+    x: Array,
+    t: Array,
+    context: PyTree,
+    *,
+    observed: bool = False,
+) -> None:
+    """Shapes of rewards at one state x (M,) and time. observed: x is a part of a hidden state."""
     for name, reward, arguments in (
         ("running", rewards.running, (theta, x, t, context)),
         ("terminal", rewards.terminal, (theta, x, context)),
@@ -379,7 +392,7 @@ def model(
     ):
         if reward is None:
             continue
-        if isinstance(process, HistoryDependent):
+        if observed:
             _check_observed_reward(name, reward, arguments)
         got = _evaluate_shape(f"the {name} reward", reward, *arguments)
         if getattr(got, "shape", None) != ():
@@ -394,7 +407,7 @@ def model(
                 "modulus."
             )
     if rewards.stop is not None:
-        if isinstance(process, HistoryDependent):
+        if observed:
             _check_observed_reward("stop", rewards.stop.level, (theta, x, t, context))
         stopping.check_rule(rewards.stop, theta, x, t, context)
 

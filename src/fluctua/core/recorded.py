@@ -204,6 +204,7 @@ def iterate_pieces(
     """Pieces of all chunks, numbered through; none is on both sides of trajectory `cut`."""
     before = 0
     for chunk in [source] if isinstance(source, records.Trajectories) else source:
+        _check_shapes(chunk)
         size = records.count_within(chunk.x, block_bytes)
         for first, piece in records.split_pieces(chunk, size, cut - before):
             yield records.Piece(before + first, piece)
@@ -330,24 +331,32 @@ def mean_return_to_go(
 
 def evaluate_returns(rewards: Rewards, theta: Params, trajectories: records.Trajectories) -> Array:
     """The return of each trajectory that is held in memory. (E,)"""
-    t = jnp.asarray(trajectories.t)
-    x = jnp.asarray(trajectories.x)
-    dt = jnp.diff(t)
-    if rewards.stop is not None:
-        times = records.Times(t, dt)
-        return terms.returns_to_go(rewards, theta, times, x, trajectories.context)[:, 0]
+    times = check.grid(trajectories.t)
+    context = trajectories.context
+    x = jnp.asarray(trajectories.x, arrays.working_dtype(theta, trajectories.x))
+    first = arrays.part(x, np.s_[:, 0])
+    collected = terms.start_collection(rewards, theta, first, arrays.part(times.t, 0), context)
+    collected = _collect_block(rewards, theta, collected, times, x, context)
+    last = arrays.part(x, np.s_[:, -1])
+    return terms.finish_collection(rewards, theta, collected, last, context)
 
-    def evaluate(path: Array, context: PyTree) -> Array:
-        rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
-        total = jnp.sum(rates * dt) + rewards.terminal(theta, path[-1], context)
-        if rewards.per_step is not None:
-            batched = jax.vmap(rewards.per_step, in_axes=(None, 0, 0, 0, 0, None))
-            total += jnp.sum(batched(theta, path[:-1], path[1:], t[:-1], dt, context))
-        if rewards.initial is not None:
-            total = total + rewards.initial(theta, path[0], context)
-        return total
 
-    return jax.vmap(evaluate)(x, trajectories.context)
+def evaluate_pieces(
+    rewards: Rewards,
+    theta: Params,
+    source: records.Trajectories | Iterable[records.Trajectories],
+    block_bytes: int,
+) -> np.ndarray:
+    """The return of each trajectory of a source that is read once, piece by piece. (E,)"""
+    parts = []
+    for first, piece in iterate_pieces(source, 0, block_bytes):
+        recording = Recording(piece, theta, first)
+        row = check.take_first((recording.first_states, recording.t, recording.context))
+        check.check_rewards(rewards, theta, *row)
+        parts.append(np.asarray(evaluate_returns(rewards, theta, piece)))
+    if not parts:
+        raise ValueError("there are no trajectories: the source of chunks is empty.")
+    return np.concatenate(parts)
 
 
 def cut_before_stops(

@@ -1,0 +1,220 @@
+"""Many θ in one call: each as in a call of its own, values and gradients against exact answers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import first_passage
+import fluctua as fl
+from fluctua.core.estimation import many
+
+SIGMA = 0.5
+STEPS = 20
+T = np.linspace(0, 1, STEPS + 1)
+K = 5
+THETAS = {"k": jnp.linspace(0.5, 1.5, K), "f": jnp.array([[0.0], [0.3], [1.0], [-0.5], [0.2]])}
+PROCESS = fl.Process(lambda th, x: -th["k"] * x + th["f"], lambda th, x: SIGMA * jnp.ones_like(x))
+OBJECTIVE = fl.Objective(
+    running=lambda th, x: th["k"] * x[0], terminal=lambda th, x: x[0] ** 2 + th["f"][0]
+)
+RATIO = fl.function_of_means(
+    lambda a, b: a / b, OBJECTIVE, fl.Objective(terminal=lambda th, x: 2 + x[0])
+)
+JAX = fl.simulator(PROCESS, jnp.array([0.4]), T, backend="jax")
+ROUNDING = 1e-12
+"""Relative: sums of 20 steps and means of hundreds of numbers in float64, with room for other
+orders of addition."""
+
+
+def exact_value(theta):
+    """J of Euler's chain: mean and variance of X_n by recursion."""
+    dt = 1 / STEPS
+    factor = 1 - theta["k"] * dt
+
+    def step(carry, _):
+        mean, variance, total = carry
+        total = total + theta["k"] * mean * dt
+        return (factor * mean + theta["f"][0] * dt, factor**2 * variance + SIGMA**2 * dt, total), 0
+
+    start = (jnp.asarray(0.4), jnp.asarray(0.0), jnp.asarray(0.0))
+    (mean, variance, total), _ = jax.lax.scan(step, start, None, length=STEPS)
+    return total + mean**2 + variance + theta["f"][0]
+
+
+EXACT = jax.jit(jax.vmap(exact_value))(THETAS)
+EXACT_GRADIENT = jax.jit(jax.vmap(jax.grad(exact_value)))(THETAS)
+
+
+def take(tree, k):
+    return jax.tree.map(lambda leaf: leaf[k], tree)
+
+
+def flatten(tree):
+    return np.asarray(ravel_pytree(tree)[0])
+
+
+def assert_same(found, expected):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("seed", [3, range(20, 20 + K)], ids=["common", "independent"])
+def test_values_are_exact_and_those_of_separate_calls(seed):
+    found = fl.evaluate_many(JAX, THETAS, count=2000, seed=seed, objective=OBJECTIVE)
+    assert (np.abs(found.J - EXACT) < 4 * found.J_stderr).all()
+    assert found.returns.shape == (K, 2000)
+    assert found.trajectories == 2000 * K
+    for k, own in enumerate(np.broadcast_to(seed, K).tolist()):
+        alone = fl.evaluate(JAX, take(THETAS, k), count=2000, seed=own, objective=OBJECTIVE)
+        assert_same((found.J[k], found.J_stderr[k], found.dt), (alone.J, alone.J_stderr, alone.dt))
+
+
+def test_common_noise_makes_differences_precise():
+    """R_a − R_b has no noise but where paths differ; independent noise adds the two variances."""
+    near = {"k": jnp.array([1.0, 1.01]), "f": jnp.full((2, 1), 0.3)}
+    errors = {}
+    exact = np.diff(jax.vmap(exact_value)(near))[0]
+    for name, seed in {"common": 1, "independent": [1, 2]}.items():
+        found = fl.evaluate_many(JAX, near, count=1000, seed=seed, objective=OBJECTIVE)
+        difference = found.returns[1] - found.returns[0]
+        errors[name] = difference.std(ddof=1) / np.sqrt(1000)
+        assert abs(difference.mean() - exact) < 4 * errors[name]
+    assert errors["common"] < errors["independent"] / 20
+
+
+@pytest.mark.long
+def test_values_of_other_systems_are_those_of_separate_calls():
+    estimator = fl.ppgt(JAX, RATIO)
+    measured = lambda key, theta, count: JAX(key, theta, count)
+    refined = {"refine": 2}
+    for system, options in (
+        (estimator, {}),
+        (estimator, refined),
+        (measured, {"objective": RATIO}),
+    ):
+        found = fl.evaluate_many(system, THETAS, count=50, seed=4, **options)
+        for k in range(K):
+            alone = fl.evaluate(system, take(THETAS, k), count=50, seed=4, **options)
+            assert_same((found.J[k], found.J_stderr[k]), (alone.J, alone.J_stderr))
+        assert_same(found.returns.mean(axis=1), found.J)
+
+
+@pytest.mark.long
+def test_values_of_trajectories_that_stop_and_of_jumps():
+    stopping = fl.simulator(
+        first_passage.PROCESS, jnp.array([first_passage.START]), T, backend="jax"
+    )
+    thetas = {**first_passage.parameters(), "mu": jnp.array([0.2, 0.8])}
+    thetas = {name: jnp.broadcast_to(leaf, 2) for name, leaf in thetas.items()}
+    decay = fl.Jumps(lambda theta, x: theta["rate"] * x, -jnp.eye(1))
+    rates = {"rate": jnp.array([0.5, 1.5])}
+    survivors = fl.Objective(terminal=lambda theta, x: x[0])
+    decaying = fl.simulator(decay, jnp.array([20.0]), T, backend="jax")
+    for simulator, stack, objective in (
+        (stopping, thetas, first_passage.OBJECTIVE),
+        (decaying, rates, survivors),
+    ):
+        found = fl.evaluate_many(simulator, stack, count=40, seed=2, objective=objective)
+        for k in range(2):
+            alone = fl.evaluate(simulator, take(stack, k), count=40, seed=2, objective=objective)
+            assert_same((found.J[k], found.J_stderr[k]), (alone.J, alone.J_stderr))
+    found = fl.evaluate_many(decaying, rates, count=1000, objective=survivors)
+    assert (np.abs(found.J - 20 * np.exp(-rates["rate"])) < 4 * found.J_stderr).all()
+
+
+def test_one_trajectory_per_parameter_has_no_error():
+    found = fl.evaluate_many(JAX, THETAS, count=1, objective=OBJECTIVE)
+    assert np.isfinite(found.J).all()
+    assert np.isnan(found.J_stderr).all()
+    assert "5 parameters, 1 trajectories each" in repr(found)
+
+
+def test_a_long_stack_runs_in_parts(monkeypatch):
+    whole = fl.evaluate_many(JAX, THETAS, count=7, objective=OBJECTIVE)
+    monkeypatch.setattr(many, "CPU_TRAJECTORIES", 15)  # two θ, two, and one
+    jax.clear_caches()
+    assert_same(fl.evaluate_many(JAX, THETAS, count=7, objective=OBJECTIVE)[:3], whole[:3])
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("baseline", ["time", "optimal"])
+@pytest.mark.parametrize("common", [True, False])
+def test_gradients_are_exact_and_those_of_separate_calls(baseline, common):
+    """10,000 trajectories: a sample is a score times a square, and z of 400 is skewed, with 0.2 %
+    beyond 4 in place of 0.006 %.
+    """
+    count = 10_000
+    estimator = fl.ppgt(JAX, OBJECTIVE, baseline=baseline)
+    key = jax.random.key(5)
+    keys = key if common else jax.random.split(key, K)
+    found = estimator.estimate_many(keys, THETAS, count)
+    for k, estimate in enumerate(found):
+        alone = estimator(key if common else keys[k], take(THETAS, k), count)
+        assert_same(estimate, alone)
+        z = (flatten(estimate.gradient) - flatten(take(EXACT_GRADIENT, k))) / flatten(
+            estimate.stderr
+        )
+        assert np.abs(z).max() < 4
+
+
+@pytest.mark.long
+def test_gradients_of_functions_of_means_and_stops_are_those_of_separate_calls():
+    stopping = fl.simulator(
+        first_passage.PROCESS, jnp.array([first_passage.START]), T, backend="jax"
+    )
+    thetas = {**first_passage.parameters(), "mu": jnp.array([0.2, 0.8])}
+    thetas = {name: jnp.broadcast_to(leaf, 2) for name, leaf in thetas.items()}
+    key = jax.random.key(6)
+    for estimator, stack in (
+        (fl.ppgt(JAX, RATIO), THETAS),
+        (fl.ppgt(stopping, first_passage.OBJECTIVE), thetas),
+        (fl.natural(fl.ppgt(JAX, OBJECTIVE)), THETAS),
+        (fl.reference.spsa(OBJECTIVE, JAX), THETAS),
+    ):
+        found = estimator.estimate_many(key, stack, 30)
+        for k, estimate in enumerate(found[:2]):
+            assert_same(estimate, estimator(key, take(stack, k), 30))
+
+
+def test_kernels_take_the_same_noise():
+    """A kernel computes in another order: equal to rounding, here of sums of 20 steps."""
+    kernel = fl.ppgt(fl.simulator(PROCESS, jnp.array([0.4]), T, backend="cpu"), OBJECTIVE)
+    plain = fl.ppgt(JAX, OBJECTIVE)
+    key = jax.random.key(7)
+    for one, other in zip(
+        kernel.estimate_many(key, THETAS, 50), plain.estimate_many(key, THETAS, 50), strict=True
+    ):
+        np.testing.assert_allclose(flatten(one.gradient), flatten(other.gradient), rtol=1e-9)
+        np.testing.assert_allclose(one.value, other.value, rtol=1e-9)
+
+
+def test_bad_stacks_are_refused():
+    key = jax.random.key(0)
+    estimator = fl.ppgt(JAX, OBJECTIVE)
+    uneven = THETAS | {"k": jnp.ones(3)}
+    with pytest.raises(ValueError, match=r"`thetas`.*one more axis.*\(5, 1\), \(3,\)"):
+        fl.evaluate_many(estimator, uneven)
+    with pytest.raises(ValueError, match=r"`thetas`.*shapes \(1,\), \(\)"):
+        estimator.estimate_many(key, take(THETAS, 0), 10)
+    with pytest.raises(ValueError, match=r"`key`.*\(5,\); got keys of shape \(3,\)"):
+        estimator.estimate_many(jax.random.split(key, 3), THETAS, 10)
+    with pytest.raises(ValueError, match=r"`key`.*\(5,\); got keys of shape \(2,\)"):
+        fl.evaluate_many(estimator, THETAS, seed=[1, 2])
+    with pytest.raises(ValueError, match=r"`seed`.*-1"):
+        fl.evaluate_many(estimator, THETAS, seed=[-1, 0, 1, 2, 3])
+    with pytest.raises(ValueError, match=r"`count`.*0"):
+        fl.evaluate_many(estimator, THETAS, count=0)
+    with pytest.raises(ValueError, match="`objective=`"):
+        fl.evaluate_many(JAX, THETAS)
+    with pytest.raises(ValueError, match=r"`count`.*at least 3; got 2"):
+        fl.evaluate_many(fl.ppgt(JAX, RATIO), THETAS, count=2)
+
+
+def test_a_path_that_explodes_is_named():
+    thetas = {"k": jnp.array([1.0, -1e200]), "f": jnp.zeros((2, 1))}
+    with pytest.raises(FloatingPointError, match="10 of 10 returns are not finite"):
+        fl.evaluate_many(JAX, thetas, count=10, objective=OBJECTIVE)
+    with pytest.raises(FloatingPointError, match="time step"):
+        fl.ppgt(JAX, OBJECTIVE).estimate_many(jax.random.key(0), thetas, 10)
