@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fluctua.cli.common import can_redraw
 from fluctua.core.text import with_error
 from fluctua.learn.training import Record
 from fluctua.runs.config import Config
@@ -58,7 +59,7 @@ def show_records(
 ) -> Iterator[Callable[[Record], None]]:
     """A function that shows each record: in a bar at a terminal, in plain lines elsewhere."""
     console = console or Console()
-    if not console.is_terminal:
+    if not can_redraw(console):
         yield partial(_print_record, console, iterations)
         return
     columns = (
@@ -106,7 +107,7 @@ def watch_run(
     """Pass the rows of a run on while showing them. earlier: rows before a --resume."""
     console = console or Console()
     seen = list(earlier or [])
-    if not console.is_terminal:
+    if not can_redraw(console):
         yield from _print_rows(rows, config, seen, console)
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:

@@ -11,7 +11,7 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 
-from fluctua.cli.common import say
+from fluctua.cli.common import can_redraw, say
 from fluctua.paper import panels, training
 from fluctua.runs.build import resolve_backend
 
@@ -86,13 +86,13 @@ def _show_panels() -> Iterator[Callable[[panels.Panel, Callable[..., None]], Non
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
     )
-    with bars.Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with bars.Progress(*columns, console=console, disable=not can_redraw(console)) as progress:
 
         def show(panel: panels.Panel, measure: Callable[..., None]) -> None:
             task = progress.add_task("", total=panel.work, name=panel.name)
             begun = time.perf_counter()
             measure(lambda count: progress.advance(task, count))
-            if not console.is_terminal:
+            if not can_redraw(console):
                 seconds = time.perf_counter() - begun
                 say(f"panel {panel.name}: {panel.work:,} trajectories, {seconds:.1f} s")
 
