@@ -216,6 +216,7 @@ KEYS = {
         "timeout": "3",
         "time_limit": "4",
         "on_doubt": "continue",
+        "final_trajectories": "5",
         "learning_rate": "0.3",
         "probes": "3",
         "attempts": "2",

@@ -5,7 +5,11 @@ import pytest
 
 import own_lab as lab
 from fluctua import insitu
-from fluctua.insitu.device_training.result import average_end, describe_result
+from fluctua.insitu.device_training.result import (
+    average_end,
+    describe_result,
+    summarise_result,
+)
 from fluctua.store.history import Row
 
 
@@ -30,7 +34,8 @@ def test_differences_between_devices_are_not_averaged_away():
 def test_iterations_that_did_not_measure_are_left_out():
     rows = make_rows([1.0 if k % 2 == 0 else 7.0 for k in range(40)], every=2)
     assert average_end(rows) == (pytest.approx(1.0), pytest.approx(0.02 / np.sqrt(2)), 2)
-    assert "mean of the last 2 iterations that measured" in describe_result(rows, {}, lab.ready)
+    text = describe_result(summarise_result(rows), {}, lab.ready)
+    assert "mean of the last 2 iterations that measured" in text
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,8 @@ def test_iterations_that_did_not_measure_are_left_out():
 )
 def test_settings_are_listed_with_those_at_their_bounds(value, text):
     model = lab.ready._replace(knobs={"force": insitu.Knob(value, bounds=(-4.0, 4.0))})
-    lines = describe_result(make_rows([0.5, 1.0]), {"force": np.array(value)}, model).splitlines()
+    summary = summarise_result(make_rows([0.5, 1.0]))
+    lines = describe_result(summary, {"force": np.array(value)}, model).splitlines()
     assert lines[0] == "J before   0.500 ± 0.020   the first iteration"
     assert lines[1] == "J after    1.000 ± 0.020   the last iteration"
     assert lines[2] == "training   2 iterations, 200 trajectories on the instrument"

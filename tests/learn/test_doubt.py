@@ -143,7 +143,7 @@ def test_a_run_stops_after_doubt_and_goes_on_if_asked(tmp_path):
     again = made(failing, on_doubt="continue")
     with pytest.warns(RuntimeWarning, match="noise amplitude"):
         fl.run(describe(again), 6, tmp_path / "run")
-    assert len(calls) == 6
+    assert len(calls) == 6 + 1  # and the final evaluation
 
 
 def test_doubt_in_the_last_iteration_ends_the_run_with_an_error(tmp_path):

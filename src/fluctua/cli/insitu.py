@@ -29,6 +29,7 @@ RESUME_KEYS: Keys = {
     "timeout": Key(float, "seconds to wait for an answer, if the driver has `timeout` (30)"),
     "time_limit": Key(float, "seconds that one acquisition may take (300)"),
     "on_doubt": Key(str, "after a batch that contradicts the calibrated model: stop or continue"),
+    "final_trajectories": Key(int, "to evaluate J at the end (as many as an iteration); 0: none"),
 }
 TRAIN_KEYS: Keys = {
     **RESUME_KEYS,
@@ -45,7 +46,14 @@ TRAIN_KEYS: Keys = {
 }
 CHECK_KEYS: Keys = {
     name: TRAIN_KEYS[name]
-    for name in ("timeout", "time_limit", "probes", "measure_every", "check_trajectories")
+    for name in (
+        "timeout",
+        "time_limit",
+        "probes",
+        "measure_every",
+        "check_trajectories",
+        "final_trajectories",
+    )
 }
 DEMO_KEYS: Keys = {
     "devices": Key(int, "demo: boxes that differ, trained alone and together, four held out (1)"),
@@ -175,8 +183,8 @@ def insitu(
                 context,
                 ("resume", "model", "iterations", "settings"),
                 "cannot be changed with --resume, which keeps to the plan in the folder; "
-                "--iterations, the address and --set timeout, time_limit and on_doubt can. For "
-                "another plan begin another run: --out.",
+                "--iterations, the address and --set timeout, time_limit, on_doubt and "
+                "final_trajectories can. For another plan begin another run: --out.",
             )
             run.resume(request, resume, iterations, read_settings(settings, RESUME_KEYS))
         else:

@@ -18,7 +18,7 @@ from fluctua.store.checkpoint import RunState, add_record
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, RunFiles
 
-Rows = Generator[tuple[Row, Record], None, None]
+Rows = Generator[tuple[Row, Record], None, RunState]
 
 
 class Segment(NamedTuple):
@@ -51,6 +51,7 @@ class Loop:
         segment: (state) -> the training from that state on; the whole training by default.
         advance: (state, record) -> state and row after a record.
         finished: (state) -> why the training is over, or an empty string.
+        conclude: (state) -> state with what is measured once the training is over.
     """
 
     training: Training
@@ -58,6 +59,7 @@ class Loop:
     segment: Callable[[RunState], Segment] | None = None
     advance: Callable[[RunState, Record], Advance] | None = None
     finished: Callable[[RunState], str] | None = None
+    conclude: Callable[[RunState], RunState] | None = None
 
     def select_segment(self, state: RunState) -> Segment:
         """The training from a state on."""
@@ -123,7 +125,7 @@ def restore_memory(training: Training, state: RunState) -> None:
 def iterate(opened: Opened, loop: Loop) -> Rows:
     """Train from the state of a run; each row is in the history before it is yielded.
 
-    Stop iterating to stop the run.
+    Stop iterating to stop the run. Returns: the state at the end.
     """
     book, state = opened
     try:
@@ -142,6 +144,11 @@ def iterate(opened: Opened, loop: Loop) -> Rows:
                 yield row, record
                 if restart or over:
                     break
+        if loop.conclude is not None:
+            with folder.explain_failures(book.place):
+                book.save(state)  # a kill during the evaluation costs nothing of the training
+            state = loop.conclude(state)
+        return state
     finally:  # also when the caller stops iterating, and on Ctrl-C
         with folder.explain_failures(book.place):
             book.close(state)

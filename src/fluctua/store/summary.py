@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fluctua.core.text import with_error
+from fluctua.store.final import DEVICE, ESTIMATOR
 from fluctua.store.history import Row, effective
 
 AROUND = 9
@@ -16,6 +17,8 @@ FALL = 6.0
 
 The highest of many means is high by chance: by four standard errors in ten thousand.
 """
+FAILED = "final_failed"
+"""Entry of a summary with the reason why the final parameters could not be measured."""
 GRID = 3.0
 """Standard errors between J at two time steps above which a dependence is reported."""
 
@@ -70,18 +73,18 @@ def format_values(summary: dict[str, Any]) -> list[str]:
     final = summary.get("final")
     lines = [f"J before   {value('start')}"]
     if final is None:
-        return [
-            *lines,
-            f"J after    {value('last')}   of the last iteration; no simulator measures it afresh",
-        ]
+        lines.append(f"J after    {value('last')}   of the last iteration, not measured afresh")
+        if FAILED in summary:
+            lines.append(f"           {summary[FAILED]}")
+        return lines
+    where = {DEVICE: " of the device", ESTIMATOR: " of the estimator"}
     lines.append(
         f"J after    {value('final')}   final.npz, measured afresh with {final['trajectories']:,} "
-        "trajectories"
+        f"trajectories{where.get(final.get('source'), '')}"
     )
-    finer = summary["finer"]
-    lines.append(
-        f"           {value('finer')}   with steps of {finer['dt']:g} instead of {final['dt']:g}"
-    )
+    if "finer" in summary:
+        steps = f"{summary['finer']['dt']:g} instead of {final['dt']:g}"
+        lines.append(f"           {value('finer')}   with steps of {steps}")
     if "step_matters" in summary:
         lines.append(
             f"step       these two differ by {abs(summary['step_matters']):.1f} standard errors: "

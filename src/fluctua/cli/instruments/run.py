@@ -75,6 +75,7 @@ def resume(
         iterations=iterations,
         time_limit=settings.get("time_limit"),
         on_doubt=settings.get("on_doubt"),
+        final_trajectories=settings.get("final_trajectories"),
         report=report_incident,
     )
     if iterations is not None:
@@ -96,15 +97,18 @@ def _choose_names(request: Request, plan: Plan, folder: Path) -> StationNames:
 
 def _drive(rows: loop.Rows, plan: Plan, folder: Path, devices: int) -> None:
     """Train to the end and print the result; Ctrl-C stops."""
+    summary = folder / "summary.txt"
+    before = summary.read_text(encoding="utf-8") if summary.exists() else ""
     try:
         done = [row for row, _ in show_training(rows, plan)]
     except KeyboardInterrupt:
         say(f"\nStopped. Continue with: fluctua insitu train --resume {folder}")
         raise typer.Exit(STOPPED) from None
-    if not done:
+    after = summary.read_text(encoding="utf-8") if summary.exists() else ""
+    if not done and after == before:  # a final evaluation that had failed may have been left
         say("nothing was left to do; --iterations is their number in all.")
         return
-    say((folder / "summary.txt").read_text(encoding="utf-8"), nl=False)
+    say(after, nl=False)
     calibrations = "calibration.txt" if devices == 1 else "calibration-*.txt"
     say(f"stored     settings {folder / 'final.npz'}, history {folder / 'history.csv'},")
     say(f"           calibration {folder / calibrations}, this {folder / 'summary.txt'}")

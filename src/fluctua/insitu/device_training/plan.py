@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fluctua.core.baselines import resolve_baseline
 from fluctua.core.words import close_match
 from fluctua.insitu.instrument.substrate import ON_DOUBT, Retry
+from fluctua.store import final
 
 BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a plan can ask for; "twin" is the calibrated drift.
@@ -77,6 +78,8 @@ class Plan:
         time_limit: seconds that one acquisition may take.
         on_doubt: "stop" ends the run at a batch that is not what the calibrated model does, without
             a step; "continue" uses it, with an incident.
+        final_trajectories: measured at the end with the settings reached, to evaluate J; 0 for
+            none. By default as many as an iteration, 20 at least.
 
     """
 
@@ -104,6 +107,7 @@ class Plan:
     readout: float | str = 0.0
     time_limit: float = 300.0
     on_doubt: str = "stop"
+    final_trajectories: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
@@ -137,6 +141,7 @@ class Plan:
     def _check_numbers(self) -> None:
         for name, least in MINIMUM.items():
             _check_whole(name, getattr(self, name), least)
+        final.check_number(self.final_trajectories)
         for name in POSITIVE:
             value = getattr(self, name)
             if not _is_number(value) or not value > 0:
@@ -159,6 +164,13 @@ class Plan:
             raise ValueError(f"`rates` must be positive and finite; got {list(self.rates)!r}.")
 
     @property
+    def final_count(self) -> int:
+        """Trajectories of the evaluation at the end; none without a training."""
+        if not self.iterations:
+            return 0
+        return final.choose_number(self.final_trajectories, self.trajectories)
+
+    @property
     def retry(self) -> Retry:
         """How failed acquisitions are repeated."""
         return Retry(self.attempts, self.first_pause, self.longest_pause, self.time_limit)
@@ -174,9 +186,10 @@ class Workload(NamedTuple):
 def count_work(plan: Plan, devices: int = 1) -> Workload:
     """Acquisitions and trajectories of each of several devices, without failures."""
     share = math.ceil(plan.trajectories / devices)
+    last = math.ceil(plan.final_count / devices)
     measured = math.ceil(plan.iterations / plan.measure_every)
-    visits = measured * math.ceil(share / plan.batch)
-    total = measured * share
+    visits = measured * math.ceil(share / plan.batch) + math.ceil(last / plan.batch)
+    total = measured * share + last
     if plan.calibration == "probes":
         visits += plan.probes * math.ceil(plan.probe_trajectories / plan.batch)
         total += plan.probes * plan.probe_trajectories

@@ -24,7 +24,7 @@ CHECKSUM = "checksum"
 BESIDE = ("run", CHECKSUM, PARTS, VERSIONS)
 """Entries of plan.json that are no fields of a plan."""
 
-ADJUSTABLE = ("iterations", "time_limit", "on_doubt")
+ADJUSTABLE = ("iterations", "time_limit", "on_doubt", "final_trajectories")
 """What may change when a run goes on."""
 
 RENAMED = {"memory": "forget_after", "most_omega": "omega_max", "most_kappa": "kappa_max"}
@@ -34,9 +34,10 @@ OPTIONS = ("points", "noise", "sigma_kappa", "kerr", "omega_max", "kappa_max")
 """Fields that earlier versions had for an instrument at an address: options of it now."""
 
 OFFICIAL = (
-    "A run goes on as it began; only `iterations`, `time_limit` and `on_doubt` can change, with "
-    "--iterations, --set time_limit=… and --set on_doubt=… on the command line or by the "
-    "arguments of resume(). For another plan begin another run."
+    "A run goes on as it began; only `iterations`, `time_limit`, `on_doubt` and "
+    "`final_trajectories` can change, with --iterations, --set time_limit=…, --set on_doubt=… and "
+    "--set final_trajectories=… on the command line or by the arguments of resume(). For another "
+    "plan begin another run."
 )
 
 

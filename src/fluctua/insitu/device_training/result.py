@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fluctua.core.text import with_error
 from fluctua.insitu.model import Model
-from fluctua.store import checkpoint
+from fluctua.store import checkpoint, final
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row, effective, read
+from fluctua.store.summary import FAILED, summarise_rows
 
 TAIL = 10
 """The last iterations of which J is averaged are one in so many."""
@@ -49,40 +51,80 @@ def average_end(rows: Sequence[Row], devices: int = 1) -> MeanValue:
     return MeanValue(float(np.mean([row.J for row in last])), error, count)
 
 
-def write_result(place: RunFolder, model: Model, devices: int = 1) -> None:
-    """Write J before and after, and the settings reached, to summary.txt."""
+def write_result(
+    place: RunFolder, model: Model, value: Mapping[str, Any] | None, devices: int = 1
+) -> None:
+    """Write J before and after, and the settings reached, to summary.txt and summary.json.
+
+    value: of the final evaluation (`fluctua.store.final`), or None.
+    """
     rows = read(place.history)
     if not rows:
         return
+    summary = summarise_result(rows, value, devices)
     with np.load(place.final) as file:
-        text = describe_result(rows, dict(file), model, devices)
+        text = describe_result(summary, dict(file), model, devices)
     checkpoint.replace(place.path / "summary.txt", f"{text}\n".encode())
+    checkpoint.replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
 
-def describe_result(
-    rows: Sequence[Row], settings: Mapping[str, np.ndarray], model: Model, devices: int = 1
-) -> str:
-    """Lines with J of the first iteration and of the last ones, and the settings reached.
+def summarise_result(
+    rows: Sequence[Row], value: Mapping[str, Any] | None = None, devices: int = 1
+) -> dict[str, Any]:
+    """The numbers of a summary.
 
     Args:
         rows: the history, with one row at least.
+        value: of the final evaluation, or None. `spent`: all trajectories on the instruments.
+        devices: number of devices that were trained together.
+    """
+    which = " that measured" if any(not row.ensemble for row in rows) else ""
+    summary = {
+        **summarise_rows(list(rows)),
+        "last": {**average_end(rows, devices)._asdict(), "which": which},
+    }
+    if value is None:
+        return summary
+    result = dict(value)
+    summary["trajectories"] = result.pop("spent")
+    if final.FAILED in result:
+        return {**summary, FAILED: result[final.FAILED]}
+    return {**summary, "final": result}
+
+
+def describe_result(
+    summary: Mapping[str, Any], settings: Mapping[str, np.ndarray], model: Model, devices: int = 1
+) -> str:
+    """Lines with J before and after, and the settings reached.
+
+    Args:
+        summary: from `summarise_result`.
         settings: after the last step.
         model: with the bounds of the settings.
         devices: number of devices that were trained together.
     """
-    first = effective(rows)[0]
-    end = average_end(rows, devices)
+
+    def value(part: str) -> str:
+        return with_error(summary[part]["J"], summary[part]["J_stderr"])
+
+    end = summary["last"]
     which = "the last iteration"
-    if end.iterations > 1:
-        which = f"mean of the last {end.iterations} iterations"
-    seldom = any(not row.ensemble for row in rows)
-    measured = " that measured" if seldom else ""
+    if end["iterations"] > 1:
+        which = f"mean of the last {end['iterations']} iterations"
     instruments = "instrument" if devices == 1 else "instruments"
+    after = [f"{value('last')}   {which}{end['which']}"]
+    last = ""
+    if "final" in summary:
+        count = f"{summary['final']['trajectories']:,}"
+        after.insert(0, f"{value('final')}   measured at the end with {count} trajectories")
+        last = f", {count} of them at the end"
+    elif FAILED in summary:
+        after.append(f"the final evaluation failed: {summary[FAILED]}")
     lines = [
-        f"J before   {with_error(first.J, first.J_stderr)}   the first iteration",
-        f"J after    {with_error(end.J, end.J_stderr)}   {which}{measured}",
-        f"training   {rows[-1].iteration + 1:,} iterations, {rows[-1].trajectories:,} trajectories "
-        f"on the {instruments}",
+        f"J before   {value('start')}   the first iteration",
+        *(f"{'' if k else 'J after':<11}{text}" for k, text in enumerate(after)),
+        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
+        f"trajectories on the {instruments}{last}",
     ]
     for k, (name, value) in enumerate(settings.items()):
         label = "" if k else "settings"

@@ -7,7 +7,7 @@ recordings/      every batch, bad ones too
 incidents.csv    what went wrong, and what it cost
 checkpoints/     what a resumed run starts from
 final.npz        the settings after the last step
-summary.txt      J before and after, the settings reached
+summary.txt      J before and after, the settings reached; numbers in summary.json
 calibration.txt  the instrument by its probes, or by a training that calibrates as it goes
 devices.csv      each device in each iteration (fluctua.insitu.device_training.device_table)
 devices.txt      of several: how much they differ, how many trajectories are worth while
@@ -36,7 +36,7 @@ from fluctua.insitu.device_training.result import write_result
 from fluctua.insitu.device_training.session import TrainingSession
 from fluctua.insitu.model import Model
 from fluctua.learn.training import Record, check_bounds
-from fluctua.store import checkpoint, course, history, journal, loop, parts
+from fluctua.store import checkpoint, course, final, history, journal, loop, parts
 from fluctua.store import folder as runfolder
 
 Rows = Iterator[tuple[history.Row, Record]]
@@ -85,6 +85,7 @@ def resume(
     iterations: int | None = None,
     time_limit: float | None = None,
     on_doubt: str | None = None,
+    final_trajectories: int | None = None,
     estimator: choice.MakeEstimator | None = None,
     report: Report = lambda incident: None,
 ) -> Rows:
@@ -102,6 +103,7 @@ def resume(
         iterations: how many in all, if not as planned.
         time_limit: of one acquisition in seconds, if not as planned.
         on_doubt: "stop" or "continue", if not as planned.
+        final_trajectories: of the evaluation at the end, if not as planned.
         estimator: in place of the plan's `baseline`.
         report: called with every incident.
     Returns: a generator of each row of the history with its `Record`.
@@ -114,6 +116,7 @@ def resume(
             "iterations": iterations,
             "time_limit": time_limit,
             "on_doubt": on_doubt,
+            "final_trajectories": final_trajectories,
         }
         wanted = {name: value for name, value in changes.items() if value is not None}
         plan = dataclasses.replace(_make_plan(place, entries), **wanted)
@@ -256,8 +259,9 @@ def _iterate(session: TrainingSession, opened: loop.Opened) -> Rows:
             book.close(None)
             raise
         session.log.iteration = str(state.now.iteration)
-        yield from loop.iterate(loop.Opened(book, state), training)
+        state = yield from loop.iterate(loop.Opened(book, state), training)
         session.report_calibration()
-        write_result(book.place, session.model, len(session.instruments.devices))
+        value = final.read(state)
+        write_result(book.place, session.model, value, len(session.instruments.devices))
     finally:
         session.close()

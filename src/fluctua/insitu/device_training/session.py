@@ -22,7 +22,10 @@ from fluctua.insitu.instrument.substrate import DOUBT, Incident
 from fluctua.insitu.model import Model
 from fluctua.learn import training
 from fluctua.learn.self_calibrating import SelfCalibrating
-from fluctua.store import checkpoint, journal, loop
+from fluctua.store import checkpoint, final, journal, loop
+
+FINAL = "final"
+"""In incidents.csv, the evaluation after the last iteration."""
 
 
 class TrainingSession:
@@ -102,7 +105,7 @@ class TrainingSession:
             seed=self.plan.seed,
         )
         length = training.Length(self.plan.iterations)
-        return loop.Loop(described, length, advance=self.advance)
+        return loop.Loop(described, length, advance=self.advance, conclude=self.measure_final)
 
     def calibrate(self) -> None:
         """Calibrate each instrument at random settings; at none if the training calibrates."""
@@ -151,6 +154,19 @@ class TrainingSession:
             lost = self.plan.trajectories if stops else 0
             self.log.add(Incident(DOUBT, lost, self.estimator.doubt))
             self.estimator.check_doubt()
+
+    def measure_final(self, state: checkpoint.RunState) -> checkpoint.RunState:
+        """Measure J with the settings reached, once; a failure is an incident."""
+        if not self.plan.final_count or not state.row or final.is_measured(state):
+            return state
+        self.log.iteration = FINAL
+        value = final.measure(
+            self.estimator, state.now.theta, self.plan.final_count, self.plan.seed
+        )
+        if final.FAILED in value:
+            self.log.note(FINAL, f"the final evaluation failed: {value[final.FAILED]}")
+        value["spent"] = self.instruments.spent
+        return final.hold(dataclasses.replace(state, further=self.arrays()), value)
 
     def close(self) -> None:
         """Write the report of several devices, and close files and instruments."""
