@@ -65,6 +65,38 @@ def test_gradient_warns_with_the_cause(data, process, cause):
         fl.gradient(process, OBJECTIVE, THETA, data)
 
 
+CENTRED = fl.Process(lambda th, x: -th["k"] * (x - 100.0), lambda th, x: 28.0 * jnp.ones(1))
+"""A trap at 100 nm, whose model has 8 % too much noise power."""
+
+
+def record_trap(scale=1.0, slower=1.0, shaken=26.9):
+    """Examine exact samples of that trap, every 0.1 ms, in another unit of state or time."""
+    rng = np.random.default_rng(3)
+    kept = np.exp(-0.5 * 0.1)
+    x = [np.zeros(400)]
+    for _ in range(50):
+        kick = shaken * np.sqrt(1 - kept**2) * rng.normal(size=400)
+        x.append(100 + kept * (x[-1] - 100) + kick)
+    states = scale * np.array(x).T[..., None]
+    record = fl.Trajectories(slower * 0.1 * np.arange(51), states)
+    return examine(CENTRED, {"k": jnp.array(0.5)}, record).cause
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"scale": 1e-3}, "nearly fit if the state is multiplied by 1000 "),
+        ({"scale": 1e-9}, r"nearly fit if the state is multiplied by 1e\+09 "),
+        ({"slower": 1e3}, r"nearly fit if the times are multiplied by 0\.001 "),
+        ({"shaken": 140.0}, "noise amplitude of every component is 4"),
+        ({"shaken": 1.0}, "noise amplitude of every component is 0.03"),
+    ],
+)
+def test_a_unit_is_named_where_noise_and_interval_are_off_too(change, cause):
+    """The drift tells a unit from a noise of another amplitude."""
+    assert re.search(cause, record_trap(**change))
+
+
 @pytest.mark.long
 def test_readout_noise_and_coarse_sampling():
     readout = DATA.x + 0.05 * np.random.default_rng(0).normal(size=DATA.x.shape)

@@ -22,6 +22,12 @@ FEW_TIMES = 2.0
 
 UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
 
+NEARLY = 2.0
+"""Factor by which v may be off 1 in another unit that explains the residuals best."""
+
+EVIDENCE = 1.0
+"""Log-likelihood per step and component by which that unit must be better than another noise."""
+
 MAX_SWAPS = 12
 """Components of which every pair is tried."""
 
@@ -52,6 +58,9 @@ def explain_residuals(
     fits = [change.what for change in _undo_mistakes(x, t, turned) if _fits(sample, change)]
     if fits:
         return residuals._replace(cause=f"They fit {' or '.join(fits)}.")
+    unit = _find_unit(residuals, sample)
+    if unit:
+        return residuals._replace(cause=unit)
     v = residuals.v[sample.components]
     named = [one for one in findings if _explains_excess(one, v, residuals.steps)]
     if not named and v.max(initial=0) < FEW_TIMES:  # what a gain alone would not leave
@@ -71,6 +80,28 @@ def _fits(sample: Sample, change: _Mistake) -> bool:
         return False
     drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
     return not alternatives.judge(collect_sums(sample._replace(x=change.x), made), drift, KNOWN)
+
+
+def _find_unit(residuals: Residuals, sample: Sample) -> str:
+    """A unit in which the model is nearly right and the drift fits; empty if there is none.
+
+    It is compared with a noise of another amplitude, which has the log-likelihood −(1 + ln v)/2 per
+    step and component. A unit has −v'/2 and the logarithm of its Jacobian; without a drift the two
+    are alike.
+    """
+    own = sample.components
+    other_noise = -0.5 * (1 + np.log(np.maximum(residuals.v[own], np.finfo(float).tiny)))
+    best = EVIDENCE
+    cause = ""
+    for change in _change_units(sample.x, sample.t):
+        made = standardise_states(sample, sample.law, change.x, change.t)
+        v = reduce_squares(sample, made, change.x, change.t)[0]
+        gain = float(np.mean(change.log_jacobian - v[own] / 2 - other_noise))
+        if gain > best and np.all((v > 1 / NEARLY) & (v < NEARLY)):
+            best = gain
+            shown = ", ".join(f"{one:.3g}" for one in v[:5])
+            cause = f"They nearly fit {change.what}: {residuals.law} is then {shown}."
+    return cause
 
 
 def _explains_excess(finding: Finding, v: np.ndarray, steps: int) -> bool:
@@ -139,21 +170,23 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
 
 
 class _Mistake(NamedTuple):
-    """One mistake undone: states and times without it. what: completes "They fit …"."""
+    """One mistake undone: states and times without it.
+
+    what: completes "They fit …".
+    log_jacobian: of a unit, per component: ln of the change of a step in units of its noise.
+    """
 
     what: str
     x: np.ndarray
     t: np.ndarray
+    log_jacobian: float = 0.0
 
 
 def _undo_mistakes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterator[_Mistake]:
     """States and times with one mistake undone each: a unit, swapped axes or components, a sign."""
     if turned is not None:
         yield _Mistake("as (time, trajectory, state): pass x.swapaxes(0, 1)", turned, t)
-    for factor in UNITS:
-        yield _Mistake(f"if the state is multiplied by {factor:g} (another unit)", x * factor, t)
-    for factor in (*UNITS, 60.0, 1 / 60):
-        yield _Mistake(f"if the times are multiplied by {factor:g} (another unit)", x, t * factor)
+    yield from _change_units(x, t)
     yield _Mistake("if time is reversed", x[:, ::-1], t)
     size = x.shape[2]
     if size > MAX_SWAPS:
@@ -165,3 +198,13 @@ def _undo_mistakes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> I
     for i in range(size):
         sign = np.where(np.arange(size) == i, -1, 1).astype(x.dtype)
         yield _Mistake(f"if component {i} has the other sign", x * sign, t)
+
+
+def _change_units(x: np.ndarray, t: np.ndarray) -> Iterator[_Mistake]:
+    """States or times in another unit."""
+    for factor in UNITS:
+        what = f"if the state is multiplied by {factor:g} (another unit)"
+        yield _Mistake(what, x * factor, t, np.log(factor))
+    for factor in (*UNITS, 60.0, 1 / 60):
+        what = f"if the times are multiplied by {factor:g} (another unit)"
+        yield _Mistake(what, x, t * factor, -np.log(factor) / 2)
