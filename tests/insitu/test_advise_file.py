@@ -1,6 +1,7 @@
 """Advice from a recording, against systems whose gradient, variance and Euler bias are known."""
 
 import json
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -217,6 +218,15 @@ def test_the_command_in_words(recording):
     assert done.exit_code == 0, done.output
     for words in ("HOW MANY REPETITIONS", "at 10 Hz", "None seen", "The interval is right"):
         assert words in done.output
+
+
+def test_a_file_of_another_model_is_reported_in_words(recording):
+    np.savez(recording / "other.npz", a=np.array([1.5, -1.5]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = invoke(recording, "--params", str(recording / "other.npz"))
+    assert done.exit_code == 0, done.output
+    assert "→ the file is not of this model" in done.output
 
 
 @pytest.mark.parametrize(

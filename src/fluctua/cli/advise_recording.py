@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,9 +37,11 @@ def advise_recording(
     from fluctua.insitu.recording.reader import open_recording
 
     with (
+        warnings.catch_warnings(),
         open_recording(source, files.parse_places(places)) as recording,
         show_progress("reading", show=not as_json) as progress,
     ):
+        files.ignore_reported_warnings()
         files.set_precision(recording.description.dtype)
         m = load_model(recording, model, files.read_params(params))
         score = resolve_score(recording, m.process, score)
@@ -65,6 +68,7 @@ def advise_recording(
                 to_json({"source": source, "said": numbers.pop("notes"), **numbers, "rate": rate})
             )
         )
+        files.report_residuals(False, advice.residuals)
         return
     kind = "complex channels" if d.is_complex else "channels"
     say(
@@ -82,6 +86,7 @@ def advise_recording(
         say(line)
     for line in ("", *_describe_interval(advice, d.time_units, score, network, stepped)):
         say(line)
+    files.report_residuals(False, advice.residuals)
 
 
 def _describe_length(advice: FileAdvice, units: str) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import Output, say, show_progress, to_json
-from fluctua.cli.files import report_residuals, set_precision
+from fluctua.cli.files import ignore_reported_warnings, report_residuals, set_precision
 from fluctua.core.text import describe_estimate
 from fluctua.insitu import estimating, pooling
 from fluctua.insitu.advice import Sampling
@@ -28,7 +28,7 @@ def estimate_files(
         warnings.catch_warnings(),
         show_progress("reading", show=not output.as_json) as progress,
     ):
-        _ignore_warnings()
+        ignore_reported_warnings()
         pooled = pooling.estimate_files(files, options, cluster=cluster, progress=progress)
     seconds = time.perf_counter() - started
     set_precision(pooled.files[0].precision)  # bounds of a long-run average are computed on demand
@@ -43,15 +43,6 @@ def estimate_files(
     _report_euler(*(file.sampling for file in pooled.files))
     report_residuals(output.strict, *(file.result.residuals for file in pooled.files))
     _report_change(output.strict, pooled.result)
-
-
-def _ignore_warnings() -> None:
-    """Silence the warnings that a command prints in words of its own."""
-    for start in (
-        "the (recording is not of this|trajectories are not those of the)",
-        "the record is not in a steady state",
-    ):
-        warnings.filterwarnings("ignore", start)
 
 
 def _gather_numbers(pooled: Pooled, options: EstimateOptions, seconds: float) -> dict[str, Any]:

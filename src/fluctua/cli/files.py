@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,15 @@ def read_params(path: Path | None) -> dict[str, Any] | None:
             return {name: np.asarray(file[name], np.float64) for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"--params: {path} cannot be read ({error}); {wanted}.") from None
+
+
+def ignore_reported_warnings() -> None:
+    """Silence the warnings that a command prints in words of its own."""
+    for start in (
+        "the (recording is not of this|trajectories are not those of the)",
+        "the record is not in a steady state",
+    ):
+        warnings.filterwarnings("ignore", start)
 
 
 def report_residuals(strict: bool, *residuals: Residuals | None) -> None:

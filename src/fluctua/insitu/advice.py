@@ -28,6 +28,7 @@ from fluctua.core import check
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood import spreading
 from fluctua.core.likelihood.noise import fit_noise
+from fluctua.core.likelihood.report import Residuals
 from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.trajectories import Trajectories
@@ -53,6 +54,7 @@ class FileAdvice(NamedTuple):
     observation_bound: standard deviation that would have been seen, where it was measured here.
     notes: what was used.
     stretches, continuing: of one long record; its repetitions are batches of `continuing.length`.
+    residuals: whether they are the noise of the process, where all channels are there.
     """
 
     repetitions: repeats.Repetitions
@@ -62,6 +64,7 @@ class FileAdvice(NamedTuple):
     notes: tuple[str, ...]
     stretches: splitting.SplitRecord | None = None
     continuing: Stationary | None = None
+    residuals: Residuals | None = None
 
 
 def advise_file(
@@ -170,7 +173,16 @@ def advise_file(
             "compared. Record for longer."
         )
     needed = repeats.repetitions(result.estimate, result.parts, error=error, share=share)
-    return FileAdvice(needed, interval, s2, bound, tuple(notes), pieces, result.continuing)
+    return FileAdvice(
+        needed,
+        interval,
+        s2,
+        bound,
+        tuple(notes),
+        pieces,
+        result.continuing,
+        result.residuals,
+    )
 
 
 # ------------------------------------------------------------------------------------- the interval

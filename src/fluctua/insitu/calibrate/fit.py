@@ -271,7 +271,9 @@ def _examine_long_run(
                 record, model, score=transition, observation_noise=blur
             )
         except ValueError as error:
-            raise ValueError(f"{error} Without the gradient and its bias: --no-bias.") from None
+            raise ValueError(
+                f"{error} Without the gradient and its bias: --set bias=false."
+            ) from None
     assert answer.continuing is not None
     window = max(1, round(answer.continuing.window / float(np.mean(np.diff(record.t)))))
     longer = record.cut(max(len(pieces.recording.t) - 1, 4 * window))

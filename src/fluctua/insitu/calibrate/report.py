@@ -70,7 +70,7 @@ def describe(c: Calibration, components: tuple[str, ...]) -> str:
         lines += [
             "",
             "RESIDUALS, BIAS OF THE GRADIENT   not examined (hidden channels, several "
-            "files, or --no-bias)",
+            "files, or --set bias=false)",
         ]
     return "\n".join(lines)
 
