@@ -18,13 +18,8 @@ if TYPE_CHECKING:  # imported when first used, by `__getattr__`: the command lin
     from fluctua.core.baselines import Twin
     from fluctua.core.draws import Density, Reparameterised
     from fluctua.core.estimate import Estimate, Samples, function_of_means, reduce_samples
-    from fluctua.core.estimator import (
-        gradient,
-        gradient_samples,
-        mean_return_to_go,
-        ppgt,
-        returns,
-    )
+    from fluctua.core.estimation.recorded_returns import returns
+    from fluctua.core.estimator import gradient, gradient_samples, mean_return_to_go, ppgt
     from fluctua.core.likelihood.guard import DoubtError
     from fluctua.core.objective import Objective
     from fluctua.core.process import NoiseProduct, Process

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from fluctua import NoiseProduct, Process
-from fluctua.core import check
+from fluctua.core import check, scores
 from fluctua.core.process import Step
 from fluctua.core.scores import drift_score, full_score
 
@@ -185,3 +185,17 @@ def test_noise_that_is_the_same_everywhere_is_inverted_once():
     shapes = lambda process: str(jax.make_jaxpr(score(process))(*x))
     assert "50,3,3] = cholesky" in shapes(hidden).replace("f64[", "").replace("f32[", "")
     assert "50,3,3] = cholesky" not in shapes(constant).replace("f64[", "").replace("f32[", "")
+
+
+def test_functions_of_the_process_may_leave_off_arguments():
+    """The scores are called by users too, with a process as they wrote it: dX = −θx dt + dW."""
+    process = Process(lambda theta, x: -theta * x, lambda theta, x: jnp.ones(1))
+    step = Step(x=jnp.array([2.0]), x_next=jnp.array([2.5]), t=0.0, dt=0.1)
+    kick = 2.5 - 2.0 + 3.0 * 2.0 * 0.1
+    np.testing.assert_allclose(scores.residual(process, 3.0, step), [kick])
+    for score in (drift_score, full_score):
+        np.testing.assert_allclose(score(process, 3.0, step), -2.0 * kick)
+    law = scores.euler(process, 3.0, step)
+    np.testing.assert_allclose([law.mean[0], law.covariance[0, 0]], [1.4, 0.1])
+    law = scores.local_linear(process, 3.0, step)
+    np.testing.assert_allclose(law.mean, 2.0 * np.exp(-0.3))

@@ -7,22 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
-import numpy as np
 
-from fluctua.core import (
-    arrays,
-    baselines,
-    check,
-    integrators,
-    recorded,
-    scores,
-    simulate,
-    stopping,
-    streamed,
-)
+from fluctua.core import arrays, baselines, check, recorded, scores, simulate, streamed
 from fluctua.core import estimate as estimates
 from fluctua.core import objective as objectives
 from fluctua.core import process as processes
@@ -274,7 +263,9 @@ class PPGT(PlainEstimator):
 
         Returns: K estimates.
 
-        >>> estimator.estimate_many(key, {"k": jnp.linspace(0.5, 1.5, 11)}, 1000)
+        >>> stack = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), theta)
+        >>> len(estimator.estimate_many(key, stack, 100))
+        2
         """
         check.count(count)
         stack = many.check_stack(key, thetas)
@@ -284,17 +275,17 @@ class PPGT(PlainEstimator):
                 return [self(*row, count) for row in stack.rows()]
         swept = many.sweep_stack(call, stack)
         finite = many.are_finite(swept)
-        found = []
+        every = []
         for k, (row_key, theta) in enumerate(stack.rows()):
             if not finite[k]:
-                found.append(self(row_key, theta, count))  # raises, and names the cause
+                every.append(self(row_key, theta, count))  # raises, and names the cause
                 continue
             flat = estimates.unflatten(theta, arrays.part(swept.gradients, k))
             returns = arrays.part(swept.returns, k)
             survival = None if swept.survival is None else arrays.part(swept.survival, k)
             samples = estimates.Samples(flat, returns, survival=survival)
-            found.append(estimates.reduce_samples(samples))
-        return found
+            every.append(estimates.reduce_samples(samples))
+        return every
 
     def _call_stack(self, stack: many.ThetaStack, count: int) -> streamed.Call | None:
         """The request of each θ, checked, if one program of JAX serves all of them; else None."""
@@ -522,7 +513,7 @@ class PPGT(PlainEstimator):
             trajectories.
         """
         if trajectories.group is not None:
-            several = len(np.unique(np.asarray(trajectories.group)))
+            several = len(set(map(int, trajectories.group)))
             raise ValueError(
                 f"trajectories of {several} devices have errors between devices, which the two "
                 "parts of a twin do not keep apart: call the estimator itself."
@@ -530,54 +521,6 @@ class PPGT(PlainEstimator):
         return recorded_samples.split_recorded(
             self.method, theta, trajectories, table, recorded.BLOCK_BYTES, examined=examined
         )
-
-
-def returns(
-    objective: objectives.Objective | objectives.Rewards,
-    theta: arrays.Params,
-    trajectories: records.Trajectories | Iterable[records.Trajectories],
-    *,
-    process: processes.AnyProcess | simulate.Simulator | None = None,
-    block_bytes: int = recorded.BLOCK_BYTES,
-) -> np.ndarray:
-    """Return of each measured or simulated trajectory; their mean estimates J (Eq. 2).
-
-        R = g_T(X_T) + Σ_n {g(X_n, t_n) Δt_n + r(X_n, X_{n+1})} + g_0(X_0)
-
-    Args:
-        objective: what is rewarded, with a `stop` or without.
-        theta: θ, a pytree of floats.
-        trajectories: one record, or an iterable of them (chunks of a data set larger than memory),
-            which is gone through once; a generator will do.
-        process: the process, or its simulator, of an estimate that these returns belong to: the
-            running reward is then integrated as there, by the trapezoid rule unless the steps are
-            Euler's. By default the sum is that of the equation. `overshoot="bridge"` needs it.
-        block_bytes: how much of the trajectories is held at a time.
-
-    Returns: (E,).
-
-    >>> R = fl.returns(objective, theta, recorded)
-    >>> R.shape
-    (200,)
-    >>> bool(np.isclose(R.mean(), fl.gradient(process, objective, theta, recorded).value))
-    True
-    """
-    if isinstance(objective, objectives.FunctionOfMeans):
-        raise ValueError(
-            "a function of means is a number of all trajectories, and one trajectory has no return "
-            "of it. Call `returns` for each objective that it was made of."
-        )
-    rewards: Any = check.objective(objective, stops=True)
-    if process is not None:
-        inner = process.recipe.process if isinstance(process, simulate.Simulator) else process
-        inner = check.process(inner)
-        rewards = stopping.bind_process(integrators.match_quadrature(rewards, inner), inner)
-    elif rewards.stop is not None and rewards.stop.bridge and rewards.stop.process is None:
-        raise ValueError(
-            'overshoot="bridge" needs `process=`, whose noise decides how likely a path crossed '
-            "the level between two times."
-        )
-    return recorded.evaluate_pieces(rewards, check.parameters(theta), trajectories, block_bytes)
 
 
 def mean_return_to_go(

@@ -14,19 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check, simulate, stopping, streamed
+from fluctua.core import check, simulate, streamed
+from fluctua.core import estimate as estimates
 from fluctua.core import objective as objectives
 from fluctua.core.arrays import Array, Params
-from fluctua.core.estimate import (
-    MINIMUM_OF_MEANS,
-    Samples,
-    reduce_samples,
-    sample_error,
-    value_samples,
-)
 from fluctua.core.estimation import many
+from fluctua.core.estimation import method as methods
 from fluctua.core.estimator import PPGT
-from fluctua.core.integrators import match_quadrature
 from fluctua.core.process import StepLaw
 from fluctua.core.protocols import Estimator
 from fluctua.core.recorded import evaluate_returns
@@ -82,24 +76,31 @@ def evaluate(
 
     Returns: an `Evaluation`.
 
-    >>> evaluate(estimator, theta), evaluate(estimator, theta, refine=2)
+    >>> fl.evaluate(estimator, theta, count=200)
+    J = -0.551 ± 0.015   200 trajectories, Δt = 0.01
+    >>> finer = fl.evaluate(estimator, theta, count=200, refine=2)  # half the time step
+    >>> round(finer.dt, 6)
+    0.005
     """
     check.count(count, 2)
     inner, _ = split_system(system)
     if hasattr(inner, "evaluate_device") and objective is None and refine == 1:
         return inner.evaluate_device(_fresh_key(seed), theta, count)
     problem = _prepare_problem(system, objective, refine)
-    found = problem.collect(_fresh_key(seed), check.parameters(theta), count)
-    dt = _mean_step(found.t)
-    values = problem.combine(found.parts, dt)
-    spread = float(values.std(ddof=1))
-    mean = values.mean()
-    error = spread / np.sqrt(len(values))
-    if found.group is not None:  # every device counts the same
-        grouped = reduce_samples(Samples(values, values, found.group))
-        mean = grouped.value
-        error = grouped.value_stderr
-    return Evaluation(float(mean), float(error), spread, len(values), dt)
+    collected = problem.collect(_fresh_key(seed), check.parameters(theta), count)
+    dt = _mean_step(collected.t)
+    values = problem.combine(collected.parts, dt)
+    mean, error = _average(values, collected.group)
+    return Evaluation(mean, error, float(values.std(ddof=1)), len(values), dt)
+
+
+def _average(values: np.ndarray, group: Array | None) -> tuple[float, float]:
+    """Mean and standard error of values (E,); every device counts the same."""
+    if group is not None:
+        grouped = estimates.reduce_samples(estimates.Samples(values, values, group))
+        return float(grouped.value), float(grouped.value_stderr)
+    error = estimates.sample_error(values) if len(values) > 1 else np.nan
+    return float(values.mean()), float(error)
 
 
 class Evaluations(NamedTuple):
@@ -154,20 +155,32 @@ def evaluate_many(
 
     Returns: `Evaluations`.
 
-    >>> evaluate_many(estimator, {"k": jnp.linspace(0.5, 1.5, 11)}, count=200).J
+    >>> stack = jax.tree.map(lambda leaf: leaf + jnp.linspace(-0.1, 0.1, 3), theta)
+    >>> several = fl.evaluate_many(estimator, stack, count=200)  # common noise
+    >>> several.J.shape, several.trajectories
+    ((3,), 600)
+    >>> difference = several.returns[2] - several.returns[0]
+    >>> bool(difference.std() < several.returns[0].std())
+    True
     """
     check.count(count)
+    inner, _ = split_system(system)
+    if hasattr(inner, "evaluate_device") and objective is None:
+        raise TypeError(
+            f"`evaluate_many` needs the returns of single trajectories, which a "
+            f"{type(inner).__name__} does not give: call `evaluate` for each θ."
+        )
     problem = _prepare_problem(system, objective, refine)
     seeds = np.asarray(seed)
     keys = _fresh_key(seed) if seeds.ndim == 0 else _fresh_keys(seeds)
     stack = many.check_stack(keys, thetas)
-    found = problem.collect_many(stack, count)
-    dt = _mean_step(found.t)
-    parts = [np.asarray(part) for part in found.parts]
+    collected = problem.collect_many(stack, count)
+    dt = _mean_step(collected.t)
+    parts = [np.asarray(part) for part in collected.parts]
     rows = [problem.combine([part[k] for part in parts], dt) for k in range(stack.size)]
+    J, errors = np.transpose([_average(row, collected.group) for row in rows])
     returns = np.stack(rows)
-    errors = np.full(stack.size, np.nan) if count == 1 else sample_error(returns.T)
-    return Evaluations(returns.mean(axis=1), errors, returns, returns.size, dt)
+    return Evaluations(J, errors, returns, returns.size, dt)
 
 
 MAX_SHOWN = 12
@@ -228,24 +241,25 @@ class _Problem(NamedTuple):
         if not isinstance(substrate, simulate.Simulator):
             rows = [self.collect(*row, count) for row in stack.rows()]
             columns = zip(*(row.parts for row in rows), strict=True)
-            return _Returns([jnp.stack(column) for column in columns], rows[0].t)
+            stacked = [jnp.stack(column) for column in columns]
+            return _Returns(stacked, rows[0].t, rows[0].group)
         key, theta = stack.select(0)
         first, context = simulate.first_state(substrate, key, theta)
         one = check.take_first((first, substrate.t, context))
         run = streamed.Run(stack.keys, stack.thetas, substrate.times, substrate.x0)
-        stacked = ("theta",) if stack.common else ("theta", "key")
+        names = ("theta",) if stack.common else ("theta", "key")
         parts = []
         for part in self.parts:
             check.model(substrate.recipe.process, part, theta, *one)
-            parts.append(many.collect_returns(part, substrate.recipe, count, stacked, run))
+            parts.append(many.collect_returns(part, substrate.recipe, count, names, run))
         return _Returns(parts, substrate.t)
 
     def combine(self, parts: list[Array], dt: float) -> np.ndarray:
         """One number per trajectory of one θ, whose mean is J. Shape (E,)."""
         returns = parts[0]
         if self.function is not None:
-            check.count(len(returns), MINIMUM_OF_MEANS)
-            returns = value_samples(self.function, jnp.stack(parts, axis=1))
+            check.count(len(returns), estimates.MINIMUM_OF_MEANS)
+            returns = estimates.value_samples(self.function, jnp.stack(parts, axis=1))
         values = np.asarray(returns, np.float64)
         if not np.isfinite(values).all():
             raise FloatingPointError(
@@ -266,8 +280,7 @@ def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
         )
     rewards = check.objective_or_means(objective if objective is not None else own)
     if isinstance(substrate, simulate.Simulator):
-        rewards = match_quadrature(rewards, substrate.recipe.process)
-        rewards = stopping.bind_process(rewards, substrate.recipe.process)
+        rewards = methods.match_process(rewards, substrate.recipe.process)
     finer = refine_grid(substrate, refine)
     if isinstance(rewards, objectives.FunctionOfMeans):
         return _Problem(finer, rewards.parts, rewards.function)

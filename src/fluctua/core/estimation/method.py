@@ -95,8 +95,7 @@ def resolve_method(
     refuse_start(process, start)
     moving = None if start is None else draws.check_start(start)[0]
     process = check.process(process)
-    checked = match_quadrature(check.objective_or_means(objective), process)
-    checked = stopping.bind_process(checked, process)
+    checked = match_process(check.objective_or_means(objective), process)
     means = checked if isinstance(checked, FunctionOfMeans) else None
     rewards = checked.parts[0] if isinstance(checked, FunctionOfMeans) else checked
     score = scores.select_score(process, score)
@@ -130,6 +129,13 @@ def resolve_method(
         twin,
         means,
     )
+
+
+def match_process(
+    rewards: Rewards | FunctionOfMeans, process: processes.AnyProcess
+) -> Rewards | FunctionOfMeans:
+    """The rewards as steps of the process collect them: its quadrature, its bridge of a stop."""
+    return stopping.bind_process(match_quadrature(rewards, process), process)
 
 
 def _check_stop(parts: tuple[Rewards, ...], start: StartLaw, twin: Twin | None) -> None:
