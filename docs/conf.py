@@ -1,4 +1,6 @@
+import os
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -8,6 +10,8 @@ from sphinx.util import logging
 from fluctua.cli.app import COMMANDS, app
 
 logger = logging.getLogger(__name__)
+# Tutorials call `fluctua` as a reader would.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 project = "fluctua"
 copyright = "The Fluctua developers"
