@@ -161,9 +161,9 @@ def _no_baseline(kick: Any) -> Any:
     return kick
 
 
-def find_kernel(call: Call, place: str, build: bool = True) -> Kernel:
-    """Find or make the kernel of a call. A call like an earlier one traces nothing again."""
-    structure = (
+def describe_call(call: Call) -> tuple[Any, ...]:
+    """Return what calls with the same kernel have in common: functions, shapes, precision."""
+    return (
         call.model,
         call.plans[0].name,
         call.substrate.recipe,
@@ -171,9 +171,12 @@ def find_kernel(call: Call, place: str, build: bool = True) -> Kernel:
         trace.describe_shapes(call.substrate.x0),
         str(call.substrate.t.dtype),
         jnp.result_type(float),
-        place,
-        build,
     )
+
+
+def find_kernel(call: Call, place: str, build: bool = True) -> Kernel:
+    """Find or make the kernel of a call. A call like an earlier one traces nothing again."""
+    structure = (*describe_call(call), place, build)
     if structure not in KERNELS:
         KERNELS[structure] = make_kernel(_Key(call, place), build)
         if len(KERNELS) > MAX_KERNELS:

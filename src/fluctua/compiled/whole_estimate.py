@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled import ahead, cpu, cuda, kernels, passes, trace
+from fluctua.compiled import ahead, cpu, cuda, kernels, passes
 from fluctua.core import arrays, check, diffusion, simulate
 from fluctua.core import estimate as estimates
 from fluctua.core.arrays import Array, Params
@@ -134,15 +134,7 @@ def forget_served() -> None:
 
 
 def _find_served(call: Call) -> ServedCall | None:
-    structure = (
-        call.model,
-        call.plans[0].name,
-        call.substrate.recipe,
-        trace.describe_shapes(call.theta),
-        trace.describe_shapes(call.substrate.x0),
-        str(call.substrate.t.dtype),
-        jnp.result_type(float),
-    )
+    structure = kernels.describe_call(call)
     if structure not in _SERVED:
         _SERVED[structure] = _prepare(call)
         if len(_SERVED) > MAX_SERVED:

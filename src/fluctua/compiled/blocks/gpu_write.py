@@ -108,7 +108,7 @@ class _GpuWriter(FunctionWriter):
             placed[name] = ArrayPlace(first, size)
             self.work = max(self.work, first + size)
         declared = [f"V* const {n} = work + {p.first} * BLOCKS;" for n, p in placed.items()]
-        return [*declared, *(line.replace("b < BLOCKS", "b < 1") for line in self.lines)]
+        return [*declared, *self.lines]
 
     def _find_starts(self) -> list[int]:
         """Find the first lines of statements that are not inside another."""
@@ -186,11 +186,7 @@ def write_gpu_program(program: programs.ArrayProgram) -> programs.ArrayText:
         functions.append(f"INLINE void {name}({programs.HEADS[name]}) {{\n{body}\n}}")
     products = [root for root in roots if root.outer is not None]
     sizes = {
-        "STATE": program.state,
-        "CONTEXT": program.contexts,
-        "WIDTH": program.width,
-        "NORMALS": program.width,
-        "TIMED": ahead.sizes["timed"],
+        **programs.count_inputs(program, ahead),
         "WORK": max(writer.work for writer in (step, end, back)),
         "ELEMENTS": elements,
         "PRODUCTS": sum(graph[root.node].size for root in products),

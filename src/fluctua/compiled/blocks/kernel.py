@@ -135,6 +135,7 @@ def write_array_kernel(call: Call, size: int) -> ArrayKernel:
             # one vector of the processor: compilers keep longer ones in memory
             "#define LANES (VECTOR_BYTES / (DOUBLE || NOISE64 ? 8 : 4))",
             "#define BLOCKS (BLOCK / LANES)",
+            "#define VECTORS BLOCKS",
             "#define EACH_NORMAL(k) for (int k = 0; k < NORMALS; k++)",  # compiled once
             toolchain.read_native("lanes.hpp", "noise.hpp", "ensemble.hpp", "blocks.hpp"),
             text.functions,

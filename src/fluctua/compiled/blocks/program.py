@@ -45,6 +45,17 @@ HEADS = {
 }
 
 
+def count_inputs(program: ArrayProgram, ahead: NumbersAhead) -> dict[str, int]:
+    """Return the constants of the C++ text for what a step reads."""
+    return {
+        "STATE": program.state,
+        "CONTEXT": program.contexts,
+        "WIDTH": program.width,
+        "NORMALS": program.width,
+        "TIMED": ahead.sizes["timed"],
+    }
+
+
 def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
     """Write the functions of a kernel. lanes: trajectories per vector."""
     graph = program.graph
@@ -83,11 +94,7 @@ def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
         functions.append(f"OUTLINE void {name}({HEADS[name]}) {{\n{body}\n}}")
     products = [root for root in roots if root.outer is not None]
     sizes = {
-        "STATE": program.state,
-        "CONTEXT": program.contexts,
-        "WIDTH": program.width,
-        "NORMALS": program.width,
-        "TIMED": ahead.sizes["timed"],
+        **count_inputs(program, ahead),
         "KEPT": sum(graph[n].size for n in kept),
         "WORK": max(writer.work for writer in writers.values()),
         "ELEMENTS": sum(graph[n].size for n in added),

@@ -208,7 +208,7 @@ class FunctionWriter:
         index = write_index(loop, places, self.tables)
         sign = "+=" if added else "="
         self.nest(
-            [*loop.heads(range(len(loop.shape))), "for (int b = 0; b < BLOCKS; b++)"],
+            [*loop.heads(range(len(loop.shape))), "for (int b = 0; b < VECTORS; b++)"],
             [*lines, f"{target}[({index}) * BLOCKS + b] {sign} {value};"],
         )
 
@@ -223,7 +223,7 @@ class FunctionWriter:
         inner = loop.heads(range(kept, len(loop.shape)))
         body = [*lines, f"total = {COMBINE[op].format('total', value)};"]
         self.nest(
-            ["for (int b = 0; b < BLOCKS; b++)", *outside.heads(range(kept))],
+            ["for (int b = 0; b < VECTORS; b++)", *outside.heads(range(kept))],
             [
                 f"V total = {START[op]};",
                 *indent(inner, body),
@@ -275,7 +275,7 @@ class FunctionWriter:
         index = write_index(loop, np.arange(of.size), self.tables)
         body = [
             "V total = V{};",
-            *indent(["for (int b = 0; b < BLOCKS; b++)"], [*lines, f"total += {value};"]),
+            *indent(["for (int b = 0; b < VECTORS; b++)"], [*lines, f"total += {value};"]),
             f"sums[{first} + {index}] += total;",
         ]
         self.nest(loop.heads(range(len(of.shape))), body)

@@ -2,10 +2,11 @@
 // a team of TEAM threads for each, which share its elements. Element k of an array of a trajectory is [k·BLOCKS], in
 // the shared memory of the block. Products with matrices keep a tile of sums in registers; sums over trajectories are
 // taken by all threads of the block.
-#define TEAM   (THREADS / TRAJECTORIES)
-#define BLOCKS (TRAJECTORIES + 4)  // rows of arrays begin in different banks
-#define team   ((int)threadIdx.x / TRAJECTORIES)
-#define lane   ((int)threadIdx.x % TRAJECTORIES)
+#define TEAM    (THREADS / TRAJECTORIES)
+#define BLOCKS  (TRAJECTORIES + 4)  // rows of arrays begin in different banks
+#define VECTORS 1                   // per thread and element of an array
+#define team    ((int)threadIdx.x / TRAJECTORIES)
+#define lane    ((int)threadIdx.x % TRAJECTORIES)
 
 struct __align__(16) Four {
   F v[4];
