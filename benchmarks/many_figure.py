@@ -17,6 +17,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 AXES = {
     "E": ("trajectories", "trajectories E"),
@@ -40,6 +41,9 @@ def draw(tables: list[dict[str, Any]], out: Path) -> None:
             panel.loglog(x, seconds, "o-", color=colour, label=table["machine"])
             panel.loglog(x, seconds[-1] * x / x[-1], ":", color=colour, lw=0.8)
         panel.set_xlabel(label)
+        shown = x[(len(x) - 1) % 2 :: 2]  # every other one, and the last
+        panel.set_xticks(shown, [f"{v:,.0f}" for v in shown])
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(True, which="both", alpha=0.2)
     panels[0].set_ylabel("seconds per estimate")
     panels[0].legend(fontsize=7, loc="upper left")
