@@ -1,7 +1,8 @@
-"""Examples in docstrings run: each in its module, with the small objects of `docstring_worlds`, in
-a folder of its own.
+"""Examples in docstrings run, each in a folder of its own.
 
-An example that shows a result must give it; one that shows none must not fail.
+Every public name has an example. It begins with the names of docs/reference/index.md alone, and
+gives what it shows. An example of an internal name runs in its module, with the small objects of
+`docstring_worlds`; where it shows no result, any is right.
 """
 
 import doctest
@@ -12,11 +13,13 @@ import jax
 import pytest
 
 import fluctua
-from docstring_worlds import world_of
-
-pytestmark = pytest.mark.long
+from docstring_worlds import begin_example, world_of
+from public_names import find_public
 
 SOURCE = Path(fluctua.__file__).parent
+PUBLIC = {f"{value.__module__}.{value.__qualname__}": name for name, value in find_public().items()}
+"""Public names by the places where they are defined."""
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def examples():
@@ -41,11 +44,28 @@ class Checker(doctest.OutputChecker):
         return not want or super().check_output(want, got, optionflags)
 
 
-@pytest.mark.parametrize(("module", "example"), list(examples()))
+EXAMPLES = list(examples())
+
+
+def test_every_public_name_has_an_example():
+    shown = {parameter.id for parameter in EXAMPLES}
+    assert sorted(name for home, name in PUBLIC.items() if home not in shown) == []
+
+
+def test_no_example_is_skipped():
+    assert [parameter.id for parameter in EXAMPLES if "SKIP" in parameter.values[1].docstring] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("module", "example"), EXAMPLES)
 def test_example(module, example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = []
+    public = PUBLIC.get(example.name)
+    checker = doctest.OutputChecker() if public else Checker()
     with jax.enable_x64(False):  # as users have it
-        example.globs = world_of(module.__name__) | vars(module)
-        doctest.DocTestRunner(Checker(), verbose=False).run(example, out=report.append)
+        example.globs = begin_example(public) if public else world_of(module.__name__) | vars(module)
+        doctest.DocTestRunner(checker, verbose=False, optionflags=FLAGS).run(
+            example, out=report.append
+        )
     assert not report, "".join(report)

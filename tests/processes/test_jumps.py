@@ -122,6 +122,29 @@ def test_lists_of_events_are_laid_on_the_grid(key):
     np.testing.assert_allclose(laid.after, np.where(there, after, 0), atol=1e-12)
 
 
+def test_sizes_of_events_are_laid_on_the_grid():
+    """A list per trajectory, of unequal lengths; a table also where it has as many rows as there
+    are trajectories.
+    """
+    times = [[0.1, 0.6], [], [0.3]]
+    channels = [[0, 0], [], [0]]
+    grid = np.linspace(0, 1, 5)
+    laid = bin_events(grid, times, channels, [[[1.0], [2.0]], [], [[3.0]]])
+    expected = [[1, 0, 2, 0], [0, 0, 0, 0], [0, 3, 0, 0]]
+    np.testing.assert_array_equal(laid.change[:, :, 0, 0], expected)
+    laid = bin_events(grid, times, [[0, 2], [], [1]], [[1.0], [2.0], [3.0]])
+    expected = [[1, 0, 3, 0], [0, 0, 0, 0], [0, 2, 0, 0]]
+    np.testing.assert_array_equal(laid.change[:, :, 0, 0], expected)
+
+
+def test_functions_of_random_sizes_may_leave_off_arguments(key):
+    size = RandomJump(lambda key, th: th["m"] * jnp.ones(1), lambda th, change: jnp.zeros(()))
+    process = Jumps(lambda th, x: jnp.ones(1), size)
+    x = fl.simulator(process, jnp.zeros(1), T)(key, {"m": jnp.array(2.0)}, 20).x
+    assert x.max() > 0
+    np.testing.assert_array_equal(x % 2, 0)
+
+
 @pytest.mark.long
 def test_two_state_promoter(key):
     """Off <-> on; on makes product, which decays: (on, product)."""

@@ -52,6 +52,14 @@ class Inputs(NamedTuple):
     values: the table of the baseline, if it has one.
     survival: probability that each still runs (E,), 0 for those that stopped; None where nothing
         stops.
+
+    >>> def expected(inputs):  # a table of the mean return-to-go, the same for every trajectory
+    ...     return inputs.values[inputs.index + 1]
+    >>> table = fl.mean_return_to_go(objective, theta, recorded)
+    >>> own = fl.baselines.Baseline(expected, needs_returns=False, min_trajectories=1, values=table)
+    >>> estimate = fl.ppgt(simulator, objective, baseline=own)(jax.random.key(1), theta, 200)
+    >>> fl.baselines.Inputs._fields[:4]
+    ('index', 'theta', 'x', 't')
     """
 
     index: Array
@@ -76,6 +84,12 @@ class Baseline(NamedTuple):
         nothing can be run, one half of the trajectories fills them for the other.
     values: the mean return-to-go at each time (T+1,), if known.
     name: its name in `TABLE`; "own" for one that is not there.
+
+    >>> def mean_of_later_states(inputs):  # independent of the kick: a function of x alone
+    ...     return -(inputs.x[:, :1] ** 2) * (1.0 - inputs.t)
+    >>> own = fl.baselines.Baseline(mean_of_later_states, needs_returns=False, min_trajectories=1)
+    >>> fl.ppgt(simulator, objective, baseline=own)(key, theta, 200).count
+    200
     """
 
     function: Callable[[Inputs], Array]
@@ -87,7 +101,15 @@ class Baseline(NamedTuple):
 
 
 def none() -> Baseline:
-    """λ̄ = 0."""
+    """No baseline, λ̄ = 0.
+
+    For comparisons; any other baseline has smaller errors.
+
+    >>> plain = fl.ppgt(simulator, objective, baseline=fl.baselines.none())
+    >>> better = fl.ppgt(simulator, objective, baseline=fl.baselines.time_only())
+    >>> bool(better(key, theta, 200).stderr["k"] < plain(key, theta, 200).stderr["k"])
+    True
+    """
     return Baseline(_none, needs_returns=False, min_trajectories=1, name="none")
 
 
@@ -96,7 +118,7 @@ def _none(inputs: Inputs) -> Array:
 
 
 def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
-    """λ̄ₙ = E[λ̂ₙ₊₁], a function of time alone. The default, by the name "time".
+    """Mean return-to-go at each time, λ̄ₙ = E[λ̂ₙ₊₁]. The default, by the name "time".
 
     A simulator runs an independent pilot for it. Trajectories that were recorded or measured come
     in two halves, each of which takes the mean return-to-go of the other.
@@ -107,6 +129,13 @@ def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
         pilot: trajectories of the pilot.
 
     Returns: the record to pass as `baseline=`.
+
+    >>> default = fl.ppgt(simulator, objective)
+    >>> longer_pilot = fl.ppgt(simulator, objective, baseline=fl.baselines.time_only(pilot=512))
+    >>> table = fl.mean_return_to_go(objective, theta, recorded)  # no pilot is run
+    >>> known = fl.ppgt(simulator, objective, baseline=fl.baselines.time_only(table))
+    >>> known(jax.random.key(1), theta, 200).count
+    200
     """
     if values is None:
         if isinstance(pilot, bool) or int(pilot) != pilot or pilot < 1:
@@ -158,6 +187,11 @@ def carried() -> Baseline:
 
     The first estimate runs a pilot. Only estimators that remember can serve it: those of the fused
     kernels.
+
+    >>> task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.2, dt=1e-2)
+    >>> estimator = task.estimator("cpu", baseline=fl.baselines.carried())
+    >>> estimator(key, tcmt.initial_parameters(key, task.network), 64).count
+    64
     """
     return Baseline(
         _time_only, needs_returns=False, min_trajectories=1, pilot=PILOT, name="carried"
@@ -165,7 +199,16 @@ def carried() -> Baseline:
 
 
 def mean() -> Baseline:
-    """λ̄ₙ⁽ʲ⁾ = mean of λ̂ₙ₊₁ over the other trajectories."""
+    """Mean return-to-go of the other trajectories at each time.
+
+        λ̄ₙ⁽ʲ⁾ = mean of λ̂ₙ₊₁⁽ⁱ⁾ over i ≠ j
+
+    For trajectories that share a start; a simulated ensemble is run twice, for the returns and
+    again for the sums.
+
+    >>> estimator = fl.ppgt(simulator, objective, baseline=fl.baselines.mean())
+    >>> estimate = fl.gradient(process, objective, theta, recorded, baseline="mean")  # the same
+    """
     return Baseline(_mean, name="mean")
 
 
@@ -180,6 +223,10 @@ def optimal() -> Baseline:
 
     Where every other score vanishes the weights say nothing, and the plain mean of the others is
     taken.
+
+    >>> estimate = fl.gradient(process, objective, theta, recorded, baseline=fl.baselines.optimal())
+    >>> estimate.count
+    200
     """
     return Baseline(_optimal, name="optimal")
 
@@ -213,6 +260,10 @@ def binned(
             of its own; None for all together. Fused kernels only.
 
     Returns: the record to pass as `baseline=`.
+
+    >>> by_distance = fl.baselines.binned(lambda theta, x: x[0] ** 2, bins=10)
+    >>> fl.gradient(process, objective, theta, recorded, baseline=by_distance).count
+    200
     """
     for name, value, least in (
         ("bins", bins, 1),
@@ -243,6 +294,12 @@ class Twin(NamedTuple):
 
     Rewards are always taken at θ: they are defined, not modelled. The equations are in
     `fluctua.core.twin.correction`, for `Jumps` in `fluctua.processes.jump_twin`.
+
+    >>> off = fl.Twin(theta=lambda theta: {**theta, "k": 1.2 * theta["k"]})  # a model 20 % off
+    >>> with_twin = fl.ppgt(simulator, objective, baseline=off)(key, theta, 200)
+    >>> without = fl.ppgt(simulator, objective)(key, theta, 200)
+    >>> bool(with_twin.stderr["k"] < without.stderr["k"])  # and both are unbiased
+    True
     """
 
     theta: Callable[[Params], Params] | None = None

@@ -30,8 +30,14 @@ class Density(NamedTuple):
     log_density: (theta, x0, context) -> ln p₀, up to a constant that does not depend on θ.
     sample: (key, theta, context) -> x0 (M,); only a simulator needs it.
 
-    >>> Density(log_density=lambda th, x0: -jnp.sum((x0 - th["mean"]) ** 2) / 2,
-    ...         sample=lambda key, th: th["mean"] + jax.random.normal(key, (3,)))
+    >>> start = fl.Density(
+    ...     log_density=lambda theta, x0: -jnp.sum((x0 - theta["mean"]) ** 2) / 2,
+    ...     sample=lambda key, theta: theta["mean"] + jax.random.normal(key, (1,)),
+    ... )
+    >>> drawn = fl.simulator(process, start, t)
+    >>> estimate = fl.ppgt(drawn, objective)(key, {**theta, "mean": jnp.array(1.0)}, 50)
+    >>> sorted(estimate.gradient)
+    ['k', 'mean', 's']
     """
 
     log_density: Callable[..., Array]
@@ -49,6 +55,13 @@ class Reparameterised(NamedTuple):
     displaced point then ends where it did, at the price of a change in the probability of the steps
     in between, which the score of those steps measures. Any `fade` gives the same expectation; the
     variance falls as 1/fade until the drift has had time to act. 0 uses the first step alone.
+
+    >>> start = fl.Reparameterised(lambda theta: theta["x0"] * jnp.ones(1), fade=0.5)
+    >>> prepared = fl.simulator(process, start, t)
+    >>> estimate = fl.ppgt(prepared, objective)(key, {**theta, "x0": jnp.array(1.0)}, 2000)
+    >>> exact = -2 * (1 - np.exp(-2 * 0.8)) / (2 * 0.8)
+    >>> bool(abs(estimate.gradient["x0"] - exact) < 4 * estimate.stderr["x0"])
+    True
     """
 
     x0: Callable[..., Array]

@@ -76,8 +76,12 @@ class Exponential:
     linear: (theta, t, context) -> L, its diagonal (M,) or whole (M, M). What is left of the drift,
     μ − Lx, is followed to second order.
 
-    >>> drift = lambda k, x: -k * x + jnp.sin(x)
-    >>> Process(drift, lambda k, x: jnp.ones_like(x), integrator=Exponential(lambda k: -k))
+    >>> drift = lambda theta, x: -100.0 * x + jnp.sin(x)
+    >>> step = fl.integrators.Exponential(lambda theta: jnp.array([-100.0]))
+    >>> stiff = fl.Process(drift, lambda theta, x: jnp.ones(1), integrator=step)
+    >>> coarse = jnp.linspace(0.0, 1.0, 11)  # Euler's step would explode: 100 · 0.1 > 2
+    >>> bool(jnp.abs(fl.simulator(stiff, jnp.ones(1), coarse)(key, theta, 9).x).max() < 2)
+    True
     """
 
     linear: Callable[..., Array]

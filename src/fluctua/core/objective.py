@@ -27,6 +27,13 @@ class Objective(NamedTuple):
         grid: each step then counts with the probability of a Brownian bridge not to have crossed.
 
     Each may be None (no such reward). Arguments at the end that are not used may be left off.
+
+    >>> energy = fl.Objective(running=lambda theta, x: x[0] ** 2 / 2)
+    >>> target = fl.Objective(terminal=lambda theta, x: -((x[0] - 0.5) ** 2))
+    >>> work = fl.Objective(per_step=lambda theta, x, x_next: theta["k"] * x[0] * (x_next - x)[0])
+    >>> passage = fl.Objective(running=lambda theta, x: 1.0, stop=lambda theta, x: 0.5 - x[0])
+    >>> fl.ppgt(simulator, passage)(key, theta, 200).stopped  # part that fell below 0.5
+    0.81...
     """
 
     running: Callable[..., Array] | None = None

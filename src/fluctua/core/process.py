@@ -24,6 +24,13 @@ class NoiseProduct(NamedTuple):
     width: W, the number of Wiener processes.
 
     The diffusion follows from it, Q v = σ(σᵀ v)/2, by transposing the product.
+
+    >>> def current(theta, x, t, context, dw):  # three bonds in a ring move charge between sites
+    ...     return theta["s"] * (dw - jnp.roll(dw, 1))
+    >>> ring = fl.Process(lambda theta, x: -x, fl.NoiseProduct(current, width=3))
+    >>> x = fl.simulator(ring, start=jnp.zeros(3), t=t)(key, theta, 5).x
+    >>> bool(jnp.allclose(x.sum(axis=2), 0.0, atol=1e-5))  # the total charge stays
+    True
     """
 
     product: Callable[..., Array]
@@ -52,7 +59,11 @@ class Process(NamedTuple):
     Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta *
     x`.
 
-    >>> Process(drift=lambda k, x: -k * x, noise=lambda k, x: 0.3 * jnp.ones_like(x))
+    >>> drift = lambda theta, x: jnp.array([x[1], -theta["k"] * x[0] - x[1]])
+    >>> noise = lambda theta, x: jnp.array([0.0, theta["s"]])  # the velocity alone is shaken
+    >>> pendulum = fl.Process(drift, noise, noiseless=(0,), integrator="heun")
+    >>> fl.simulator(pendulum, start=jnp.array([1.0, 0.0]), t=t)(key, theta, 5).x.shape
+    (5, 101, 2)
     """
 
     drift: Callable[..., Array]
@@ -71,6 +82,12 @@ class Step(NamedTuple):
     dt: the length of the step.
     context: of the trajectory, or None.
     events: what happened within the step, or None where it is not known.
+
+    >>> x = recorded.x[0]
+    >>> step = fl.scores.Step(x[0], x[1], t=t[0], dt=t[1] - t[0])
+    >>> score = fl.scores.full_score(process, theta, step)
+    >>> sorted(score)
+    ['k', 's']
     """
 
     x: Array

@@ -34,6 +34,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
+from fluctua.core import check
+from fluctua.core import check
 from fluctua.core.arrays import Array, Params, root_covariance
 from fluctua.core.diffusion import (
     are_singular,
@@ -45,7 +47,15 @@ from fluctua.core.diffusion import (
 from fluctua.core.integrators import integrate_exponential, mean_rate
 from fluctua.core.process import AnyProcess, Process, Score, Step, Transition
 
-__all__ = ["Step", "drift_score", "full_score", "local_linear", "local_linear_score", "residual"]
+__all__ = [
+    "Step",
+    "drift_score",
+    "euler",
+    "full_score",
+    "local_linear",
+    "local_linear_score",
+    "residual",
+]
 
 DOUBLINGS = 6
 LogDensity = Callable[[Params], Array]
@@ -56,7 +66,7 @@ ORDER = 6
 
 
 def residual(process: Process, theta: Params, step: Step) -> Array:
-    """r = x' − m(x, Δt), the kick that the noise gave; m = x + μΔt for Euler's step.
+    """Kick that the noise gave in one step, r = x' − m(x, Δt); m = x + μΔt for Euler's step.
 
     Args:
         process: its drift.
@@ -64,7 +74,12 @@ def residual(process: Process, theta: Params, step: Step) -> Array:
         step: the two ends of one step of one trajectory.
 
     Returns: (M,).
+
+    >>> step = fl.scores.Step(jnp.array([1.0]), jnp.array([1.1]), t=0.0, dt=0.01)
+    >>> fl.scores.residual(process, theta, step).round(3)  # 1.1 − 1 + 0.8 · 0.01
+    Array([0.108], dtype=float32)
     """
+    process = check.process(process)
     return (
         step.x_next
         - step.x
@@ -73,7 +88,7 @@ def residual(process: Process, theta: Params, step: Step) -> Array:
 
 
 def drift_score(process: Process, theta: Params, step: Step) -> Params:
-    """U = ½ rᵀ Q⁻¹ ∂μ/∂θ (Eq. 11), for parameters that enter the drift only.
+    """Score of parameters that enter the drift only, U = ½ rᵀ Q⁻¹ ∂μ/∂θ (Eq. 11).
 
     Parameters that also enter the noise get a wrong gradient here; `full_score` is right for both.
 
@@ -84,8 +99,13 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
 
     Returns: U, a pytree like θ.
 
-    >>> drift_score(process, theta, Step(x[0, 0], x[0, 1], t=0.0, dt=0.01))
+    >>> step = fl.scores.Step(jnp.array([1.0]), jnp.array([1.1]), t=0.0, dt=0.01)
+    >>> score = fl.scores.drift_score(process, theta, step)
+    >>> round(float(score["k"]), 4)  # −x (x' − x + kxΔt) / s²
+    -0.675
     """
+    process = check.process(process)
+    process = check.process(process)
     score = jax.grad(drift_log_density(process, theta, step))(theta)
     return _mask_undefined(process, theta, step, score)
 
@@ -103,7 +123,9 @@ def full_score(
     step: Step,
     shift: Callable[[Params], tuple[Array, Array]] | None = None,
 ) -> Params:
-    """U = −½ Tr[Q⁻¹ ∂Q] + rᵀQ⁻¹(½ ∂μ + ∂Q Q⁻¹ r / 4Δt) (Eq. 21), drift and noise both.
+    """Score of parameters of drift and noise (Eq. 21). The default.
+
+        U = −½ Tr[Q⁻¹ ∂Q] + rᵀQ⁻¹(½ ∂μ + ∂Q Q⁻¹ r / 4Δt)
 
     Costs nothing more than `drift_score` when the noise does not depend on θ: the compiler drops
     the terms.
@@ -113,11 +135,17 @@ def full_score(
         theta: θ, a pytree of floats.
         step: the two ends of one step of one trajectory.
         shift: θ -> (δx, δx') moves the two ends of the step with θ. It is zero in value and carries
-            only a
-            derivative: the way a start that depends on θ enters (see `Reparameterised`).
+            only a derivative: the way a start that depends on θ enters (see `Reparameterised`).
 
     Returns: U, a pytree like θ.
+
+    >>> step = fl.scores.Step(jnp.array([1.0]), jnp.array([1.1]), t=0.0, dt=0.01)
+    >>> score = fl.scores.full_score(process, theta, step)
+    >>> {name: round(float(value), 1) for name, value in score.items()}
+    {'k': -0.7, 's': 15.7}
     """
+    process = check.process(process)
+    process = check.process(process)
     score = jax.grad(full_log_density(process, theta, step, shift))(theta)
     return _mask_undefined(process, theta, step, jax.tree.map(jnp.asarray, score))
 
@@ -246,14 +274,50 @@ class Gaussian(NamedTuple):
 
 
 def euler(process: Process, theta: Params, step: Step) -> Gaussian:
-    """N(x + μΔt, 2QΔt): one Euler–Maruyama step, or with the map of `Process.integrator`."""
+    """Law of one step of the simulator, N(x + μΔt, 2QΔt).
+
+    With another `Process.integrator` than Euler's, the mean is its map. Pass it as `transition=`;
+    it is the default.
+
+    Args:
+        process: its drift and noise.
+        theta: θ, a pytree of floats.
+        step: one step of one trajectory; its `x_next` is not used.
+
+    Returns: mean (M,) and covariance (M, M).
+
+    >>> step = fl.scores.Step(jnp.array([1.0]), None, t=0.0, dt=0.01)
+    >>> law = fl.scores.euler(process, theta, step)
+    >>> law.mean.round(4), law.covariance.round(4)  # 1 − 0.8 · 0.01, 0.4² · 0.01
+    (Array([0.992], dtype=float32), Array([[0.0016]], dtype=float32))
+    """
     x, _, t, dt, context, _ = step
+    process = check.process(process)
+    process = check.process(process)
     drift = mean_rate(process, theta, x, t, dt, context)
     return Gaussian(x + drift * dt, 2 * dt * diffusion_matrix(process, theta, x, t, context))
 
 
 def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
-    """The transition of the linearised process, the diffusion held at its value at x."""
+    """Law of one interval of the linearised process, the diffusion held at its value at x.
+
+    For samples too far apart for Euler's step; exact for a linear drift and constant noise. Pass it
+    as `transition=` to fits and to `Observed`.
+
+    Args:
+        process: its drift and noise.
+        theta: θ, a pytree of floats.
+        step: one interval of one trajectory; its `x_next` is not used.
+
+    Returns: mean (M,) and covariance (M, M).
+
+    >>> step = fl.scores.Step(jnp.array([1.0]), None, t=0.0, dt=1.0)
+    >>> law = fl.scores.local_linear(process, theta, step)
+    >>> bool(jnp.isclose(law.mean[0], jnp.exp(-0.8)))
+    True
+    """
+    process = check.process(process)
+    process = check.process(process)
     x, _, t, dt, context, _ = step
 
     def drift(x, t):
@@ -277,9 +341,9 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
 
 
 def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
-    """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears.
+    """Score for samples that are too far apart for Euler's step. Pass it as `score=`.
 
-    Pass it as `score=`.
+        U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ])
 
     Exact for a linear drift whatever the interval. For others the error is that of freezing J and Q
     over it.
@@ -290,6 +354,11 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
         step: the two ends of one interval of one trajectory.
 
     Returns: U, a pytree like θ.
+
+    >>> coarse = fl.Trajectories(t[::50], recorded.x[:, ::50])  # three samples per trajectory
+    >>> score = fl.scores.local_linear_score
+    >>> fl.gradient(process, objective, theta, coarse, score=score).count
+    200
     """
     score = jax.grad(local_linear_log_density(process, theta, step))(theta)
     return jax.tree.map(jnp.asarray, score)

@@ -163,7 +163,8 @@ def returns_to_go(
 
     Returns: (E, T+1).
 
-    >>> returns_to_go(jnp.array([[1.0, 2.0]]), jnp.array([10.0]), jnp.array([0.5, 0.25]))
+    >>> rewards = jnp.array([[1.0, 2.0]])  # one trajectory, two steps
+    >>> fl.returns_to_go(rewards, terminal=jnp.array([10.0]), dt=jnp.array([0.5, 0.25]))
     Array([[11. , 10.5, 10. ]], dtype=float32)
     """
     steps = jnp.concatenate([rewards * dt, terminal[:, None]], axis=1)

@@ -26,6 +26,11 @@ class Trajectories(NamedTuple):
     group: whole numbers (E,), the device, the sample or the day of each trajectory, where the
         expected return is that of all devices there could be. Every group then counts the same, and
         errors are those between groups; else None.
+
+    >>> x = np.asarray(recorded.x)  # or np.load, h5py: (trajectories, times, state)
+    >>> measured = fl.Trajectories(t, x)
+    >>> fl.gradient(process, objective, theta, measured).count
+    200
     """
 
     t: Array

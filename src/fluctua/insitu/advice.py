@@ -55,6 +55,10 @@ class FileAdvice(NamedTuple):
     notes: what was used.
     stretches, continuing: of one long record; its repetitions are batches of `continuing.length`.
     residuals: whether they are the noise of the process, where all channels are there.
+
+    >>> advice = insitu.advise_file(recording, model, error=0.2)
+    >>> advice.sampling.verdict  # the interval is long for Euler's step
+    'faster'
     """
 
     repetitions: repeats.Repetitions
@@ -100,8 +104,9 @@ def advise_file(
 
     Returns: a `FileAdvice`.
 
-    >>> with insitu.files.open("run.nc") as recording:
-    ...     advise_file(recording, load_model(recording), error=0.2).repetitions.whole
+    >>> advice = insitu.advise_file(recording, model, error=0.2)
+    >>> advice.repetitions.whole.trajectories > 40  # for an error of 20 %
+    True
     """
     score = estimating.resolve_score(recording, model.process, score)
     if baseline not in ("time", "none"):

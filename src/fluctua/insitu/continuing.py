@@ -52,6 +52,17 @@ def estimate_continuing(
             gradient for.
 
     Returns: a `RecordingEstimate`, whose `continuing` has the window and what it leaves out.
+
+    >>> trap = fl.Process(lambda theta, x: -theta["k"] * x, lambda theta, x: 0.4 * jnp.ones(1))
+    >>> k, t = {"k": jnp.array(0.8)}, np.arange(0.0, 200.0, 0.05)
+    >>> x = fl.simulator(trap, jnp.zeros(1), t)(key, k, 4).x
+    >>> insitu.files.save("long.nc", insitu.files.Description(t, ("x",), parameters=k), x)
+    >>> model = insitu.files.RecordingModel(trap, fl.Objective(lambda theta, x: x[0] ** 2), k)
+    >>> with insitu.files.open("long.nc") as long:
+    ...     estimate = insitu.estimate_continuing(long, model, window=10.0).estimate
+    >>> exact = -(0.4**2) / (2 * 0.8**2)  # the mean reward is s²/2k
+    >>> bool(abs(estimate.gradient["k"] - exact) < 4 * estimate.stderr["k"])
+    True
     """
     file = recording.recording if isinstance(recording, long_record.LongRecord) else recording
     score = estimating.resolve_score(file, model.process, score)

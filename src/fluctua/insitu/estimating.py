@@ -102,8 +102,9 @@ def estimate(
     Returns: a `RecordingEstimate`. Warns with the likely cause where the residuals are not the
     noise of the process.
 
-    >>> with insitu.files.open("run.nc") as recording:
-    ...     print(estimate(recording, process, objective).estimate)
+    >>> result = insitu.estimate(recording, model.process, model.objective)
+    >>> result.estimate.gradient["omega"].shape
+    (6,)
     """
     model = RecordingModel(process, objective, theta)
     return _estimate(recording, model, score, baseline, observation_noise, chunk_bytes, progress)

@@ -50,6 +50,11 @@ class Visibility(NamedTuple):
     usable: components with a residual (M,).
     trainable: parameters (P,), in the order of `ravel_pytree`.
     missing: {parameter: components that would have to be measured}, for the others.
+
+    >>> seen = [0, 1, 2, 4, 5, 6, 7, 8, 10, 11]  # both quadratures; resonator 3 is hidden
+    >>> view = insitu.visibility(model.process, model.objective, theta, observed=seen, size=12)
+    >>> int(view.trainable.sum()), view.trainable.size  # parameters
+    (8, 19)
     """
 
     usable: np.ndarray
@@ -84,8 +89,10 @@ def visibility(
 
     Returns: the parameters that can be trained, and those that are missing.
 
-    >>> observed = [0, 1, 5, 6, 7, 11]
-    >>> visibility(task.process, task.objective, theta, observed=observed, size=12).missing
+    >>> seen = [0, 1, 2, 4, 5, 6, 7, 8, 10, 11]  # both quadratures; resonator 3 is hidden
+    >>> view = insitu.visibility(model.process, model.objective, theta, observed=seen, size=12)
+    >>> view.missing["omega[0]"]  # needs the quadratures of resonator 3
+    (3, 9)
     """
     process = check.process(process)
     rewards = check.objective(objective or NO_REWARD)

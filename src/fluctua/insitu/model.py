@@ -46,6 +46,9 @@ class Knob(NamedTuple):
     probe: (low, high) between which settings of the calibration are drawn; half of the bounds about
         their middle if not given.
     learning_rate_scale: factor on the learning rate, for a setting of another size.
+
+    >>> voltage = insitu.Knob(0.0, bounds=(0.0, 5.0))
+    >>> phases = insitu.Knob(np.zeros(8), bounds=(-3.14, 3.14), learning_rate_scale=0.1)
     """
 
     start: Any
@@ -65,6 +68,11 @@ class Methods(NamedTuple):
     self_calibration: for a training that calibrates as it goes.
     head: (batch, settings) -> the head of a recording. Without one a file holds states and
         settings.
+
+    >>> def calibrate(runs):  # [(settings, trajectories), …]; force 1 moves the mean to the gain
+    ...     gain = np.mean([r.x[:, -1].mean() / (s["force"] * 0.632) for s, r in runs])
+    ...     return insitu.DeviceFit({"gain": gain}, report=f"gain {gain:.2f}")
+    >>> fast = model._replace(methods=insitu.Methods(calibrate=calibrate))
     """
 
     calibrate: Callable[[Runs], DeviceFit] | None = None
@@ -94,13 +102,12 @@ class Model(NamedTuple):
 
     >>> def drift(settings, x, t, unknowns):
     ...     return settings["force"] * unknowns["gain"] - x
-    >>> Model(
-    ...     process=fl.Process(drift, lambda settings, x: 0.1 * jnp.ones_like(x)),
+    >>> model = insitu.Model(
+    ...     process=fl.Process(drift, lambda settings, x: 0.3 * jnp.ones_like(x)),
     ...     objective=fl.Objective(running=lambda settings, x: x[0]),
-    ...     knobs={"force": Knob(0.0, bounds=(-1.0, 1.0))},
-    ...     unknowns={"gain": Unknown(1.0, spread=0.2)},
+    ...     knobs={"force": insitu.Knob(0.0, bounds=(-1.0, 1.0))},
+    ...     unknowns={"gain": insitu.Unknown(1.0, spread=0.2)},
     ... )
-
     """
 
     process: Process | Observed

@@ -73,7 +73,9 @@ def network_model(
 
     Returns: the model that `run` takes.
 
-    >>> network_model(tcmt.rectangular(3, 4), interval=0.01)
+    >>> model = insitu.network_model(tcmt.rectangular(3, 4), interval=0.01)
+    >>> sorted(model.knobs)
+    ['kappa', 'omega']
     """
     task = tcmt.transmission(
         network,

@@ -61,6 +61,10 @@ class Pooled(NamedTuple):
 
     result: of all files together.
     files: of each.
+
+    >>> pooled = insitu.estimate_files(["run.nc"])
+    >>> len(pooled.files), pooled.result.estimate.count
+    (1, 40)
     """
 
     result: estimating.RecordingEstimate
@@ -82,6 +86,10 @@ class EstimateOptions(NamedTuple):
     required: names of parameters that must be estimated; "omega" stands for all its entries.
     chunk_bytes: of states held at a time.
     places, dt, scale: as for `insitu.files.open`.
+
+    >>> options = insitu.EstimateOptions(baseline="none", required=("omega",))
+    >>> insitu.estimate_files(["run.nc"], options).result.estimate.count
+    40
     """
 
     model: str | None = None
@@ -232,9 +240,9 @@ def estimate_files(
 
     Returns: a `Pooled`.
 
-    >>> estimate_files(["run.nc", "run.nc"]).result.estimate.count
+    >>> pooled = insitu.estimate_files(["run.nc", "run.nc"])  # several files of one system
+    >>> pooled.result.estimate.count
     80
-
     """
     subject = EstimateOptions() if reading is None else reading
     if not paths:

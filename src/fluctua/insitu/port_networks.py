@@ -49,7 +49,8 @@ def port_network_model(
 
     Returns: the model that `run` takes.
 
-    >>> port_network_model(tcmt.rectangular(3, 4), interval=0.01)
+    >>> model = insitu.port_network_model(tcmt.rectangular(3, 4), interval=0.01, readout=0.05)
+    >>> plan = insitu.Plan(calibration="training", readout=0.05)
     """
     if set(bounds) != set(BOUNDS):
         raise ValueError(

@@ -83,6 +83,16 @@ def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord
         model: its drift must not depend on time, because every stretch begins at the same one.
 
     Returns: the `SplitRecord`.
+
+    >>> trap = fl.Process(lambda theta, x: -theta["k"] * x, lambda theta, x: 0.4 * jnp.ones(1))
+    >>> k, t = {"k": jnp.array(0.8)}, np.arange(0.0, 200.0, 0.05)
+    >>> x = fl.simulator(trap, jnp.zeros(1), t)(key, k, 4).x
+    >>> insitu.files.save("long.nc", insitu.files.Description(t, ("x",), parameters=k), x)
+    >>> model = insitu.files.RecordingModel(trap, fl.Objective(lambda theta, x: x[0] ** 2), k)
+    >>> with insitu.files.open("long.nc") as long:
+    ...     split = insitu.files.split_record(long, model)
+    ...     print(split.recording.count)  # stretches, as trajectories
+    24
     """
     check_autonomous(recording, model)
     steps = len(recording.t) - 1

@@ -46,6 +46,9 @@ class Unknown(NamedTuple):
 
     start: its value by the data sheet, a number or an array.
     spread: standard deviation of the true value about that, a number or an array.
+
+    >>> gain = insitu.Unknown(1.0, spread=0.2)
+    >>> losses = insitu.Unknown(0.02 * np.ones(6), spread=0.005)
     """
 
     start: Any
@@ -57,6 +60,8 @@ class DeviceFit(NamedTuple):
 
     values: unknowns by name, the context of the process.
     report: text for a reader, kept as calibration.txt.
+
+    >>> fit = insitu.DeviceFit({"gain": 0.9}, report="gain 0.90 ± 0.02")
     """
 
     values: Values

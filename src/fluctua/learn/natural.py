@@ -80,6 +80,10 @@ def natural(
             rows per parameter.
 
     Returns: the estimator, a `Natural`.
+
+    >>> estimate = fl.natural(estimator)(key, theta, 200)
+    >>> sorted(estimate.natural)  # F⁻¹∇J, beside the plain gradient
+    ['k', 's']
     """
     if not isinstance(estimator, estimators.PPGT) and not hasattr(estimator, "scores"):
         raise TypeError(

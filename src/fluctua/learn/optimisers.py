@@ -71,7 +71,12 @@ def rms_ascent(
 
     Returns: an optax transformation.
 
-    >>> Training(estimator, theta, rms_ascent(0.05), trajectories=1000, bounds=(0, 2))
+    >>> rule = fl.optimisers.rms_ascent(0.05)
+    >>> training = fl.Training(estimator, theta, rule, trajectories=200, bounds=(0.1, 2.0))
+    >>> for record in fl.train(training, iterations=2):
+    ...     print(round(float(record.theta["k"]), 2))  # a stiffer trap keeps the bead at 0
+    0.8
+    0.83
     """
     for name, value, fits in (
         ("learning_rate", learning_rate, learning_rate > 0),
@@ -129,8 +134,12 @@ def kl_ascent(kl: float = 0.01) -> optax.GradientTransformationExtraArgs:
     has the same length also where the gradient is all noise: add a decay (`optax.chain`) to average
     the noise.
 
-    >>> training = Training(natural(estimator), theta, kl_ascent(0.01), trajectories=200)
-    >>> train(training, iterations=50)
+    >>> rule = fl.optimisers.kl_ascent(0.01)
+    >>> training = fl.Training(fl.natural(estimator), theta, rule, trajectories=200)
+    >>> for record in fl.train(training, iterations=2):
+    ...     print(round(float(record.theta["k"]), 2))
+    0.8
+    0.88
     """
     if not kl > 0:
         raise ValueError(f"`kl` must be positive; got {kl!r}.")

@@ -105,6 +105,10 @@ def reweighted(
 
     Returns: a `Reweighted`.
 
+    >>> other = {"k": jnp.array(0.9), "s": jnp.array(0.4)}  # `recorded` has k = 0.8
+    >>> result = fl.reweighted(process, objective, other, [(theta, recorded)])
+    >>> result.estimate.gradient["k"].shape, round(result.ess)
+    ((), 195)
     """
     if weights not in ("normalised", "plain"):
         raise ValueError(f'`weights` must be "normalised" or "plain"; got {weights!r}.')

@@ -93,9 +93,15 @@ class SelfCalibrating(PlainEstimator):
     last call. The estimator has a state; restore it to continue. Trajectories of a model that is
     not linear in φ are part of it until a Gaussian describes them (`fluctua.learn.kept`).
 
-    >>> model, device = fl.ppgt(simulator, objective, baseline=fl.Twin()), simulator
-    >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
-    >>> fl.SelfCalibrating(model, device, effective, jnp.zeros(()), spread=0.2)(key, theta, 4)
+    >>> model = fl.ppgt(simulator, objective, baseline="twin")
+    >>> device = lambda key, theta, count: simulator(key, {**theta, "k": theta["k"] + 0.1}, count)
+    >>> offset = lambda theta, phi: {**theta, "k": theta["k"] + phi}
+    >>> learning = fl.SelfCalibrating(model, device, offset, jnp.zeros(()), spread=0.2)
+    >>> estimate = learning(key, theta, 20)
+    >>> print(learning.calibration)
+    calibrated with 20 trajectories
+      phi = 0.14 ± 0.11   fitted
+      last call: chi² = 0.7..., 1 expected
     """
 
     def __init__(

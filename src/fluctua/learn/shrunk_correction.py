@@ -265,6 +265,12 @@ class ShrunkCorrection(EstimatorWrapper):
 
     The second moment is gradient² + count·variance, of one trajectory out of `count`, as
     `rms_ascent` needs it. The estimator has a state; restore it to continue.
+
+    >>> twin = fl.ppgt(simulator, objective, baseline=fl.Twin())
+    >>> shrunk = fl.ShrunkCorrection(twin, forget_after=50)
+    >>> shrunk(key, theta, 200).count
+    200
+    >>> training = fl.Training(shrunk, theta, optax.adam(0.05), trajectories=20, bounds=(0.1, 2.0))
     """
 
     def __init__(self, estimator: Splits, forget_after: float = 100, *, carry: bool = False):

@@ -53,7 +53,10 @@ class Training:
             to them after every step. None for no bounds.
         seed: of all random numbers; iteration l uses fold_in(key(seed), l).
 
-    >>> training = Training(estimator, theta, optax.adam(0.05), trajectories=200, bounds=(0, 2))
+    >>> training = fl.Training(
+    ...     estimator, theta, optax.adam(0.05), trajectories=200, bounds=(0.1, 2.0)
+    ... )
+    >>> growing = fl.Training(estimator, theta, optax.adam(0.05), lambda i: 200 + 10 * i)
     """
 
     estimator: Estimator | Estimates
@@ -150,9 +153,12 @@ def train(
 
     Returns: an iterator of `Record`s.
 
-    >>> training = Training(estimator, theta, optax.adam(0.05), trajectories=200)
-    >>> for record in train(training, iterations=50):
-    ...     print(record.iteration, record.estimate.value)
+    >>> training = fl.Training(estimator, theta, optax.adam(0.05), trajectories=200)
+    >>> for record in fl.train(training, iterations=3):
+    ...     print(record.iteration, record.trajectories)  # the pilots of the baseline included
+    0 328
+    1 656
+    2 984
     """
     if iterations is not None and iterations < 0:
         raise ValueError(f"`iterations` must not be negative; got {iterations}.")

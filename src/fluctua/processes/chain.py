@@ -68,13 +68,17 @@ class Chain:
     at random keeps its number in one more component of the state, which `log_prob` reads from
     `x_next`.
 
-    >>> def field(theta, x):
+    >>> def field(theta, x):  # of three spins that are coupled to their sum
     ...     return theta["coupling"] * x.sum() + theta["bias"]
-    >>> Chain(
-    ...     sample=lambda key, theta, x: jax.random.bernoulli(
-    ...         key, jax.nn.sigmoid(field(theta, x)), x.shape),
-    ...     log_prob=lambda theta, x, x_next: jnp.sum(
-    ...         jax.nn.log_sigmoid((2 * x_next - 1) * field(theta, x))))
+    >>> def sample(key, theta, x):
+    ...     up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * field(theta, x)), (3,))
+    ...     return jnp.where(up, 1.0, -1.0)
+    >>> def log_prob(theta, x, x_next):
+    ...     return jnp.sum(jax.nn.log_sigmoid(2 * x_next * field(theta, x)))
+    >>> simulator = fl.simulator(fl.Chain(sample, log_prob), -jnp.ones(3), t=jnp.arange(11.0))
+    >>> theta = {"coupling": jnp.array(0.5), "bias": jnp.array(0.2)}
+    >>> simulator(key, theta, 20).x.shape
+    (20, 11, 3)
     """
 
     sample: Callable[..., Array] | None

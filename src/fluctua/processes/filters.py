@@ -66,6 +66,11 @@ def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
         tau: correlation time of the noise.
 
     Returns: a `Coloured`.
+
+    >>> red = fl.filters.coloured(process, start=jnp.ones(1), tau=0.1)
+    >>> simulator = fl.simulator(red.process, red.start, t)  # the state has a velocity too
+    >>> simulator(key, theta, 5).x.shape
+    (5, 101, 2)
     """
     tau = _check_positive("tau", tau)
     checked = check.process(process)
@@ -169,6 +174,13 @@ class Filter(NamedTuple):
     size: number of components of y.
     change: (y, g, t) -> ẏ (size,).
     output: (y, g, t) -> the filtered signal, a number.
+
+    >>> own = fl.filters.Filter(  # a detector that saturates
+    ...     size=1,
+    ...     change=lambda y, g, t: jnp.array([g - y[0]]) / 0.1,
+    ...     output=lambda y, g, t: jnp.tanh(y[0]),
+    ... )
+    >>> behind = fl.filters.filtered(process, objective, start=jnp.ones(1), filter=own)
     """
 
     size: int
@@ -181,6 +193,16 @@ def linear_filter(system: Any) -> Filter:
 
     `scipy.signal.butter(2, 2 * np.pi * cutoff, analog=True)` gives a Butterworth low-pass of
     continuous time.
+
+    Args:
+        system: the filter in one of these forms, of continuous time.
+
+    Returns: the filter.
+
+    >>> import scipy.signal
+    >>> butterworth = fl.filters.linear_filter(scipy.signal.butter(2, 2 * np.pi * 5.0, analog=True))
+    >>> butterworth.size
+    2
     """
     try:
         if not isinstance(system, tuple):
@@ -217,7 +239,18 @@ def linear_filter(system: Any) -> Filter:
 
 
 def low_pass(tau: float) -> Filter:
-    """A low-pass of first order, ẏ = (g − y)/τ."""
+    """A low-pass of first order, ẏ = (g − y)/τ.
+
+    For a detector or an amplifier with one time constant.
+
+    Args:
+        tau: τ, the time constant.
+
+    Returns: the filter.
+
+    >>> detector = fl.filters.low_pass(tau=0.2)
+    >>> behind = fl.filters.filtered(process, objective, start=jnp.ones(1), filter=detector)
+    """
     return linear_filter(([1.0], [_check_positive("tau", tau), 1.0]))
 
 
@@ -229,6 +262,9 @@ def lock_in(frequency: float, tau: float) -> Filter:
         tau: τ, the time constant of both low-passes.
 
     Returns: the filter, which shows X² + Y².
+
+    >>> amplifier = fl.filters.lock_in(frequency=20.0, tau=0.3)
+    >>> behind = fl.filters.filtered(process, objective, start=jnp.ones(1), filter=amplifier)
     """
     omega = 2 * np.pi * frequency
     tau = _check_positive("tau", tau)
@@ -247,6 +283,10 @@ def moving_average(window: float, dt: float) -> Filter:
         dt: step of the grid, which divides the window.
 
     Returns: the filter.
+
+    >>> boxcar = fl.filters.moving_average(window=0.05, dt=0.01)
+    >>> boxcar.size  # components of the delay line
+    5
     """
     taps = round(_check_positive("window", window) / _check_positive("dt", dt))
     if taps < 1 or abs(taps * dt / window - 1) > 1e-6:
@@ -287,6 +327,10 @@ def filtered(
         filter: a `Filter`, or an argument of `linear_filter`.
 
     Returns: a `Filtered`, for `simulator(filtered.process, filtered.start, t)` and `ppgt`.
+
+    >>> behind = fl.filters.filtered(process, objective, jnp.ones(1), fl.filters.low_pass(0.2))
+    >>> simulator = fl.simulator(behind.process, behind.start, t)
+    >>> estimate = fl.ppgt(simulator, behind.objective)(key, theta, 50)
     """
     checked = check.process(process)
     rewards = check.objective(objective)

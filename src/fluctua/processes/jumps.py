@@ -38,6 +38,14 @@ class RandomJump(NamedTuple):
 
     sample: (key, theta, x, t, context, channel) -> ν (M,).
     log_density: (theta, change, x, t, context, channel) -> ln f(ν), up to a constant in θ.
+
+    Arguments at the end that a callable does not use may be left off.
+
+    >>> size = fl.RandomJump(  # exponentially distributed
+    ...     sample=lambda key, theta: theta["mean"] * jax.random.exponential(key, (1,)),
+    ...     log_density=lambda theta, change: -change[0] / theta["mean"] - jnp.log(theta["mean"]),
+    ... )
+    >>> shots = fl.Jumps(rates=lambda theta, x: jnp.array([theta["rate"]]), changes=size)
     """
 
     sample: Callable[..., Array]
@@ -84,6 +92,14 @@ class Jumps:
         optional.
     changes: ν (R, M), added to the state by each event; or a `RandomJump`.
     diffusion: an Itô `Process` between events; None for none.
+
+    >>> def rates(theta, x):  # x: susceptible, infected
+    ...     return jnp.array([theta["infect"] * x[0] * x[1] / 100, theta["recover"] * x[1]])
+    >>> epidemic = fl.Jumps(rates, changes=[[-1.0, 1.0], [0.0, -1.0]])  # one row per event
+    >>> simulator = fl.simulator(epidemic, jnp.array([80.0, 20.0]), t=jnp.linspace(0.0, 3.0, 31))
+    >>> cases = fl.Objective(terminal=lambda theta, x: 100 - x[0])
+    >>> theta = {"infect": jnp.array(1.5), "recover": jnp.array(0.7)}
+    >>> estimate = fl.ppgt(simulator, cases)(key, theta, 100)
     """
 
     rates: Callable[..., Array]
@@ -95,6 +111,8 @@ class Jumps:
         if self.diffusion is not None:
             object.__setattr__(self, "diffusion", check.process(self.diffusion))
         if isinstance(self.changes, RandomJump):
+            size = RandomJump(*(check.drop_extra_arguments(f, 6) for f in self.changes))
+            object.__setattr__(self, "changes", size)
             return
         table = np.asarray(self.changes, float) + 0.0  # no −0, which is not nothing to a kernel
         if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
@@ -295,12 +313,18 @@ def bin_events(
             trajectory.
 
     Returns: `Events` with leaves (E, T, K, …).
+
+    >>> grid = np.linspace(0.0, 1.0, 5)
+    >>> clicks = fl.bin_events(grid, times=[[0.1, 0.6]], channels=[[0, 0]], changes=[[1.0]])
+    >>> clicks.channel[0, :, 0]  # steps 0 and 2 have an event of kind 0
+    array([ 0, -1,  0, -1])
+    >>> counts = np.array([0.0, 1.0, 1.0, 2.0, 2.0]).reshape(1, 5, 1)
+    >>> counted = fl.Trajectories(grid, counts, events=clicks)
     """
     grid = np.asarray(t, float)
-    is_table = np.ndim(changes) == 2 and len(changes) != len(times)
-    fixed = is_table or not isinstance(changes, list | tuple)
+    fixed = not isinstance(changes, list | tuple) or all(np.ndim(row) == 1 for row in changes)
     table = np.asarray(changes, float) if fixed else None
-    width = table.shape[1] if table is not None else np.shape(changes[0])[1]
+    width = table.shape[1] if table is not None else max(np.shape(c)[-1] for c in changes if len(c))
     steps = [np.searchsorted(grid, np.asarray(when, float), side="right") - 1 for when in times]
     for j, (when, step) in enumerate(zip(times, steps, strict=True)):
         if len(when) != len(channels[j]):
@@ -324,9 +348,9 @@ def bin_events(
         rank = np.arange(len(step)) - np.searchsorted(step, step)  # first, second, … of its step
         after[j, step, rank] = np.asarray(times[j], float) - grid[step]
         channel[j, step, rank] = channels[j]
-        change[j, step, rank] = (
-            table[np.asarray(channels[j], int)] if table is not None else changes[j]
-        )
+        if len(step):
+            own = changes[j] if table is None else table[np.asarray(channels[j], int)]
+            change[j, step, rank] = own
     return Events(after, channel, change)
 
 

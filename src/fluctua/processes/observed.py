@@ -53,6 +53,11 @@ class Normal(NamedTuple):
 
     mean: (M,), or a function (theta, context) of it.
     covariance: (M, M), (M,) if diagonal, or a number; or a function (theta, context) of it.
+
+    >>> prior = fl.Normal(mean=jnp.ones(1), covariance=0.04)  # X₀ is known to ± 0.2
+    >>> seen = fl.Observed(process, observe=[[1.0]], noise=0.01, start=prior)
+    >>> fl.simulator(seen, t=t)(key, theta, 5).x.shape
+    (5, 101, 1)
     """
 
     mean: Any
@@ -75,8 +80,10 @@ class Observed:
     shared: whether one covariance serves all trajectories; determined by the library, do not set
         it.
 
-    >>> trap = Process(lambda k, x: -k * x, lambda k, x: jnp.ones_like(x))
-    >>> Observed(trap, observe=[[1.0, 0.0]], noise=0.01, start=jnp.zeros(2))
+    >>> seen = fl.Observed(process, observe=[[1.0]], noise=0.01, start=jnp.ones(1))  # y = x + ε
+    >>> readout = fl.simulator(seen, t=t)(key, theta, 50)
+    >>> fl.gradient(seen, objective, theta, readout).count
+    50
     """
 
     process: processes.Process

@@ -56,7 +56,11 @@ class CrossFitted:
     parameters: names of entries of θ, such as "force" or "force[2]"; their values start the fit.
     folds: parts of the record; the score of one has the parameters of a fit to the others.
 
-    >>> CrossFitted(("force", "D"), folds=5)
+    >>> long = fl.simulator(process, jnp.zeros(1), t=jnp.arange(0.0, 200.0, 0.05))(key, theta, 4)
+    >>> fit = fl.response.CrossFitted(("k", "s"), folds=3)
+    >>> answer = fl.response.step_response(
+    ...     process, objective, theta, long, window=5.0, calibration=fit
+    ... )
     """
 
     parameters: Sequence[str]
@@ -84,9 +88,9 @@ def fourier(harmonics: int, period: float = 2 * np.pi) -> Callable[[Array], Arra
 
     Returns: a function x (M,) -> φ (1 + 2H,).
 
-    >>> basis = fourier(2)
-    >>> basis(jnp.zeros(1)).shape
-    (5,)
+    >>> basis = fl.response.fourier(2)  # 1, cos x, sin x, cos 2x, sin 2x
+    >>> basis(jnp.zeros(1))
+    Array([1., 1., 0., 1., 0.], dtype=float32)
     """
     if harmonics < 1 or not 0 < period < np.inf:
         raise ValueError(
@@ -147,6 +151,11 @@ def step_response(
             covariance (P, P) of the flattened θ is that of parameters fitted to other data.
 
     Returns: a `StepResponse`.
+
+    >>> long = fl.simulator(process, jnp.zeros(1), t=jnp.arange(0.0, 200.0, 0.05))(key, theta, 4)
+    >>> answer = fl.response.step_response(process, objective, theta, long, window=5.0)
+    >>> answer.t.shape, answer.response["k"].shape
+    ((101,), (101,))
     """
     theta = check.parameters(theta)
     options = response_record.RecordOptions(stride, score, period, baseline)
@@ -211,6 +220,11 @@ def compare_strides(
         options: of `step_response`, but for `stride`.
 
     Returns: a `StrideComparison`, with one `StepResponse` per stride; it prints as a table.
+
+    >>> long = fl.simulator(process, jnp.zeros(1), t=jnp.arange(0.0, 200.0, 0.05))(key, theta, 4)
+    >>> table = fl.response.compare_strides((1, 2), process, objective, theta, long, window=5.0)
+    >>> len(table.responses)
+    2
     """
     if not strides:
         raise ValueError("`strides` must have one stride or more, such as (1, 2, 4); got none.")

@@ -203,6 +203,12 @@ def stationary(
 
     Returns: a `Stationary`, with the gradient, its error by batch means, and what the window leaves
     out.
+
+    >>> long = fl.simulator(process, jnp.zeros(1), t=jnp.arange(0.0, 200.0, 0.05))(key, theta, 4)
+    >>> estimate = fl.stationary(process, objective, theta, long, window=10.0).estimate
+    >>> exact = 0.4**2 / (2 * 0.8**2)  # the mean reward is −s²/2k
+    >>> bool(abs(estimate.gradient["k"] - exact) < 4 * estimate.stderr["k"])
+    True
     """
     process = check.process(process)
     theta = check.parameters(theta)

@@ -174,8 +174,9 @@ def distributed(
     Returns: an estimator, for `train`, `run` and `resume`. `close()` or `with` releases the
     workers.
 
-    >>> distributed(estimator, address=None, shards=4)(key, theta, 100).count
-    100
+    >>> here = fl.distributed(estimator, address=None, shards=4)  # no cluster: in this process
+    >>> here(key, theta, 200).count
+    200
     """
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise ValueError(f"`shards` must be a whole number, at least 1; got {shards!r}.")

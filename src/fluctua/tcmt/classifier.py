@@ -155,6 +155,11 @@ class Classification(NamedTuple):
     t: the time grid (T+1,); the start is zero.
     powers: (theta, x) -> powers at the output ports.
     window: time before the end in which powers are averaged; 0 for the last state alone.
+
+    >>> network = tcmt.layered([2, 4, 2])
+    >>> task = tcmt.classification(network, inputs=[0, 1], outputs=[2, 3])
+    >>> examples = tcmt.Examples(np.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1])
+    >>> answers = task.answer(key, tcmt.initial_parameters(key, network), examples)
     """
 
     network: networks.Network
@@ -260,10 +265,11 @@ def classification(
 
     Returns: the task; `estimator(examples)` trains it, `answer(key, theta, examples)` uses it.
 
-    >>> network = layered([2, 4, 2])
-    >>> task = classification(network, inputs=[0, 1], outputs=[2, 3], span=3.0)
-    >>> examples = Examples(np.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1])
-    >>> task.estimator(examples)(key, initial_parameters(key, network), 50)
+    >>> network = tcmt.layered([2, 4, 2])
+    >>> task = tcmt.classification(network, inputs=[0, 1], outputs=[2, 3], span=3.0)
+    >>> examples = tcmt.Examples(np.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1])
+    >>> theta = tcmt.initial_parameters(key, network)
+    >>> training = fl.Training(task.estimator(examples), theta, optax.adam(0.02), trajectories=200)
     """
     times = ReadoutTimes() if times is None else times
     _check_encoding(encoding)
@@ -310,6 +316,12 @@ class ReadoutTimes(NamedTuple):
     horizon: T, the time of the answer.
     dt: Δt, the time step.
     integrator: "euler", "heun" or "rk4".
+
+    >>> early = tcmt.ReadoutTimes(horizon=2.0, dt=0.05)
+    >>> network = tcmt.layered([2, 4, 2])
+    >>> task = tcmt.classification(network, inputs=[0, 1], outputs=[2, 3], times=early)
+    >>> task.t.shape
+    (41,)
     """
 
     horizon: float = 6.0

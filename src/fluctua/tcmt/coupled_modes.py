@@ -58,6 +58,9 @@ class Drive(NamedTuple):
     phase: in radians.
     frequency: angular.
     envelope: t -> a number, in JAX; None for a constant drive.
+
+    >>> pulse = tcmt.Drive(lead=0, amplitude=10.0, envelope=lambda t: jnp.exp(-((t - 1.0) ** 2)))
+    >>> task = tcmt.transmission(network, drive=pulse, horizon=2.0)
     """
 
     lead: int
@@ -264,7 +267,11 @@ def process(
 
     Returns: the process.
 
-    >>> process(paper(), Drive(lead=0, amplitude=10.0))
+    >>> drive = tcmt.Drive(lead=0, amplitude=10.0)
+    >>> process = tcmt.process(network, drive, integrator="heun")
+    >>> simulator = fl.simulator(process, start=jnp.zeros(12), t=jnp.linspace(0.0, 0.2, 21))
+    >>> simulator(key, theta, 4).x.shape
+    (4, 21, 12)
     """
     if frame not in get_args(Frame):
         raise ValueError(
@@ -311,7 +318,15 @@ class FieldIntensity:
 def condition(network: Network) -> FieldIntensity:
     """Return the paper's conditioning quantities, for `fluctua.baselines.binned`.
 
-    >>> baselines.binned(condition(network), bins=20)
+    For each parameter the power |ψ|² at its own sites. A task passes it by itself.
+
+    Args:
+        network: the device.
+
+    Returns: (theta, x) -> {family: powers}.
+
+    >>> by_power = fl.baselines.binned(tcmt.condition(network), bins=20)
+    >>> estimator = task.estimator("jax", baseline=by_power)
     """
     return FieldIntensity(network)
 
@@ -390,6 +405,10 @@ class Modulation(NamedTuple):
     sigma_kappa: σ_κ.
     harmonics: K, N_dyn in the paper.
     omega_max: Ω_max.
+
+    >>> modulation = tcmt.Modulation(sigma_kappa=0.1)
+    >>> process = tcmt.process(network, tcmt.Drive(lead=0), modulation=modulation)
+    >>> task = tcmt.transmission(network, sigma_kappa=0.1)  # draws it for every trajectory
     """
 
     sigma_kappa: float

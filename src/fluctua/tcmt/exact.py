@@ -37,6 +37,8 @@ from fluctua.tcmt.drift import abs2, couple_bonds, lattice_drift
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
 
+__all__ = ["kerr_gradient", "moments", "rewards", "value", "value_and_gradient"]
+
 
 class StateMoments(NamedTuple):
     """Moments of ψ at every time.
@@ -50,12 +52,36 @@ class StateMoments(NamedTuple):
 
 
 def value(task: Experiment, theta: Params) -> float:
-    """Return J."""
+    """Return J, the expected return of a network without Kerr effect.
+
+    Args:
+        task: with a weighted output power as reward, Euler's step and no modulation.
+        theta: {family: values}, with χ = 0.
+
+    Returns: J.
+
+    >>> linear = {**theta, "chi": jnp.zeros(6)}
+    >>> exact = tcmt.exact.value(task, linear)
+    >>> estimate = task.estimator("cpu")(key, linear, 1000)
+    >>> bool(abs(estimate.value - exact) < 4 * estimate.value_stderr)
+    True
+    """
     return float(rewards(task, theta).sum() * _scheme(task).dt)
 
 
 def value_and_gradient(task: Experiment, theta: Params) -> tuple[float, dict[str, np.ndarray]]:
-    """Return J and ∂J/∂θ. χ in θ must be zero; its gradient there is `kerr_gradient`."""
+    """Return J and ∂J/∂θ. χ in θ must be zero; its gradient there is `kerr_gradient`.
+
+    Args:
+        task: with a weighted output power as reward, Euler's step and no modulation.
+        theta: {family: values}, with χ = 0.
+
+    Returns: J, and {family: gradient} of all families but χ.
+
+    >>> value, gradient = tcmt.exact.value_and_gradient(task, {**theta, "chi": jnp.zeros(6)})
+    >>> gradient["kappa"].shape
+    (7,)
+    """
     rest = {name: leaf for name, leaf in _numbers(task, theta).items() if name != "chi"}
     with jax.enable_x64(True):
         j, gradient = _value_and_gradient(_scheme(task), rest)
@@ -63,14 +89,35 @@ def value_and_gradient(task: Experiment, theta: Params) -> tuple[float, dict[str
 
 
 def rewards(task: Experiment, theta: Params) -> np.ndarray:
-    """Return the expected reward rate E[g(X_n)] at the start of every step. (T,)"""
+    """Return the expected reward rate E[g(X_n)] at the start of every step.
+
+    Args:
+        task: with a weighted output power as reward, Euler's step and no modulation.
+        theta: {family: values}, with χ = 0.
+
+    Returns: (T,).
+
+    >>> tcmt.exact.rewards(task, {**theta, "chi": jnp.zeros(6)}).shape
+    (20,)
+    """
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
         return np.asarray(_rewards(_scheme(task), numbers))
 
 
 def moments(task: Experiment, theta: Params) -> StateMoments:
-    """Return mean and covariance of ψ at every time. Memory T·N²: for small networks."""
+    """Return mean and covariance of ψ at every time. Memory T·N²: for small networks.
+
+    Args:
+        task: with a weighted output power as reward, Euler's step and no modulation.
+        theta: {family: values}, with χ = 0.
+
+    Returns: mean (T+1, N) and covariance (T+1, N, N), complex.
+
+    >>> moments = tcmt.exact.moments(task, {**theta, "chi": jnp.zeros(6)})
+    >>> moments.mean.shape, moments.covariance.shape
+    ((21, 6), (21, 6, 6))
+    """
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
         return StateMoments(*map(np.asarray, _moments(_scheme(task), numbers)))
@@ -83,6 +130,15 @@ def kerr_gradient(task: Experiment, theta: Params) -> np.ndarray:
     step n > k by (F^{n−1−k}d)_l times that. With ε the output's departure from its mean M, Gaussian
     moments give E[(M + ε)* f] = M*(|m|² + 2c)m + 2(|m|² + c) E[ε*δz], with m, c mean and variance
     of z.
+
+    Args:
+        task: with a weighted output power as reward, Euler's step and no modulation.
+        theta: {family: values}, with χ = 0.
+
+    Returns: (N,).
+
+    >>> tcmt.exact.kerr_gradient(task, {**theta, "chi": jnp.zeros(6)}).shape
+    (6,)
     """
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):

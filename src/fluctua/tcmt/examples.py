@@ -20,7 +20,10 @@ class Examples:
         jitter: standard deviation of normal noise that is added to the features of each draw, which
             keeps a network from learning the training set by heart.
 
-    >>> Examples(np.array([[0.0, 0.0], [0.0, 1.0]]), [0, 1])
+    >>> examples = tcmt.Examples(np.array([[0.0, 0.0], [0.0, 1.0]]), [0, 1], jitter=0.05)
+    >>> context = examples(key)
+    >>> sorted(context)
+    ['features', 'label']
     """
 
     def __init__(self, features: Array, labels: Array, *, jitter: float = 0.0):

@@ -101,6 +101,10 @@ def outputs(
         frame: of the state, "rotating" or "lab".
 
     Returns: (theta, x, t) -> s⁻.
+
+    >>> waves = tcmt.outputs(network, tcmt.Drive(lead=0, amplitude=10.0))
+    >>> waves(theta, jnp.zeros(12), 0.0)  # all of it is reflected at an empty network
+    Array([-10.+0.j,   0.+0.j], dtype=complex64)
     """
     return Outputs(network, coupled_modes.check_drives(network, drive), frame)
 

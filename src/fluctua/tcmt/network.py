@@ -32,8 +32,9 @@ class Lead:
     gamma_e: γ_e.
     sigma_e: noise amplitude of the channel; None for the network's.
 
-    >>> Lead(0)
-    >>> Lead({0: 0.8, 1: 0.6}, gamma_e=0.5)
+    >>> one = tcmt.Lead(0)
+    >>> shared = tcmt.Lead({0: 0.8, 1: 0.6}, gamma_e=0.5)  # one channel on two resonators
+    >>> network = tcmt.chain(4, leads=[one, shared])
     """
 
     site: int | Mapping[int, float]
@@ -64,6 +65,11 @@ class Network:
     kappa: couplings κ (B,).
     chi: Kerr coefficients χ (N,).
     positions: (N, 2), for figures.
+
+    >>> ring = tcmt.ring(6)
+    >>> ring.bonds.shape, ring.gamma.shape
+    ((6, 2), (6,))
+    >>> quiet = ring.replace(sigma_e=0.1, sigma_r=0.1)  # the same with less noise
     """
 
     bonds: np.ndarray
@@ -161,6 +167,9 @@ def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]
         theta: {family: values}.
 
     Returns: {family: values}.
+
+    >>> sorted(tcmt.parameters(network, {"kappa": 0.8 * jnp.ones(7)}))
+    ['chi', 'gamma', 'gamma_e', 'kappa', 'omega']
     """
     unknown = sorted(set(theta) - set(FAMILIES))
     if unknown:
@@ -196,6 +205,11 @@ def initial_parameters(
         train: families of θ.
 
     Returns: {family: values}.
+
+    >>> theta = tcmt.initial_parameters(key, network)
+    >>> {name: values.shape for name, values in theta.items()}
+    {'omega': (6,), 'kappa': (7,), 'chi': (6,)}
+    >>> theta = tcmt.initial_parameters(key, network, train=["kappa"])  # the couplings alone
     """
     unknown = sorted(set(train) - set(FAMILIES))
     if unknown or not train:
@@ -239,7 +253,9 @@ def from_edges(
 
     Returns: the network.
 
-    >>> from_edges([(0, 1), (1, 2), (0, 2)], leads=[0, Lead(2, gamma_e=0.5)])
+    >>> triangle = tcmt.from_edges([(0, 1), (1, 2), (0, 2)], leads=[0, tcmt.Lead(2, gamma_e=0.5)])
+    >>> triangle.gamma_e
+    array([1. , 0.5])
     """
     pairs = np.array([tuple(edge) for edge in edges], dtype=int).reshape(-1, 2)
     count = int(pairs.max(initial=-1)) + 1 if sites is None else int(sites)
@@ -272,6 +288,10 @@ def rectangular(rows: int, columns: int, **options: object) -> Network:
         **options: those of `from_edges`.
 
     Returns: the network.
+
+    >>> network = tcmt.rectangular(3, 4, leads=[0, 11], gamma=0.02)
+    >>> network.bonds.shape  # 9 in rows, 8 in columns
+    (17, 2)
     """
     _check_minimum(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
@@ -289,6 +309,9 @@ def honeycomb(rows: int, columns: int, **options: object) -> Network:
         **options: those of `from_edges`.
 
     Returns: the network.
+
+    >>> tcmt.honeycomb(2, 4).bonds.shape
+    (8, 2)
     """
     _check_minimum(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
@@ -313,6 +336,10 @@ def ring(sites: int, **options: object) -> Network:
         **options: those of `from_edges`.
 
     Returns: the network.
+
+    >>> network = tcmt.ring(8, kappa=0.5)
+    >>> network.bonds.shape
+    (8, 2)
     """
     _check_minimum(sites=(sites, 3))
     site = np.arange(sites)
@@ -332,6 +359,10 @@ def chain(sites: int, **options: object) -> Network:
         **options: those of `from_edges`.
 
     Returns: the network.
+
+    >>> network = tcmt.chain(5, leads=[0, 4])
+    >>> network.bonds.tolist()
+    [[0, 1], [1, 2], [2, 3], [3, 4]]
     """
     _check_minimum(sites=(sites, 1))
     site = np.arange(sites)
@@ -353,7 +384,9 @@ def layered(sizes: Sequence[int], **options: object) -> Network:
 
     Returns: the network.
 
-    >>> layered([64, 30, 10])
+    >>> network = tcmt.layered([4, 6, 3])
+    >>> network.bonds.shape, network.gamma_e.shape  # 4·6 + 6·3 bonds, 4 + 3 leads
+    ((42, 2), (7,))
     """
     if len(sizes) < 2:
         raise ValueError(f"a layered network needs at least two layers; got {list(sizes)}.")
@@ -377,6 +410,10 @@ def paper() -> Network:
     """Return the paper's lattice: 11 × 13, 143 sites, 262 bonds, leads on opposite corners.
 
     γ_e = 1, γ = 0.02, σ_W = 0.5.
+
+    >>> network = tcmt.paper()
+    >>> network.gamma.shape, network.bonds.shape
+    ((143,), (262, 2))
     """
     return rectangular(11, 13)
 

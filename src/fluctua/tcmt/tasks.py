@@ -39,7 +39,14 @@ Guard = Literal["dark", "coherent"]
 class Task(experiment.Experiment):
     """An experiment with its estimators: what a network is trained for.
 
-    The fields are those of `Experiment`.
+    Made by `transmission`, `isolation` and `custom`. The fields are those of `Experiment`: network,
+    process, objective, t, condition, simulated, drives, frame, modulation, weights, copies.
+
+    >>> estimator = task.estimator("cpu", baseline="twin")  # "cuda" for a GPU, "jax" for any
+    >>> estimator(key, theta, 64).count
+    64
+    >>> task.simulator()(key, theta, 4).x.shape  # [Re ψ, Im ψ] of six resonators
+    (4, 21, 12)
     """
 
     __slots__ = ()
@@ -114,9 +121,10 @@ def transmission(
 
     Returns: the task.
 
-    >>> transmission(network, horizon=2.0).estimator("cpu")(key, theta, 50)
-    >>> guarded = transmission(network, horizon=2.0, guard="dark")
-    >>> guarded.estimator("cpu")(key, {"gamma_e": jnp.ones(2)}, 50)
+    >>> task = tcmt.transmission(network, horizon=2.0, integrator="heun", dt=0.02)
+    >>> task.estimator("cpu")(key, theta, 50).count
+    50
+    >>> guarded = tcmt.transmission(network, horizon=2.0, guard="dark")  # noise does not count
     """
     _check_leads(network, drive=drive.lead, to=to)
     leads = network.leads
@@ -173,6 +181,9 @@ def isolation(
         integrator: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
+
+    >>> task = tcmt.isolation(network, horizon=0.2, dt=1e-2)
+    >>> estimate = task.estimator("cpu")(key, theta, 50)  # 50 pairs of forward and backward
     """
     source = drive.lead
     _check_leads(network, drive=source, to=to)
@@ -201,7 +212,8 @@ def with_noise(
 
     Returns: the task.
 
-    >>> with_noise(transmission(paper()), sigma_w=0.1, sigma_kappa=0.05)
+    >>> quiet = tcmt.with_noise(task, sigma_w=0.1)
+    >>> modulated = tcmt.with_noise(task, sigma_kappa=0.05)
     """
     if task.weights is None:
         raise ValueError(
@@ -257,6 +269,12 @@ def custom(
         integrator: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
+
+    >>> drive = tcmt.Drive(lead=0, amplitude=10.0)
+    >>> waves = tcmt.outputs(network, drive)
+    >>> absorbed = lambda theta, x, t: 1 - jnp.sum(jnp.abs(waves(theta, x, t)) ** 2) / 100
+    >>> task = tcmt.custom(network, drive, absorbed, horizon=0.2, dt=1e-2)
+    >>> estimate = task.estimator("jax")(key, theta, 20)
     """
     drives = check_drives(network, drive)
     dynamics = Dynamics(

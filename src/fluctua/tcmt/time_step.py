@@ -87,6 +87,10 @@ def stability(task: Experiment, theta: Params) -> Stability:
         theta: {family: values}.
 
     Returns: growth of the modes and the time steps that are safe.
+
+    >>> report = tcmt.stability(task, theta)
+    >>> report.dt < report.largest_dt
+    True
     """
     network = task.network
     p = {name: np.asarray(leaf, np.float64) for name, leaf in parameters(network, theta).items()}

@@ -91,7 +91,12 @@ def fit_drift(
 
     Returns: the parameters with their errors.
 
-    >>> fit_drift(recording, process, theta).stderr["omega"]
+    >>> trap = fl.Process(lambda theta, x: -theta["k"] * x, lambda theta, x: 0.4 * jnp.ones(1))
+    >>> simulator = fl.simulator(trap, jnp.ones(1), t=jnp.linspace(0.0, 1.0, 101))
+    >>> measured = simulator(key, {"k": jnp.array(0.8)}, 200)
+    >>> fit = insitu.calibrate.fit_drift(measured, trap, {"k": jnp.array(0.5)})
+    >>> print(f"k = {fit.theta['k']:.2f} ± {fit.stderr['k']:.2f}")
+    k = 0.79 ± 0.04
     """
     data = sources.open_source(source)
     theta = check.parameters(theta)

@@ -94,7 +94,20 @@ def examine(
 
 
 class DoubtError(RuntimeError):
-    """A run that stops because its trajectories and its model do not agree."""
+    """A run that stops because its trajectories and its model do not agree.
+
+    Raised by `SelfCalibrating` and by substrates of instruments with on_doubt="stop", their
+    default. Mend the model or the instrument; what was measured is kept.
+
+    >>> shaken = lambda key, theta, count: simulator(key, {**theta, "s": 0.8}, count)
+    >>> offset = lambda theta, phi: {**theta, "k": theta["k"] + phi}
+    >>> twin = fl.ppgt(simulator, objective, baseline="twin")
+    >>> learning = fl.SelfCalibrating(twin, shaken, offset, jnp.zeros(()), spread=0.2)
+    >>> estimate = learning(key, theta, 4)  # warns: twice the noise of the model
+    >>> learning(key, theta, 4)
+    Traceback (most recent call last):
+    fluctua.core.likelihood.guard.DoubtError: the model is in doubt: ...
+    """
 
 
 class Examination(NamedTuple):

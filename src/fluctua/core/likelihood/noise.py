@@ -111,7 +111,9 @@ def fit_noise(
 
     Returns: each with its error.
 
-    >>> fit_noise(recording, process, theta).diffusion
+    >>> fit = insitu.calibrate.fit_noise(recording, model.process, model.theta)
+    >>> fit.diffusion.shape  # Q of both quadratures of six resonators
+    (12,)
     """
     data = sources.open_source(source)
     theta = check.parameters(theta)

@@ -93,8 +93,14 @@ def examine_residuals(
 
     Returns: p-values of the components, and the bias of the gradient with its error.
 
-    >>> report = examine_residuals(recording, process, objective, theta)
-    >>> report.p_values.min(), report.bias["omega"], report.bias_stderr["omega"]
+    >>> trap = fl.Process(lambda theta, x: -theta["k"] * x, lambda theta, x: 0.4 * jnp.ones(1))
+    >>> simulator = fl.simulator(trap, jnp.ones(1), t=jnp.linspace(0.0, 1.0, 101))
+    >>> measured = simulator(key, {"k": jnp.array(0.8)}, 200)
+    >>> reward = fl.Objective(running=lambda theta, x: x[0] ** 2)
+    >>> wrong = {"k": jnp.array(2.0)}  # the trap has 0.8
+    >>> report = insitu.calibrate.examine_residuals(measured, trap, reward, wrong)
+    >>> bool(report.p_values.min() < 1e-6)
+    True
     """
     data = sources.open_source(source)
     rewards = check.objective(objective)

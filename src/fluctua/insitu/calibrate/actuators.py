@@ -48,6 +48,15 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
         fits: of their drifts, in the same order.
 
     Returns: gains, with errors, from every setting to every parameter.
+
+    >>> bead = fl.Process(lambda theta, x: theta["force"] - x, lambda theta, x: 0.4 * jnp.ones(1))
+    >>> simulator = fl.simulator(bead, jnp.zeros(1), t=jnp.linspace(0.0, 1.0, 51))
+    >>> volts = [0.0, 1.0, 2.0]  # the force is half of the voltage
+    >>> runs = [simulator(key, {"force": jnp.array(0.5 * v)}, 200) for v in volts]
+    >>> fits = [insitu.calibrate.fit_drift(run, bead, {"force": jnp.array(0.0)}) for run in runs]
+    >>> gains = insitu.calibrate.actuator_gains([{"volts": v} for v in volts], fits)
+    >>> gains.gain.round(2), gains.stderr.round(2)
+    (array([[0.5]]), array([[0.02]]))
     """
     if len(settings) != len(fits):
         raise ValueError(

@@ -67,7 +67,9 @@ def fit_system(
     Returns: a `SystemFit`, with the fits of drift and noise.
 
     >>> trajectories = recording.trajectories(load=True)
-    >>> fit_system(trajectories, model.process, model.theta).drift.theta["omega"]
+    >>> fit = insitu.calibrate.fit_system(trajectories, model.process, model.theta)
+    >>> fit.drift.stderr["omega"].shape, fit.noise.diffusion.shape
+    ((6,), (12,))
     """
     progress("noise")
     noise = noise_fits.fit_noise(source, process, theta, transition=transition, usable=usable)
@@ -157,8 +159,9 @@ def calibrate_recording(
 
     Returns: drift, noise and residuals.
 
-    >>> with insitu.files.open("run.nc") as recording:
-    ...     calibration = calibrate_recording(recording, load_model(recording))
+    >>> calibration = insitu.calibrate.calibrate_recording(recording, model, bias=False)
+    >>> calibration.fit.theta["omega"].shape, calibration.noise.diffusion.shape
+    ((6,), (12,))
     """
     say = progress or (lambda text: None)
     laws: dict[str, residual_guard.Transition] = {

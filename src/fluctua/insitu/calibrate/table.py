@@ -70,9 +70,9 @@ def tabulate_calibration(calibration: Calibration, trajectories: int) -> dict[st
 
     Returns: the table.
 
-    >>> calibration = insitu.calibrate.calibrate_recording(recording, model)
-    >>> table = tabulate_calibration(calibration, recording.count)
-    >>> put_table("run.nc", "noise", table)
+    >>> calibration = insitu.calibrate.calibrate_recording(recording, model, bias=False)
+    >>> table = insitu.calibrate.tabulate_calibration(calibration, recording.count)
+    >>> insitu.files.put_table("run.nc", "noise", table)  # `fluctua estimate run.nc` uses it
     """
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
     table: dict[str, Any] = {name: getattr(calibration.noise, name) for name in names}
@@ -86,9 +86,15 @@ def tabulate_calibration(calibration: Calibration, trajectories: int) -> dict[st
 def read_noise(description: heads.Description) -> NoiseTable | None:
     """Read the calibration in a recording's head; None if there is none.
 
-    >>> put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
-    >>> with insitu.files.open("run.nc") as recording:
-    ...     read_noise(recording.description).diffusion
+    Args:
+        description: head of a recording, its `description`.
+
+    Returns: the table, with diffusion and readout noise.
+
+    >>> insitu.files.put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
+    >>> with insitu.files.open("run.nc") as calibrated:
+    ...     insitu.calibrate.read_noise(calibrated.description).diffusion.shape
+    (12,)
     """
     table = description.noise
     size = len(description.components)
@@ -204,10 +210,10 @@ def apply_calibration(
 
     Returns: the model, and what was used of the table.
 
-    >>> applied = apply_calibration(recording, load_model(recording))
-    >>> m = applied.model
-    >>> variance = applied.observation_variance
-    >>> estimate(recording, m.process, m.objective, m.theta, observation_noise=variance)
+    >>> insitu.files.put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
+    >>> with insitu.files.open("run.nc") as calibrated:
+    ...     applied = insitu.calibrate.apply_calibration(calibrated, model)
+    >>> better = applied.model  # for `insitu.estimate`, with the measured noise
     """
     for name, choice, known in (("noise", noise, NOISES), ("theta", theta, THETAS)):
         if choice not in known:

@@ -81,6 +81,8 @@ class Plan:
         final_trajectories: measured at the end with the settings reached, to evaluate J; 0 for
             none. By default as many as an iteration, 20 at least.
 
+    >>> plan = insitu.Plan(iterations=50, trajectories=100, learning_rate=0.05)
+    >>> frugal = insitu.Plan(iterations=50, trajectories=4, calibration="training")  # no probes
     """
 
     iterations: int = 100

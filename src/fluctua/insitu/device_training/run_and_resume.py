@@ -69,6 +69,11 @@ def run(
         report: called with every incident.
     Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
 
+    >>> plan = insitu.Plan(iterations=2, trajectories=20, probes=3, probe_trajectories=20)
+    >>> for row, record in insitu.run(connect, model, plan, "runs/bead"):
+    ...     print(row.iteration, sorted(record.theta))
+    0 ['force']
+    1 ['force']
     """
     prepared = _Preparation(connect, model, plan, _locate(folder), estimator, report)
     opened = loop.begin(prepared.list_files(secrets.token_hex(8)))
@@ -108,6 +113,11 @@ def resume(
         report: called with every incident.
     Returns: a generator of each row of the history with its `Record`.
 
+    >>> plan = insitu.Plan(iterations=2, trajectories=20, probes=3, probe_trajectories=20)
+    >>> rows = list(insitu.run(connect, model, plan, "runs/bead"))
+    >>> rows = list(insitu.resume(connect, model, "runs/bead", iterations=3))
+    >>> [row.iteration for row, record in rows]
+    [2]
     """
     place = _find(folder)
     with runfolder.hold(place) as lock:
@@ -134,7 +144,18 @@ def refuse_folder(folder: str | Path) -> None:
 
 
 def read_plan(folder: str | Path) -> Plan:
-    """The plan of a run."""
+    """Read the plan of a run.
+
+    Args:
+        folder: of the run.
+
+    Returns: the `Plan`, as it was given to `run` or changed by `resume`.
+
+    >>> plan = insitu.Plan(iterations=1, trajectories=20, probes=3, probe_trajectories=20)
+    >>> rows = list(insitu.run(connect, model, plan, "runs/bead"))
+    >>> insitu.read_plan("runs/bead").trajectories
+    20
+    """
     place = _find(folder)
     return _make_plan(place, plan_file.read_entries(place))
 

@@ -24,6 +24,12 @@ class Archive:
 
     head: makes the head of a file from a batch and its settings; without one a file holds states
         and settings only.
+
+    >>> archive = insitu.instrument.Archive("recordings")
+    >>> substrate = insitu.instrument_substrate(connect, archive=archive, batch=10)
+    >>> trajectories = substrate(None, {"force": 0.5}, 20)
+    >>> sorted(path.name for path in archive.folder.iterdir())
+    ['batch-000000.nc', 'batch-000001.nc']
     """
 
     def __init__(self, folder: str | Path, head: Head | None = None):

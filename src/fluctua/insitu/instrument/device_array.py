@@ -368,8 +368,11 @@ def array(
         sleep: waits for so many seconds.
     Returns: the substrate, which is closed with its `close`.
 
-    >>> connects = [lambda: VirtualBench("tcp://10.0.0.1"), lambda: VirtualBench("tcp://10.0.0.2")]
-    >>> substrate = array(connects)
+    >>> pair = insitu.instrument.array([connect, connect], batch=10)
+    >>> trajectories = pair(None, {"force": 0.5}, 20)
+    >>> trajectories.x.shape, trajectories.group.tolist().count(1)  # half of them from each
+    ((20, 51, 1), 10)
+    >>> pair.close()
     """
     if isinstance(share, str) and share != "settings":
         raise ValueError(

@@ -142,7 +142,9 @@ def make_driver(
         the instrument is opened again after a failure.
 
     >>> knobs = {}
-    >>> driver = make_driver(knobs.update, lambda: np.zeros((301, 2)), interval=0.02)
+    >>> driver = insitu.instrument.make_driver(
+    ...     set=knobs.update, acquire=lambda: np.zeros((301, 2)), interval=0.02
+    ... )
     >>> driver.set({"drive": 0.5})
     >>> driver.arm(4)
     >>> driver.acquire().x.shape

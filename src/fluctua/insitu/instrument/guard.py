@@ -89,6 +89,12 @@ class ResidualGuard:
         noise: ν of each component at calibration (M,); 1 where diffusion is all that moves a
             sample, more with readout noise. `calibrate` measures it; without it every trajectory
             passes.
+
+    >>> guard = insitu.instrument.ResidualGuard(model.process, noise=np.ones(1))
+    >>> calibration = lambda count: {"gain": 0.9 * np.ones(count)}
+    >>> substrate = insitu.instrument_substrate(connect, guard=guard, context=calibration)
+    >>> substrate(None, {"force": 0.5}, 20).x.shape
+    (20, 51, 1)
     """
 
     def __init__(self, process: processes.Process | Observed, noise: np.ndarray | None = None):

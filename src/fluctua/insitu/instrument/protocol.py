@@ -16,15 +16,35 @@ from fluctua.core.arrays import Array, Params
 
 
 class InstrumentError(RuntimeError):
-    """A failure that may pass: a dropped line, a time-out, a short answer. It is retried."""
+    """A failure that may pass: a dropped line, a time-out, a short answer. It is retried.
+
+    Raise it in a driver; other exceptions but OSError end a run.
+
+    >>> def acquire(count):
+    ...     raise insitu.instrument.InstrumentError("no trigger within 5 s")
+    """
 
 
 class InvalidReply(InstrumentError):
-    """An answer that cannot be parsed. The request is repeated on a new line."""
+    """An answer that cannot be parsed. The request is repeated on a new line.
+
+    >>> class Line:
+    ...     def query(self, message): return "1.25,oops"
+    >>> insitu.instrument.query_numbers(Line(), "SOUR:OMEG?")
+    Traceback (most recent call last):
+    fluctua.insitu.instrument.protocol.InvalidReply: SOUR:OMEG? was answered by '1.25,oops', ...
+    """
 
 
 class CommandRejected(InstrumentError):
-    """A command that the instrument refused (a setting out of range). It is not repeated."""
+    """A command that the instrument refused (a setting out of range). It is not repeated.
+
+    >>> class Line:
+    ...     def query(self, message): return "9.91e37"  # SCPI's NaN
+    >>> insitu.instrument.query_number(Line(), "SENS:POW?")
+    Traceback (most recent call last):
+    fluctua.insitu.instrument.protocol.CommandRejected: SENS:POW? was answered by '9.91e37': ...
+    """
 
 
 class Batch(NamedTuple):
@@ -37,7 +57,9 @@ class Batch(NamedTuple):
     invalid: the code of a sample that the instrument marks as invalid; it is NaN in x.
     context: what else was recorded once per trajectory, {name: (E, ...)}, such as a modulation.
 
-    >>> Batch(t, np.zeros((4, 3, 2), np.int16), scale=5e-4, full_scale=16.0, invalid=-32768).x.dtype
+    >>> codes = np.zeros((4, 3, 2), np.int16)  # (trajectories, times, channels)
+    >>> batch = insitu.instrument.Batch(np.arange(3.0), codes, scale=5e-4, invalid=-32768)
+    >>> batch.x.dtype
     dtype('float32')
     """
 
@@ -68,6 +90,10 @@ class Health(NamedTuple):
     errors: entries of its error queue; reading clears them.
     identity: maker, model and serial number, or "" if unknown. A training belongs to one
         instrument: another identity ends it.
+
+    >>> health = insitu.instrument.Health({"force": 0.5}, errors=('-222,"Data out of range"',))
+    >>> health.ok
+    False
     """
 
     settings: Params | None = None
@@ -93,6 +119,16 @@ class Instrument(Protocol):
 
     Any method may raise `InstrumentError` (or OSError) when the line or the box fails; the caller
     then closes the instrument, opens a new one, and sets, arms and acquires again.
+
+    >>> class Bead:  # nothing is inherited
+    ...     def set(self, settings): self.settings = settings
+    ...     def arm(self, count): self.count = count
+    ...     def acquire(self):
+    ...         return insitu.instrument.Batch(np.arange(3.0), np.zeros((self.count, 3, 1)))
+    ...     def health(self): return insitu.instrument.Health(self.settings)
+    ...     def close(self): pass
+    >>> isinstance(Bead(), insitu.instrument.Instrument)
+    True
     """
 
     def set(self, settings: Params) -> None:

@@ -90,6 +90,9 @@ class Retry(NamedTuple):
     limit: seconds that one acquisition may take, from setting to reading back, opening included.
         A driver that has not returned by then is opened anew; after `HANGS` such in a row it is
         given up.
+
+    >>> patient = insitu.instrument.Retry(attempts=20, longest=60.0)
+    >>> substrate = insitu.instrument_substrate(connect, retry=patient)
     """
 
     attempts: int = 8
@@ -449,10 +452,10 @@ def instrument_substrate(
         sleep: waits for so many seconds.
     Returns: the substrate, which is closed with its `close`.
 
-    >>> with background(Bench()) as port:
-    ...     connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
-    ...     substrate = instrument_substrate(connect)
-    ...     substrate(None, settings, 20).x.shape
+    >>> substrate = insitu.instrument_substrate(connect, batch=10)
+    >>> substrate(None, {"force": 0.5}, 20).x.shape  # two acquisitions
+    (20, 51, 1)
+    >>> substrate.close()
     """
     if batch < 1:
         raise ValueError(

@@ -20,7 +20,19 @@ from fluctua.insitu.instrument.scpi import read_block
 
 
 class Transport(Protocol):
-    """Protocol of a line to an instrument; a failure of the line is an `InstrumentError`."""
+    """Protocol of a line to an instrument; a failure of the line is an `InstrumentError`.
+
+    `connect` opens one over a socket or VISA. Write one for another bus.
+
+    >>> class Serial:  # around an open port of pyserial
+    ...     def __init__(self, port): self.port = port
+    ...     def write(self, message): self.port.write(message.encode() + b"\\n")
+    ...     def query(self, message):
+    ...         self.write(message)
+    ...         return self.port.readline().decode().strip()
+    ...     def query_block(self, message, max_bytes): raise NotImplementedError
+    ...     def close(self): self.port.close()
+    """
 
     def write(self, message: str) -> None:
         """Send one message."""
@@ -51,6 +63,11 @@ def query_numbers(line: Transport, message: str, count: int | None = None) -> np
         count: how many are expected; None takes any.
 
     Returns: (K,).
+
+    >>> class Line:  # in place of `insitu.instrument.connect("tcp://192.168.0.7:5025")`
+    ...     def query(self, message): return "0.5,0.25"
+    >>> insitu.instrument.query_numbers(Line(), "SOUR:OMEG?", count=2)
+    array([0.5 , 0.25])
     """
     answer = line.query(message)
     values = []
@@ -83,6 +100,11 @@ def query_number(line: Transport, message: str, *, least: float = -np.inf) -> fl
         least: a smaller number is refused.
 
     Returns: the number.
+
+    >>> class Line:  # in place of `insitu.instrument.connect("tcp://192.168.0.7:5025")`
+    ...     def query(self, message): return "0.5"
+    >>> insitu.instrument.query_number(Line(), "SOUR:POW?", least=0.0)
+    0.5
     """
     value = float(query_numbers(line, message, 1)[0])
     if value < least:
@@ -100,6 +122,11 @@ def query_integer(line: Transport, message: str) -> int:
         message: such as "ACQ:COUN?".
 
     Returns: the number.
+
+    >>> class Line:  # in place of `insitu.instrument.connect("tcp://192.168.0.7:5025")`
+    ...     def query(self, message): return "20"
+    >>> insitu.instrument.query_integer(Line(), "ACQ:COUN?")
+    20
     """
     value = query_number(line, message)
     if value != int(value):
@@ -117,6 +144,14 @@ def connect(address: str, *, timeout: float = 30.0) -> Transport:
         timeout: seconds without an answer.
 
     Returns: the line, open.
+
+    >>> from fluctua.insitu.bench.box import Bench
+    >>> from fluctua.insitu.bench.server import background  # or: fluctua virtual-bench --port PORT
+    >>> with background(Bench()) as port:
+    ...     line = insitu.instrument.connect(f"tcp://127.0.0.1:{port}", timeout=5.0)
+    ...     print(line.query("*IDN?"))
+    ...     line.close()
+    fluctua,virtual bench,...
     """
     if address.lower().startswith("tcp://"):
         return Socket(address, timeout=timeout)

@@ -75,10 +75,13 @@ class VirtualBench:
         sigma_kappa: strength of the modulation of the couplings, which is recorded with every
             trajectory (`Batch.context`).
 
+    >>> from fluctua.insitu.bench.box import Bench
+    >>> from fluctua.insitu.bench.server import background  # or: fluctua virtual-bench --port PORT
     >>> with background(Bench()) as port:
-    ...     bench = VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
+    ...     bench = insitu.instrument.VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
     ...     bench.arm(20)
-    ...     bench.acquire().x.shape
+    ...     print(bench.acquire().x.shape)
+    (20, 11, 24)
     """
 
     units: Mapping[str, str] = {"omega": UNIT, "kappa": UNIT, "chi": f"{UNIT} per photon"}

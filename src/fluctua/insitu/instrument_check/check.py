@@ -57,6 +57,12 @@ def check_instrument(
         report: called with every incident.
 
     Returns: what was found, with `problems`.
+
+    >>> check = insitu.check_instrument(connect, model)
+    >>> check.problems  # none: it fits its model
+    ()
+    >>> check.trajectories
+    62
     """
     substrate = instrument_substrate(connect, batch=max(trajectories, FIRST), retry=retry)
     substrate.report = report

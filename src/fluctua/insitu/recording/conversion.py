@@ -51,10 +51,10 @@ def convert(
         progress: called with (done, total).
     Returns: a `Converted`, how many were kept and which were not.
 
-    >>> np.save("scope.npy", np.zeros((4, 20, 2), np.int16))
-    >>> with insitu.files.open("scope.npy", dt=1e-6, scale=3.05e-4) as recording:
-    ...     convert(recording, "scope.nc")
-
+    >>> np.save("scope.npy", np.zeros((4, 20, 2), np.int16))  # codes of a converter
+    >>> with insitu.files.open("scope.npy", dt=1e-6, scale=3.05e-4) as scope:
+    ...     insitu.files.convert(scope, "scope.nc").kept
+    4
     """
     d = recording.description
     origin = f"converted from {recording.path.name} ({recording.kind})"

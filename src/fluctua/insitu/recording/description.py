@@ -24,6 +24,9 @@ class EventKinds(NamedTuple):
     names: of the R kinds.
     changes: of the state by each kind (R, M); None where sizes are random and stored per event.
     still: whether the state is constant between events.
+
+    >>> kinds = insitu.files.EventKinds(("birth", "death"), changes=np.array([[1.0], [-1.0]]))
+    >>> head = insitu.files.Description(np.linspace(0.0, 1.0, 21), ("molecules",), events=kinds)
     """
 
     names: tuple[str, ...]
@@ -49,8 +52,13 @@ class Description:
     events: the `EventKinds` of a jump process, whose times and marks are stored with every
         trajectory; None if it has none.
 
-    >>> theta = {"omega": omega}
-    >>> Description(t, ("psi[0]", "psi[1]"), "complex64", time_units="1/kappa", parameters=theta)
+    >>> head = insitu.files.Description(
+    ...     t=np.linspace(0.0, 1.0, 21),
+    ...     channels=("psi[0]", "psi[1]"),
+    ...     dtype="complex64",
+    ...     time_units="1/kappa",
+    ...     parameters={"omega": np.zeros(2)},
+    ... )
     """
 
     t: np.ndarray

@@ -70,8 +70,9 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
 
     Returns: what was found, with the serious findings marked.
 
-    >>> with insitu.files.open("run.nc") as recording:
-    ...     for finding in inspect(recording).findings: print(finding.text)
+    >>> inspection = insitu.files.inspect(recording)
+    >>> [finding.text for finding in inspection.findings]
+    []
     """
     d = recording.description
     findings = _check_completeness(recording) + _check_grid(d.t)

@@ -141,9 +141,14 @@ class RecordingModel(NamedTuple):
 
     process: drift and noise, or rates.
     objective: the reward.
-    theta: parameters at which it was recorded; None takes those in the file.
+    theta: parameters at which it was recorded; None in a file of code, where `load_model` takes
+        those of the recording.
     observed: components of the state that are in the file; None for all.
     size: of the state.
+
+    >>> trap = fl.Process(lambda theta, x: -theta["k"] * x, lambda theta, x: 0.4 * jnp.ones(1))
+    >>> mean_square = fl.Objective(running=lambda theta, x: x[0] ** 2)
+    >>> model = insitu.files.RecordingModel(trap, mean_square, {"k": jnp.array(0.8)})
     """
 
     process: AnyProcess
@@ -173,6 +178,10 @@ def load_model(
         changes: parameters that take the place of the recording's.
 
     Returns: process, objective and θ.
+
+    >>> model = insitu.files.load_model(recording)
+    >>> sorted(model.theta)
+    ['chi', 'kappa', 'omega']
     """
     d = recording.description
     theta = dict(d.theta) if changes is None else {**d.theta, **changes}

@@ -272,9 +272,11 @@ def open_recording(
         damaged: open a damaged file too, which is refused otherwise; `damage` lists what is wrong.
     Returns: a `RecordingFile`, to be used in a `with`.
 
-    >>> with open_recording("run.nc") as recording:
-    ...     theta = recording.description.theta
-    ...     fluctua.gradient(process, objective, theta, recording.trajectories())
+    >>> with insitu.files.open("run.nc") as recording:
+    ...     trajectories = recording.trajectories()  # read when they are sliced
+    ...     estimate = fl.gradient(model.process, model.objective, model.theta, trajectories)
+    >>> estimate.count
+    40
     """
     path = Path(path)
     require_file(path, "a recording")

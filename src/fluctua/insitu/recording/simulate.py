@@ -50,6 +50,10 @@ def describe(
             the steady state.
 
     Returns: the description that `record` and `create` take.
+
+    >>> head = insitu.files.describe(task, theta, every=2, observe=[0, 5], observation_noise=0.01)
+    >>> head.channels
+    ('psi[0]', 'psi[5]')
     """
     steps = len(task.t) - 1
     sites = task.simulated.sites
@@ -112,7 +116,11 @@ def record(
 
     Returns: a generator of the number of trajectories after each; close it to stop early.
 
-    >>> for done in record("simulated.nc", task, describe(task, theta, every=10), 50): ...
+    >>> head = insitu.files.describe(task, theta)
+    >>> for done in insitu.files.record("simulated.nc", task, head, count=5):
+    ...     pass
+    >>> done
+    5
     """
     check.count(count)
     if append and Path(path).exists():

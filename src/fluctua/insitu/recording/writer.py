@@ -230,6 +230,11 @@ def create(
             since (see docs/recordings.md).
 
     Returns: the writer.
+
+    >>> head = insitu.files.Description(np.linspace(0.0, 1.0, 21), ("left", "right"))
+    >>> with insitu.files.create("measured.nc", head, trajectories=10) as writer:
+    ...     for x in np.zeros((10, 21, 2)):  # one trajectory at a time, as it is measured
+    ...         number = writer.append(x)
     """
     path = Path(path)
     _check_durable(durable)
@@ -278,7 +283,9 @@ def save(
         events: `Events`, leaves (E, T, K, …), where the recording keeps them: the `events` of
             `Trajectories`.
 
-    >>> save("saved.nc", Description(t, ("left", "right")), x)
+    >>> x = np.zeros((10, 21, 2))  # (trajectories, times, channels)
+    >>> t = np.linspace(0.0, 1.0, 21)
+    >>> insitu.files.save("saved.nc", insitu.files.Description(t, ("left", "right")), x)
     """
     path = Path(path)
     if path.exists():
@@ -362,6 +369,12 @@ def append_to(
         durable: as for `create`.
 
     Returns: the writer.
+
+    >>> recording.close()  # a file that grows has one owner
+    >>> with insitu.files.append_to("run.nc") as writer:
+    ...     number = writer.append(np.zeros((21, 6), np.complex64))
+    >>> number
+    40
     """
     path = Path(path)
     _check_durable(durable)
@@ -391,6 +404,9 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
         force: for a writer on another machine that is known to be dead.
 
     Returns: whether that was needed.
+
+    >>> insitu.files.repair("run.nc")  # nothing was wrong
+    False
     """
     path = Path(path)
     claim = _take_claim(path, force=force)
@@ -465,10 +481,12 @@ def _open_growing(
 ) -> Writer:
     try:
         file = h5py.File(path, "r+", **_options(durable))
-    except BlockingIOError:
-        raise ValueError(
-            f"{path} is open in another program. Close it there, or wait for it."
-        ) from None
+    except OSError as error:
+        here = "already open" in str(error)
+        if not here and not isinstance(error, BlockingIOError):
+            raise
+        place = "this program" if here else "another program"
+        raise ValueError(f"{path} is open in {place}. Close it there, or wait for it.") from None
     file.swmr_mode = True
     return Writer(path, file, description, claim, durable)
 
@@ -557,7 +575,7 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
         name: of the table.
         table: {name: number, text or array}.
 
-    >>> put_table("run.nc", "noise", {"diffusion": np.array([0.1, 0.1])})
+    >>> insitu.files.put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
     """
     if name not in GROUPS:
         raise ValueError(f"a recording has the tables {', '.join(GROUPS)}; got {name!r}.")

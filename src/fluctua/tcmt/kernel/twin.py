@@ -60,9 +60,9 @@ class KernelTwin:
         theta: the twin's parameters as a function of θ; None for θ itself.
         rank, knows_modulation, table, segment: those of `run_twin`.
 
-    >>> twin = KernelTwin(theta=lambda th: {**th, "kappa": 0.95 * th["kappa"]})
-    >>> task.estimator("cpu", baseline=twin)
-
+    >>> twin = tcmt.KernelTwin(theta=lambda theta: {**theta, "kappa": 0.95 * theta["kappa"]})
+    >>> task.estimator("cpu", baseline=twin)(key, theta, 64).count
+    64
     """
 
     theta: Callable[[Params], Params] | None = None
