@@ -269,14 +269,15 @@ class PPGT(PlainEstimator):
         """
         check.count(count)
         stack = many.check_stack(key, thetas)
+        rows = stack.rows()
         with simulate.plan_calls(simulate.planned_calls() * stack.size):
-            call = self._call_stack(stack, count)
+            call = self._call_rows(rows, count)
             if call is None:
-                return [self(*row, count) for row in stack.rows()]
+                return [self(*row, count) for row in rows]
         swept = many.sweep_stack(call, stack)
         finite = many.are_finite(swept)
         every = []
-        for k, (row_key, theta) in enumerate(stack.rows()):
+        for k, (row_key, theta) in enumerate(rows):
             if not finite[k]:
                 every.append(self(row_key, theta, count))  # raises, and names the cause
                 continue
@@ -287,12 +288,14 @@ class PPGT(PlainEstimator):
             every.append(estimates.reduce_samples(samples))
         return every
 
-    def _call_stack(self, stack: many.ThetaStack, count: int) -> streamed.Call | None:
+    def _call_rows(
+        self, rows: list[tuple[arrays.Array, arrays.Params]], count: int
+    ) -> streamed.Call | None:
         """The request of each θ, checked, if one program of JAX serves all of them; else None."""
         simulator = self.substrate
         if not isinstance(simulator, simulate.Simulator) or self.method.twin or self.method.means:
             return None
-        calls = [self._call(key, theta, count) for key, theta in stack.rows()]
+        calls = [self._call(key, theta, count) for key, theta in rows]
         first = calls[0]
         if batches.is_large(first.theta, count) and batches.is_summable(first):
             return None

@@ -17,7 +17,7 @@ import numpy as np
 from fluctua.core import check, simulate, streamed
 from fluctua.core import estimate as estimates
 from fluctua.core import objective as objectives
-from fluctua.core.arrays import Array, Params
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimation import many
 from fluctua.core.estimation import method as methods
 from fluctua.core.estimator import PPGT
@@ -84,14 +84,26 @@ def evaluate(
     """
     check.count(count, 2)
     inner, _ = split_system(system)
-    if hasattr(inner, "evaluate_device") and objective is None and refine == 1:
-        return inner.evaluate_device(_fresh_key(seed), theta, count)
+    if hasattr(inner, "measure_returns") and objective is None and refine == 1:
+        return _evaluate_device(inner, _fresh_key(seed), check.parameters(theta), count)
     problem = _prepare_problem(system, objective, refine)
     collected = problem.collect(_fresh_key(seed), check.parameters(theta), count)
     dt = _mean_step(collected.t)
     values = problem.combine(collected.parts, dt)
     mean, error = _average(values, collected.group)
     return Evaluation(mean, error, float(values.std(ddof=1)), len(values), dt)
+
+
+def _evaluate_device(estimator: Any, key: Array, theta: Params, count: int) -> Evaluation:
+    """J of an estimator with a device of its own, such as `SelfCalibrating`."""
+    estimator.check_doubt()
+    k_device, k_model = jax.random.split(key)
+    measured = estimator.device(k_device, theta, count)
+    returns, conversion = estimator.measure_returns(k_model, theta, measured)
+    mean, error = _average(returns, measured.group)
+    spread = float(returns.std(ddof=1))
+    total = float(np.hypot(error, conversion))
+    return Evaluation(mean, total, spread, len(returns), _mean_step(measured.t))
 
 
 def _average(values: np.ndarray, group: Array | None) -> tuple[float, float]:
@@ -135,7 +147,7 @@ def evaluate_many(
     thetas: Params,
     *,
     count: int = 1000,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | Array = 0,
     refine: int = 1,
     objective: objectives.Objective | objectives.FunctionOfMeans | None = None,
 ) -> Evaluations:
@@ -199,7 +211,10 @@ def _fresh_keys(seeds: np.ndarray) -> Array:
             "`seed` must be a whole number, or one per θ, each from 0 to 2³² − 1; got "
             f"{seeds.dtype} {seeds.shape}: {seeds.ravel()[:5].tolist()}."
         )
-    return jax.vmap(_fresh_key)(seeds.astype(np.uint32))
+    return _make_keys(seeds.astype(np.uint32))
+
+
+_make_keys = jit(jax.vmap(_fresh_key))
 
 
 class _Returns(NamedTuple):
@@ -243,7 +258,7 @@ class _Problem(NamedTuple):
             columns = zip(*(row.parts for row in rows), strict=True)
             stacked = [jnp.stack(column) for column in columns]
             return _Returns(stacked, rows[0].t, rows[0].group)
-        key, theta = stack.select(0)
+        ((key, theta),) = stack.rows(1)
         first, context = simulate.first_state(substrate, key, theta)
         one = check.take_first((first, substrate.t, context))
         run = streamed.Run(stack.keys, stack.thetas, substrate.times, substrate.x0)

@@ -8,7 +8,6 @@ draws the noise once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,14 +36,18 @@ class ThetaStack(NamedTuple):
     size: int
     common: bool
 
-    def select(self, k: int) -> tuple[Array, Params]:
-        """Key and parameters number k."""
-        theta = jax.tree.map(lambda leaf: arrays.part(leaf, k), self.thetas)
-        return self.keys if self.common else self.keys[k], theta
+    def rows(self, stop: int | None = None) -> list[tuple[Array, Params]]:
+        """Key and parameters of each, or of the first `stop`.
 
-    def rows(self) -> Iterator[tuple[Array, Params]]:
-        """Keys and parameters, one after the other."""
-        return (self.select(k) for k in range(self.size))
+        Parameters are NumPy arrays: checks of them compile and transfer nothing.
+        """
+        host = jax.tree.map(arrays.on_host, self.thetas)
+
+        def select_row(k: int) -> tuple[Array, Params]:
+            theta = jax.tree.map(lambda leaf: leaf[k, ...], host)
+            return self.keys if self.common else self.keys[k], theta
+
+        return [select_row(k) for k in range(self.size if stop is None else stop)]
 
 
 def check_stack(key: Array, thetas: Params) -> ThetaStack:
