@@ -1,13 +1,17 @@
-"""A device that changes while it is trained: the calibration notices, forgets, and the training
-goes on.
+"""Device that changes
+===================
 
-A particle in a trap is pushed to hold at x = 1. Nobody knows the stiffness of the trap or its
-offset, and after 20 iterations the offset jumps. Run it with `python examples/changing.py`.
+A self-calibrating training notices that its device has jumped, forgets, and goes on.
+
+A particle in a trap is pushed to hold at x = 1. The stiffness of the trap and its offset are
+unknown, and after 20 iterations the offset jumps. The same training is made twice: once it keeps
+all it has measured, once it forgets. Run it with `python examples/changing.py`.
 """
 
 import tempfile
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import optax
 
 import fluctua as fl
@@ -43,6 +47,7 @@ class Device:
 
 
 if __name__ == "__main__":
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
     for forget_after, renew in ((jnp.inf, False), (20, True)):
         estimator = fl.SelfCalibrating(
             model,
@@ -57,12 +62,14 @@ if __name__ == "__main__":
         )
         print(f"forget_after={forget_after}, renew={renew}")
 
-        def show(row, record):
-            if row.event or row.iteration in (JUMP - 1, JUMP, JUMP + 10, JUMP + 19):
-                print(
-                    f"  {row.iteration:>3}  push {float(record.theta):6.3f}  J = {row.J:.3f}  "
-                    f"{row.event}"
-                )
+        rows: list = []
+
+        def show(row, record, rows=rows):
+            rows.append(row)
+            if row.iteration in (JUMP - 1, JUMP, JUMP + 10, JUMP + 19):
+                event = row.event.split(";")[0]  # the rest is doubt in words
+                push = float(record.theta)
+                print(f"  {row.iteration:>3}  push {push:6.3f}  J = {row.J:.3f}  {event}")
 
         with tempfile.TemporaryDirectory() as folder:
             fl.run(
@@ -71,3 +78,8 @@ if __name__ == "__main__":
                 folder=f"{folder}/run",
                 on_row=show,
             )
+        axes.plot([row.iteration for row in rows], [row.J for row in rows], label=f"{renew = }")
+    axes.axvline(JUMP, color="0.6", lw=0.8, ls=":")
+    axes.set(xlabel="iteration", ylabel="J on the device")
+    axes.legend(frameon=False)
+    plt.show()

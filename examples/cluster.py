@@ -1,17 +1,22 @@
-"""Train a particle in a noisy trap with ensembles that are computed in shards, here or on a Ray
-cluster.
+"""Cluster
+=======
+
+A training whose ensembles are computed in shards, here or on a Ray cluster, with the same digits.
+
+A particle in a noisy trap is pushed to x = 1::
 
     python examples/cluster.py                      # in this process
-    python examples/cluster.py --address local      # on Ray, begun on this machine (pip install
-    'fluctua[cluster]') python examples/cluster.py --address HOST:6379  # on a cluster: `ray start
-    --head` there
+    python examples/cluster.py --address local      # on Ray, started on this machine
+    python examples/cluster.py --address HOST:6379  # on a cluster: `ray start --head` there
 
-All three print the same numbers, to the last digit, also if you kill some of the workers.
+Ray comes with `pip install 'fluctua[cluster]'`. All three print the same numbers, to the last
+digit, also if you kill some of the workers.
 """
 
 import argparse
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import optax
 
 import fluctua as fl
@@ -29,11 +34,11 @@ objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
 estimator = fl.ppgt(fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 101)), objective)
 
 with fl.distributed(estimator, asked.address, shards=16) as sharded:
-    training = fl.train(
-        fl.Training(sharded, {"force": jnp.zeros(())}, optax.adam(0.1), trajectories=asked.count),
-        iterations=asked.iterations,
+    training = fl.Training(
+        sharded, {"force": jnp.zeros(())}, optax.adam(0.1), trajectories=asked.count
     )
-    for record in training:
+    records = list(fl.train(training, iterations=asked.iterations))
+    for record in records:
         print(
             f"{record.iteration:3}  J = {float(record.estimate.value):.9f}  force "
             f"{float(record.theta['force']):.9f}"
@@ -44,3 +49,13 @@ with fl.distributed(estimator, asked.address, shards=16) as sharded:
         else "no worker was lost"
     )
     print(f"{record.trajectories:,} trajectories; {lost}")
+
+# %%
+# Every point is a sum over sixteen shards.
+
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+for record in records:
+    estimate = record.estimate
+    axes.errorbar(record.theta["force"], estimate.value, estimate.value_stderr, fmt="C0.")
+axes.set(xlabel="force", ylabel="J ± one standard error")
+plt.show()

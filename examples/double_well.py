@@ -1,15 +1,21 @@
-"""Train a bistable switch: find the weakest pulse that carries a noisy particle over the barrier.
+"""Bistable switch
+===============
+
+Find the weakest pulse that carries a noisy particle over a barrier.
 
 The particle sits in the left well of V(x) = x⁴/4 − x²/2 and feels a force u(t) = Σ uₖ bump(t − tₖ)
 whose twelve amplitudes are trained. The reward is to end in the right well, less the energy of the
-pulse. Run it with `python examples/double_well.py --out demo`.
+pulse.
+
+Run it with `python examples/double_well.py`; the gallery ran
+`python examples/double_well.py --iterations 50 --count 100`.
 """
 
 import argparse
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from matplotlib.figure import Figure
@@ -46,12 +52,11 @@ def train(iterations: int, count: int):
         fl.Training(estimator, start, optax.adam(0.05), trajectories=count, bounds=(-2, 2)),
         iterations=iterations,
     )
-    return list(track(records, "Training", total=iterations))
+    return list(track(records, "Training", total=iterations, transient=True))
 
 
 def draw(records) -> Figure:
-    figure = Figure(figsize=(9.6, 5.4), layout="constrained")
-    axes = figure.subplots(2, 2)
+    figure, axes = plt.subplots(2, 2, figsize=(9.6, 5.4), layout="constrained")
     t = np.asarray(simulator.t)
     for column, (title, u) in enumerate(
         [("before", records[0].theta), ("after", records[-1].next_theta)]
@@ -81,12 +86,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
+    parser.add_argument("--plot", metavar="FILE", help="save the picture instead of showing it")
     parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--count", type=int, default=300, help="trajectories per iteration")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     history = train(options.iterations, options.count)
-    draw(history).savefig(options.out / "double_well.png", dpi=150)
     print(f"J went from {history[0].estimate.value:+.3f} to {history[-1].estimate.value:+.3f}")
-    print(f"picture: {options.out / 'double_well.png'}")
+    figure = draw(history)
+    if options.plot:
+        figure.savefig(options.plot, dpi=150)
+    else:
+        plt.show()

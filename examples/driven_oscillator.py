@@ -1,11 +1,14 @@
-r"""A driven oscillator with three knobs of unknown offset and gain: its model, and a training.
+r"""Driven oscillator
+=================
+
+A device with three knobs of unknown offset and gain: its model, its driver, and a training.
 
 The oscillator starts at rest and has to reach an amplitude of one and to stay there. In the frame
-of the drive its amplitude a = x₀ + i x₁ follows
+of the drive its amplitude a = x₀ + i x₁ follows::
 
     da/dt = −(LOSS + iδ) a + p a* + f + noise,   (f, δ, p) = offset + gain · settings,
 
-with a drive f, a detuning δ and a parametric pump p. Run it with
+with a drive f, a detuning δ and a parametric pump p. Run it with one of::
 
     python examples/driven_oscillator.py
     fluctua insitu train examples/driven_oscillator.py:connect \
@@ -17,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 from scipy.linalg import expm
 from scipy.optimize import minimize
@@ -152,7 +156,13 @@ if __name__ == "__main__":
         "best by the hidden numbers": find_best(Oscillator.offset, Oscillator.gain),
     }
     print(f"{'':<28}{'drive':>6}{'detuning':>10}{'pump':>7}{'J of the device':>18}")
-    for name, values in designs.items():
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    axes.plot([row.trajectories for row, _ in rows], [row.J for row, _ in rows], "k.", ms=4)
+    for k, (name, values) in enumerate(designs.items()):
         J = compute_return(values, Oscillator.offset, Oscillator.gain)
         drive, detuning, pump = values
         print(f"{name:<28}{drive:6.2f}{detuning:10.2f}{pump:7.2f}{J:18.4f}")
+        axes.axhline(J, color=f"C{k}", lw=1, label=name)
+    axes.set(xlabel="measured trajectories", ylabel="J")
+    axes.legend(frameon=False, loc="lower right")
+    plt.show()

@@ -1,15 +1,20 @@
-"""Learn how much evidence to wait for before a decision.
+r"""First passage
+=============
 
-Evidence dX = ±μ dt + dW for one of two answers is collected until |X| reaches a bound b, and the
+Learn how much evidence to wait for before a decision.
+
+Evidence dX = ±μ dt + dW for one of two answers is collected until \|X\| reaches a bound b, and the
 sign of X is the answer. The reward is 1 for a right answer, less 0.2 per unit of time. Trials are
 hard (μ = 0.5) or easy (μ = 2). A higher bound makes fewer mistakes and takes longer. The bound b is
 trained from trials with the exact drift and noise; the exact reward of each bound serves for
-comparison only. `python examples/first_passage.py` runs it."""
+comparison only. `python examples/first_passage.py` runs it.
+"""
 
 import argparse
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import optax
 
 import fluctua as fl
@@ -51,8 +56,25 @@ print(estimator(jax.random.key(1), theta, 2000))
 print(f"exact: J = {exact_reward(0.3):.4f}, ∂J/∂bound = {jax.grad(exact_reward)(0.3):.4f}")
 rule = optax.adam(optax.cosine_decay_schedule(0.05, options.iterations))
 training = fl.Training(estimator, theta, rule, trajectories=options.count, bounds=(0.1, 3.0))
-*_, record = fl.train(training, iterations=options.iterations)
+records = list(fl.train(training, iterations=options.iterations))
 grid = jnp.linspace(0.1, 3.0, 2901)
 best = grid[jnp.argmax(jax.vmap(exact_reward)(grid))]
-for name, bound in (("learned", record.next_theta["bound"]), ("best", best)):
+for name, bound in (("learned", records[-1].next_theta["bound"]), ("best", best)):
     print(f"{name}: bound {bound:.3f} with J = {exact_reward(bound):.4f}")
+
+# %%
+# Every iteration on the exact curve.
+
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+axes.plot(grid, jax.vmap(exact_reward)(grid), color="0.6", label="exact")
+axes.errorbar(
+    [record.theta["bound"] for record in records],
+    [record.estimate.value for record in records],
+    [record.estimate.value_stderr for record in records],
+    fmt=".",
+    lw=0.8,
+    label="iterations",
+)
+axes.set(xlabel="bound b", ylabel="J ± one standard error")
+axes.legend(frameon=False)
+plt.show()

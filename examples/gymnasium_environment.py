@@ -1,4 +1,7 @@
-"""A noisy device as a Gymnasium environment, for agents of other libraries.
+"""Gymnasium environment
+=====================
+
+A noisy device as an environment for agents of other libraries, with settings or with feedback.
 
 `SettingsEnvironment`: an action is the settings of a whole trajectory, the reward its return.
 `FeedbackEnvironment`: the agent sees the state and sets the parameters of the next few time steps.
@@ -12,6 +15,7 @@ Run it with `python examples/gymnasium_environment.py` (pip install 'fluctua[gym
 import gymnasium
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fluctua as fl
@@ -136,3 +140,18 @@ if __name__ == "__main__":
     ):
         mean, error = average_return(environment, policy)
         print(f"{name:18} J = {mean:.3f} ± {error:.3f}")
+
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    environment = FeedbackEnvironment()
+    for policy, colour in ((hold, "C0"), (steer, "C1")):
+        for episode in range(15):
+            observations = [environment.reset(seed=episode)[0]]
+            while observations[-1][1] < TIMES[-1]:
+                observations.append(environment.step(policy(observations[-1]))[0])
+            x, t = np.array(observations).T
+            label = policy.__name__ if episode == 0 else None
+            axes.plot(t, x, colour, lw=0.8, label=label)
+    axes.axhline(1, color="0.6", lw=0.8, ls=":")
+    axes.set(xlabel="time", ylabel="position")
+    axes.legend(frameon=False, loc="upper left")
+    plt.show()

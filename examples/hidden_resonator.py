@@ -1,11 +1,15 @@
-"""Three resonators of which only the last is read, through noise: the hidden ones are trained as
-well.
+"""Hidden resonators
+=================
 
-Run it with `python examples/hidden_resonator.py`.
+Three resonators of which only the last is read, through noise: the hidden ones are trained as well.
+
+The network is linear, so that its gradient is known. Run it with
+`python examples/hidden_resonator.py`.
 """
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
@@ -38,6 +42,7 @@ estimator = fl.ppgt(fl.simulator(process, t=task.t), objective)
 
 estimate = estimator(jax.random.key(0), theta, 2000)
 _, of_network = tcmt.exact.value_and_gradient(task, theta)  # linear, so known
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
 for name, value in of_network.items():
     for i, g in enumerate(value):
         measured, error = estimate.gradient[name][i], estimate.stderr[name][i]
@@ -45,6 +50,10 @@ for name, value in of_network.items():
             f"∂J/∂{name}[{i}] = {measured:7.4f} ± {error:.4f}   exact {g:7.4f}   "
             f"{(measured - g) / error:+.1f} σ"
         )
+        axes.errorbar(f"{name}[{i}]", measured, 2 * error, fmt="C0o", capsize=4)
+        axes.plot(f"{name}[{i}]", g, "kx")
+axes.axhline(0, color="0.6", lw=0.8)
+axes.set(ylabel="∂J ± 2 standard errors; × exact")
 
 training = fl.train(
     fl.Training(estimator, theta, optax.adam(0.1), trajectories=300, seed=1), iterations=30
@@ -52,3 +61,4 @@ training = fl.train(
 trained = list(training)[-1].next_theta
 before, after = tcmt.exact.value(task, theta), tcmt.exact.value(task, trained)
 print(f"transmission of the chain: {before:.3f} before, {after:.3f} after 30 × 300 trajectories")
+plt.show()

@@ -1,17 +1,22 @@
-"""Move a heavy particle with the least work: the trap learns to kick it off and to catch it.
+"""Kicked trap
+===========
+
+Move a heavy particle with the least work: the trap learns to kick it off and to catch it.
 
 As in `moving_trap.py`, with mass 1 and friction γ = 1/7, within t_f = 0.3π. The optimum sets the
 particle moving by an impulse at the start, carries it at the constant speed c = 5/(t_f + 2γ) and
 stops it by an impulse at the end (Gomez-Marin, Schmiedl and Seifert 2008): W* = 25γ/(t_f + 2γ) =
 2.90787. The protocol here is a ramp and two kicks, each one of 60 steps long. Only the velocity has
-noise. The work is the change of the potential energy and what the force does on the particle, F·(v
-+ v')/2·Δt a step: the kinetic energy that it gains at any step size; F·(x' − x) is not. Run it with
-`python examples/kicked_trap.py`."""
+noise. The work is the change of the potential energy and what the force does on the particle,
+F·(v + v')/2·Δt per step: the kinetic energy that it gains at any step size; F·(x' − x) is not.
+Run it with `python examples/kicked_trap.py`.
+"""
 
 import argparse
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
@@ -57,6 +62,15 @@ def exact_work(th):
     return jnp.sum(work) + ((m[0] - END) ** 2 + p[0, 0]) / 2 - 1 / 2
 
 
+def mean_position(th):
+    """Path of a particle without noise, which is the mean: the drift is linear."""
+
+    def step(m, t):
+        return m + DT * process.drift(th, m, t), m[0]
+
+    return jax.lax.scan(step, jnp.zeros(2), T[:-1])[1]
+
+
 def train(iterations, count):
     rule = optax.sgd(optax.cosine_decay_schedule(0.1, iterations))
     return list(
@@ -80,3 +94,11 @@ if __name__ == "__main__":
         np.round(last.next_theta["kicks"], 2),
         f"(±{END / (DURATION + 2 * FRICTION):.2f})",
     )
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    for name, th, colour in (("ramp", RAMP, "0.6"), ("trained", last.next_theta, "C0")):
+        axes.plot(T[1:-2], jax.vmap(lambda t, th=th: centre(th, t))(T[1:-2]), colour, ls="--")
+        axes.plot(T[:-1], mean_position(th), colour, label=f"{name}: work {exact_work(th):.2f}")
+    axes.plot([], [], "0.6", ls="--", label="centre of the trap between the kicks")
+    axes.set(xlabel="time", ylabel="mean position")
+    axes.legend(frameon=False)
+    plt.show()

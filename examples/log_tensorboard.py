@@ -1,11 +1,17 @@
-"""A training in TensorBoard.
+"""TensorBoard
+===========
 
-Run it with `pip install tensorboardX`, `python examples/log_tensorboard.py`; look with `tensorboard
---logdir runs`."""
+The rows of a training, sent to TensorBoard as they come.
+
+Run it with `pip install tensorboardX`, `python examples/log_tensorboard.py`; look with
+`tensorboard --logdir runs`.
+"""
 
 import sys
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
 import optax
 from tensorboardX import SummaryWriter
 
@@ -31,3 +37,12 @@ with SummaryWriter(f"{folder}-events") as writer:
             on_row=log,
         )
     )
+
+# %%
+# The same rows are in the history of the run.
+
+rows = np.genfromtxt(f"{folder}/history.csv", delimiter=",", names=True)
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+axes.errorbar(rows["iteration"], rows["J"], rows["J_stderr"], fmt=".-", lw=0.8)
+axes.set(xlabel="iteration", ylabel="J ± one standard error")
+plt.show()

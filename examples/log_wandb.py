@@ -1,11 +1,17 @@
-"""A training in Weights & Biases.
+"""Weights & Biases
+================
 
-Run it with `pip install wandb`, `python examples/log_wandb.py`; WANDB_MODE=offline keeps everything
-here."""
+The rows of a training, sent to Weights & Biases as they come.
+
+Run it with `pip install wandb`, `python examples/log_wandb.py`; WANDB_MODE=offline
+keeps everything here.
+"""
 
 import sys
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
 import optax
 import wandb
 
@@ -33,3 +39,12 @@ with wandb.init(project="fluctua", config=settings) as board:
             on_row=log,
         )
     )
+
+# %%
+# The same rows are in the history of the run.
+
+rows = np.genfromtxt(f"{folder}/history.csv", delimiter=",", names=True)
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+axes.semilogy(rows["trajectories"], rows["gradient_norm"], ".-", lw=0.8)
+axes.set(xlabel="trajectories", ylabel="|∇J| as estimated")
+plt.show()

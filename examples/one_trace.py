@@ -1,4 +1,7 @@
-"""One long trace, nobody restarts anything: the gradient of a long-run average.
+"""One long trace
+==============
+
+The gradient of a long-run average from a single record, without any restart.
 
 A particle is watched in an optical trap that is stiffer further out. The trace is cut out of an
 experiment that was running anyway, so there is no start to speak of. Which way do the stiffness k,
@@ -10,6 +13,7 @@ import argparse
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fluctua as fl
@@ -56,3 +60,19 @@ for name in KNOBS:
         f"Boltzmann: ∂J/∂{name} = {float(exact[name]):.4f}; the twin saves {gain:.1f} times the "
         "record"
     )
+
+# %%
+# The first percent of the trace, and both gradients beside Boltzmann's.
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
+left.plot(record.t[: len(x) // 100], x[: len(x) // 100], lw=0.6)
+left.set(xlabel="time", ylabel="position")
+for shift, answer, label in ((-0.1, plain, "plain"), (0.1, twin, "with a twin")):
+    places = np.arange(3) + shift
+    slopes = [answer.estimate.gradient[name] for name in KNOBS]
+    errors = [2 * answer.estimate.stderr[name] for name in KNOBS]
+    right.errorbar(places, slopes, errors, fmt="o", ms=3, capsize=3, label=label)
+right.plot(range(3), [exact[name] for name in KNOBS], "kx", label="Boltzmann")
+right.set(xticks=range(3), xticklabels=KNOBS, ylabel="∂J ± 2 standard errors")
+right.legend(frameon=False)
+plt.show()

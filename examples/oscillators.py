@@ -1,19 +1,25 @@
-"""Teach a noisy oscillator network to be a one-way street.
+"""One-way street
+==============
+
+A noisy oscillator network learns to carry a signal from left to right and not back.
 
 Sixteen saturable oscillators on a 4 × 4 grid are coupled with a strength for each *direction* of
 each bond. Half of the runs are driven at the left corner, half at the right one; the reward is the
 power that arrives at the other corner, counted positive left to right and negative right to left.
 Neither the couplings nor the saturation are reciprocal, so no adjoint experiment exists: the
-gradient of all 64 parameters is read off the fluctuations of the runs alone. Run it with `python
-examples/oscillators.py --out demo`."""
+gradient of all 64 parameters is read off the fluctuations of the runs alone.
+
+Run it with `python examples/oscillators.py`; the gallery ran
+`python examples/oscillators.py --iterations 30 --count 200`.
+"""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from matplotlib import colormaps
@@ -93,7 +99,7 @@ def train(iterations: int, count: int) -> list:
         trajectories=count,
         bounds=({"coupling": 0.0, "detuning": -2.0}, {"coupling": 1.2, "detuning": 2.0}),
     )
-    return list(track(fl.train(training, iterations), "Training", total=iterations))
+    return list(track(fl.train(training, iterations), "Training", total=iterations, transient=True))
 
 
 def power(theta, count: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -149,8 +155,9 @@ def draw_network(axes, theta, title: str) -> None:
 
 def draw(records) -> Figure:
     with mpl.rc_context(SMALL_TEXT):
-        figure = Figure(figsize=(7.0, 4.8), layout="constrained")
-        axes = figure.subplots(2, 2, height_ratios=[1.35, 1])
+        figure, axes = plt.subplots(
+            2, 2, figsize=(7.0, 4.8), layout="constrained", height_ratios=[1.35, 1]
+        )
         first, last = records[0].theta, records[-1].next_theta
         draw_network(axes[0, 0], first, "before: the same both ways")
         draw_network(axes[0, 1], last, "after: a one-way street")
@@ -201,16 +208,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
+    parser.add_argument("--plot", metavar="FILE", help="save the picture instead of showing it")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--count", type=int, default=400, help="trajectories per iteration")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     print(
         f"Training {len(BONDS)} directed couplings and {SITES} detunings from their fluctuations."
     )
     history = train(options.iterations, options.count)
-    draw(history).savefig(options.out / "oscillators.png", dpi=130)
     _, forward, backward = power(history[-1].next_theta)
     print(
         f"J, forward − backward power, went from {history[0].estimate.value:+.3f} to "
@@ -220,8 +225,8 @@ if __name__ == "__main__":
         f"Left to right {forward[-50:].mean():.3f}, right to left {backward[-50:].mean():.3f} of "
         "the driving power."
     )
-    print(f"Picture: {options.out / 'oscillators.png'}")
-    print(
-        "Next: write your own process as in examples/own_process.py; README.md shows how in 12 "
-        "lines."
-    )
+    figure = draw(history)
+    if options.plot:
+        figure.savefig(options.plot, dpi=130)
+    else:
+        plt.show()

@@ -1,11 +1,15 @@
-"""A driver for one's own instrument: five short methods, and it trains.
+"""Your own instrument
+===================
+
+A driver for one's own instrument: five short methods, and it trains.
 
 The box is a driven, noisy mode with two knobs, a detuning and a drive. Its resonance is off by 0.9
-from the data sheet, which a calibration has found; nobody has a simulator of it. Every tenth
+from the data sheet, which a calibration has found; there is no simulator of it. Every tenth
 acquisition fails, as acquisitions do. Run it with `python examples/own_instrument.py`.
 """
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
@@ -90,9 +94,9 @@ substrate = instrument_substrate(
 estimator = fl.ppgt(substrate, energy, process=process)
 theta = {"detuning": jnp.array(0.0), "drive": jnp.array(1.0)}
 bounds = ({"detuning": -2.0, "drive": 0.0}, {"detuning": 2.0, "drive": 2.0})
-for record in fl.train(
-    fl.Training(estimator, theta, optax.adam(0.15), trajectories=200, bounds=bounds), iterations=16
-):
+training = fl.Training(estimator, theta, optax.adam(0.15), trajectories=200, bounds=bounds)
+records = list(fl.train(training, iterations=16))
+for record in records:
     if record.iteration % 3 == 0:
         print(
             f"iteration {record.iteration:2d}   J = {record.estimate.value:.3f} ± "
@@ -100,3 +104,17 @@ for record in fl.train(
         )
 print(f"detuning {record.next_theta['detuning']:+.2f}, where resonance is at {-OFFSET:+.2f}")
 print(substrate.describe())
+
+# %%
+# J as measured on the box, and its detuning on the way to resonance.
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
+values = [record.estimate.value for record in records]
+errors = [record.estimate.value_stderr for record in records]
+left.errorbar(range(len(records)), values, errors, fmt=".-", lw=0.8)
+left.set(xlabel="iteration", ylabel="J ± one standard error")
+right.plot([record.theta["detuning"] for record in records], ".-", lw=0.8)
+right.axhline(-OFFSET, color="0.6", ls=":", label="resonance")
+right.set(xlabel="iteration", ylabel="detuning")
+right.legend(frameon=False)
+plt.show()

@@ -1,20 +1,24 @@
-"""PPO's clipped surrogate for a process in continuous time, and what is wrong with it.
+r"""PPO's clipped surrogate
+=======================
+
+The surrogate of PPO for a process in continuous time, and its bias away from its batch.
 
 A batch of trajectories taken at `old` is used for several steps of θ. Each step of a trajectory has
-its own ratio ρₙ = p_θ(Xₙ₊₁|Xₙ) / p_old(Xₙ₊₁|Xₙ), which is clipped to 1 ± ε:
+its own ratio ρₙ = p_θ(Xₙ₊₁\|Xₙ) / p_old(Xₙ₊₁\|Xₙ), which is clipped to 1 ± ε::
 
     value = R + Σₙ {min[ρₙAₙ, clip(ρₙ)Aₙ] − Aₙ},    Aₙ = λ̂ₙ₊₁ − λ̄ₙ₊₁.
 
 It never runs out of trajectories, and it is biased to first order in θ − old: states, and the
 rewards that follow a step, are still those of `old`. The ratios tend to 1 with the time step, so
 that the clip does not bound the distance of whole trajectories. `fluctua.reweighted` is unbiased
-and says when a batch is used up.
+and reports when a batch is used up.
 
 Run it with `python examples/ppo_clip.py`.
 """
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import optax
 
 import fluctua as fl
@@ -97,3 +101,16 @@ if __name__ == "__main__":
     clipped = clipped_gradient(process, objective, there, old, batch, epsilon=1e9)
     print(f"\n0.3 away from its batch: ∇J = {exact.gradient:.2f} ± {exact.stderr:.2f} reweighted,")
     print(f"{clipped:.2f} by the surrogate without a clip: the difference is its bias")
+
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    for distance in (0.0, 0.1, 0.2, 0.3, 0.4):
+        there = old + distance
+        exact = fl.reweighted(process, objective, there, [(old, batch)]).estimate
+        clipped = clipped_gradient(process, objective, there, old, batch, epsilon=1e9)
+        axes.errorbar(distance, exact.gradient, 2 * exact.stderr, fmt="C0o", capsize=3)
+        axes.plot(distance, clipped, "C1s")
+    axes.plot([], [], "C0o", label="reweighted, ± 2 standard errors")
+    axes.plot([], [], "C1s", label="surrogate without a clip")
+    axes.set(xlabel="distance θ − old", ylabel="∇J")
+    axes.legend(frameon=False)
+    plt.show()

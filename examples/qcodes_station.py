@@ -1,9 +1,18 @@
-"""A QCoDeS station: two gates are the knobs, the trace of a digitiser is the record.
+"""QCoDeS station
+==============
 
-Here with simulated instruments and a resonator whose coupling and resonance are hidden. Train it by
-`fluctua insitu train FILE:connect --model FILE:model --out FOLDER`, with this file as FILE."""
+Two gates are the knobs, the trace of a digitiser is the record.
+
+Here with simulated instruments and a resonator whose coupling and resonance are hidden. Run it with
+`python examples/qcodes_station.py`, or train it into a folder by
+`fluctua insitu train FILE:connect --model FILE:model --out FOLDER`, with this file as FILE.
+"""
+
+import tempfile
+from pathlib import Path
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 from qcodes import Instrument, ParameterWithSetpoints, Station, validators
 from qcodes.instrument_drivers.mock_instruments import DummyBase, DummyInstrument
@@ -57,3 +66,28 @@ goal = fl.Objective(running=lambda settings, x: -((x[0] - 1.0) ** 2 + x[1] ** 2)
 knobs = {"drive": insitu.Knob(0.5, (0.0, 3.0)), "detuning": insitu.Knob(0.0, (-2.0, 2.0))}
 unknowns = {"resonance": insitu.Unknown(0.0, 0.5), "coupling": insitu.Unknown(1.0, 0.3)}
 model = insitu.Model(process, goal, knobs, unknowns, x0=jnp.zeros(2), t=T)
+
+# %%
+# A short training on the simulated hardware, and records at its first and its last settings.
+
+if __name__ == "__main__":
+    plan = insitu.Plan(iterations=20, trajectories=2, learning_rate=0.2, calibration="training")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = list(insitu.run(connect, model, plan, Path(folder, "run")))
+    for row, _ in rows[::5]:
+        print(f"iteration {row.iteration:2d}   J = {row.J:.3f}")
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    driver = connect()
+    for name, theta in (("before", rows[0][1].theta), ("after", rows[-1][1].next_theta)):
+        settings = {knob: float(value) for knob, value in theta.items()}
+        print(f"{name}: " + ", ".join(f"{knob} {value:.2f}" for knob, value in settings.items()))
+        driver.set(settings)
+        driver.arm(10)
+        real, imaginary = np.moveaxis(driver.acquire().x, -1, 0)
+        axes.plot(real.T, imaginary.T, "C0" if name == "before" else "C1", lw=0.5)
+        axes.plot([], [], "C0" if name == "before" else "C1", label=name)
+    driver.close()
+    axes.plot(1, 0, "kx", label="wanted")
+    axes.set(xlabel="real part", ylabel="imaginary part", aspect="equal")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    plt.show()

@@ -1,12 +1,18 @@
-"""Train a gene to hold its protein at twenty molecules, from the times of its reactions.
+"""Gene
+====
+
+A gene learns to hold its protein at twenty molecules, from the times of its reactions.
 
 A protein is made at a rate that it represses itself, a/(1 + (n/K)²), and lost at rate 1 each.
-Without repression its number would be Poissonian, with a variance of 20. `python
-examples/reactions.py` runs it."""
+Without repression its number would be Poissonian, with a variance of 20.
+`python examples/reactions.py` runs it.
+"""
 
 import argparse
 
+import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
@@ -45,11 +51,8 @@ options = parser.parse_args()
 
 theta = {"make": jnp.log(jnp.array(20.0)), "half": jnp.log(jnp.array(60.0))}
 estimator = fl.ppgt(simulator, steady, baseline="mean")
-training = fl.train(
-    fl.Training(estimator, theta, optax.adam(0.1), trajectories=options.count),
-    iterations=options.iterations,
-)
-for record in training:
+training = fl.Training(estimator, theta, optax.adam(0.1), trajectories=options.count)
+for record in fl.train(training, iterations=options.iterations):
     if record.iteration % 10 == 0:
         e = record.estimate
         print(f"iteration {record.iteration:3d}   J = {e.value:7.2f} ± {e.value_stderr:.2f}")
@@ -57,3 +60,15 @@ for name, at in (("before", theta), ("after", record.next_theta)):
     mean, variance = exact(at)
     distance = variance + (mean - WANTED) ** 2
     print(f"{name}: mean {mean:.1f}, variance {variance:.1f}, mean squared distance {distance:.1f}")
+
+# %%
+# Numbers of molecules from time 3 on, in 400 cells before and after.
+
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+for name, at in (("before", theta), ("after", record.next_theta)):
+    numbers = simulator(jax.random.key(1), at, 400).x[:, 30:]
+    axes.hist(np.ravel(numbers), range(46), density=True, align="left", alpha=0.5, label=name)
+axes.axvline(WANTED, color="k", lw=0.8, ls=":", label="wanted")
+axes.set(xlabel="molecules", ylabel="share of the time")
+axes.legend(frameon=False)
+plt.show()

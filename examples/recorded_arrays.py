@@ -1,4 +1,7 @@
-"""No simulator: arrays in, gradient out.
+"""Recorded arrays
+===============
+
+No simulator: arrays in, gradient out.
 
 A laboratory recorded 4,000 runs of a driven mode and saved them as plain arrays. All that is known
 is the drift with its calibrated coefficients and the strength of the noise. The gradient says which
@@ -9,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fluctua as fl
@@ -63,5 +67,20 @@ print(estimate)
 detuning, gain = KNOBS["detuning"], KNOBS["gain"]
 steady = gain**2 / (1 + detuning**2)  # the power of the mean, long after the drive was switched on
 print("\nfor comparison, in the steady state")
-print(f"  ∂J/∂detuning = {-2 * detuning * steady / (1 + detuning**2):.4f}")
-print(f"  ∂J/∂gain     = {2 * steady / gain:.4f}")
+slopes = {"detuning": -2 * detuning * steady / (1 + detuning**2), "gain": 2 * steady / gain}
+for name, slope in slopes.items():
+    print(f"  ∂J/∂{name:<8} = {slope:.4f}")
+
+# %%
+# Power of some of the runs, and the gradient.
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
+left.plot(data["t"], (data["re"] ** 2 + data["im"] ** 2)[:20].T, "C0", lw=0.5)
+left.set(xlabel="time", ylabel="power")
+for name, slope in slopes.items():
+    error = 2 * estimate.stderr[name]
+    right.errorbar(name, estimate.gradient[name], error, fmt="C1o", ms=3, capsize=4)
+    right.plot(name, slope, "kx")
+right.set(ylabel="∂J ± 2 s.e.; × of the steady state")
+right.margins(x=0.4)
+plt.show()

@@ -1,14 +1,19 @@
-"""From a measurement to a gradient, through a file: record, inspect, calibrate, estimate.
+"""Recording file
+==============
+
+From a measurement to a gradient, through a file: record, inspect, calibrate, estimate.
 
 A laboratory writes every run of a driven mode into a recording as it comes in; a kill in between
 would lose nothing. The knobs are not quite what they were set to, which the calibration finds.
-`python examples/recording_file.py` runs it."""
+`python examples/recording_file.py` runs it.
+"""
 
 import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fluctua as fl
@@ -86,3 +91,17 @@ with tempfile.TemporaryDirectory() as folder:
 
         print("\nwith the measured knobs")
         print(insitu.estimate(recording, process, power, fit.theta).estimate)
+
+# %%
+# What the calibration found, beside what was set.
+
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+for k, (name, value) in enumerate(fit.theta.items()):
+    axes.errorbar(name, value / TRUE[name], 2 * fit.stderr[name] / TRUE[name], fmt="C0o", capsize=4)
+    axes.plot(name, SET[name] / TRUE[name], "C1s", label=None if k else "set")
+axes.plot([], [], "C0o", label="measured ± 2 standard errors")
+axes.axhline(1, color="0.6", lw=0.8)
+axes.set(ylabel="value ÷ true value")
+axes.margins(x=0.2)
+axes.legend(frameon=False, loc="lower right")
+plt.show()

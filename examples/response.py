@@ -1,4 +1,7 @@
-"""Response in time of a driven particle, from a record in which nothing is changed.
+"""Response in time
+================
+
+How a mean would follow a small step, from a record in which nothing is changed.
 
 A particle is driven round a ring, dx = (f + A sin x) dt + √(2D) dW. How does the mean of sin x
 follow a small step of the amplitude A of its potential? Force and diffusion are unknown: both are
@@ -9,6 +12,7 @@ particles, and compared. Run it with `python examples/response.py`.
 import argparse
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fluctua as fl
@@ -57,3 +61,16 @@ made = (np.sin(up) - np.sin(down)).mean(axis=0) / 0.2
 for m in (20, 50, 100):
     chi, error = answer.response["amplitude"][m], answer.stderr["amplitude"][m]
     print(f"t = {m * DT:.1f}: from the record {chi:.3f} ± {error:.3f}, step made {made[m]:.3f}")
+
+# %%
+# The whole response with two standard errors, and the step that was made.
+
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+chi, error = answer.response["amplitude"], 2 * answer.stderr["amplitude"]
+t = DT * np.arange(len(chi))
+axes.fill_between(t, chi - error, chi + error, alpha=0.3, lw=0)
+axes.plot(t, chi, label="from the record")
+axes.plot(t[: len(made)], made[: len(t)], "k--", lw=1, label="step made")
+axes.set(xlabel="time since the step", ylabel="response of ⟨sin x⟩")
+axes.legend(frameon=False)
+plt.show()

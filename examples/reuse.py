@@ -1,12 +1,17 @@
-"""Steps of a known length, and a look around with the trajectories at hand.
+"""Trajectories used again
+=======================
+
+Natural steps of a known length, and a look around with the trajectories at hand.
 
 A bead in an optical trap is to be carried from 0 to 1 in time 2; stiffness and two way points of
-the trap are trained by the natural gradient. Then one batch says what other stiffnesses would give,
-without a further trajectory. Run it with `python examples/reuse.py`.
+the trap are trained by the natural gradient. Then one batch tells what other stiffnesses would
+give, without a further trajectory. Far away few of them carry the weight, and error bars become too
+short. Run it with `python examples/reuse.py`.
 """
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 
 import fluctua as fl
 
@@ -37,6 +42,7 @@ theta = record.next_theta
 
 batch = simulator(jax.random.key(1), theta, 500)
 print(f"\nstiffness {theta['stiffness']:.2f}: 500 trajectories. Elsewhere, from the same:")
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
 for change in (-0.6, -0.3, 0.3, 0.6, 6.0):
     there = theta | {"stiffness": theta["stiffness"] + change}
     try:
@@ -49,3 +55,11 @@ for change in (-0.6, -0.3, 0.3, 0.6, 6.0):
             f"  {change:+.1f}   J = {J:+.3f} ± {error:.3f}   worth {found.ess:.0f}, KL "
             f"{found.kl[0]:.2f}"
         )
+        fresh = fl.evaluate(estimator, there, count=4000)
+        axes.errorbar(there["stiffness"], J, 2 * error, fmt="C0o", capsize=4)
+        axes.plot(there["stiffness"], fresh.J, "kx")
+axes.plot([], [], "C0o", label="from the batch, ± 2 standard errors")
+axes.plot([], [], "kx", label="4,000 fresh trajectories")
+axes.set(xlabel="stiffness", ylabel="J")
+axes.legend(frameon=False)
+plt.show()

@@ -1,11 +1,14 @@
-r"""A chain of five RF resonators that is read at its two ends: the inner ones are tuned blindly.
+r"""RF chain
+========
 
-A wave enters at the first resonator and leaves at the last. In the frame of the drive
+Five resonators that are read at their two ends: the inner three are tuned blindly.
+
+A wave enters at the first resonator and leaves at the last. In the frame of the drive::
 
     dψ_k/dt = −(γ_k + iδ_k) ψ_k − iκ (ψ_{k−1} + ψ_{k+1}) + drive + noise,
 
 with a tuning voltage for the detuning δ of each of the three inner resonators, δ = offset +
-voltage. Their offsets are unknown, and their amplitudes are not read. Run it with
+voltage. Their offsets are unknown, and their amplitudes are not read. Run it with one of::
 
     python examples/rf_chain.py
     fluctua insitu train examples/rf_chain.py:connect --model examples/rf_chain.py:model \
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 from scipy.linalg import expm
 from scipy.optimize import minimize
@@ -162,6 +166,13 @@ if __name__ == "__main__":
         "best by the hidden offsets": best,
     }
     print(f"{'':<28}{'tuning':>20}{'J of the device':>18}")
-    for name, tuning in designs.items():
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    axes.plot([row.trajectories for row, _ in rows], [row.J for row, _ in rows], "k.", ms=4)
+    for k, (name, tuning) in enumerate(designs.items()):
         values = "".join(f"{v:7.2f}" for v in tuning)
-        print(f"{name:<28}{values:>20}{compute_return(tuning + Chain.offset):18.4f}")
+        J = compute_return(tuning + Chain.offset)
+        print(f"{name:<28}{values:>20}{J:18.4f}")
+        axes.axhline(J, color=f"C{k}", lw=1, label=name)
+    axes.set(xlabel="measured trajectories", ylabel="power at the output, J")
+    axes.legend(frameon=False, loc="center right")
+    plt.show()

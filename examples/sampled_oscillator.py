@@ -1,15 +1,19 @@
-"""A trapped bead, its position and velocity sampled far apart: calibrate the trap, then read the
-gradient off the file.
+"""Bead sampled far apart
+======================
+
+Calibrate a trapped bead from coarse samples, then read the gradient off the file.
 
 Only the velocity is kicked; the position follows it. Over an interval of a fifth of a period an
-Euler step is wrong for both, and the exact transition of the linear part is right for both. `python
-examples/sampled_oscillator.py` runs it."""
+Euler step is wrong for both, and the exact transition of the linear part is right for both.
+`python examples/sampled_oscillator.py` runs it.
+"""
 
 import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 from scipy.linalg import expm
 
@@ -57,3 +61,21 @@ with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: set {SET[name]}, measured {value:.4f} ± {fit.stderr[name]:.4f}")
         score = fl.scores.local_linear_score
         print(insitu.estimate(recording, process, spread, fit.theta, score=score).estimate)
+
+# %%
+# Samples of three beads, and what the calibration found of the trap.
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
+left.plot(INTERVAL * np.arange(SAMPLES + 1), measured(3)[..., 0].T, ".-", lw=0.5)
+left.set(xlabel="time", ylabel="position")
+for k, (name, value) in enumerate(fit.theta.items()):
+    right.errorbar(
+        name, value / TRUE[name], 2 * fit.stderr[name] / TRUE[name], fmt="C0o", capsize=4
+    )
+    right.plot(name, SET[name] / TRUE[name], "C1s", label=None if k else "set")
+right.plot([], [], "C0o", label="measured ± 2 standard errors")
+right.axhline(1, color="0.6", lw=0.8)
+right.set(ylabel="value ÷ true value")
+right.margins(x=0.3)
+right.legend(frameon=False, loc="lower left")
+plt.show()

@@ -1,16 +1,20 @@
-"""Train a detector for its signal-to-noise ratio, mean²/variance: a function of averages, not an
-average.
+"""Signal to noise
+===============
+
+Train a detector for its mean²/variance: a function of averages, not an average.
 
 A cantilever (position, velocity) in noise is pushed by a weak force and read out at the time 6. Its
 damping, and for how long the force is on, may be chosen. No reward of a single run says how good
 the choice was: the ratio is of many runs together, J = F(E[x], E[x²]). Its gradient is F' times
-those of the two averages, without the bias of plugging in. Run it with `python
-examples/signal_to_noise.py`."""
+those of the two averages, without the bias of plugging in. Run it with
+`python examples/signal_to_noise.py`.
+"""
 
 import argparse
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import optax
 
 import fluctua as fl
@@ -64,9 +68,18 @@ if __name__ == "__main__":
             f"{exact[name]:.2f}"
         )
     training = fl.Training(estimator, START, optax.adam(0.05), trajectories=options.count)
-    *_, last = fl.train(training, iterations=options.iterations)
+    records = list(fl.train(training, iterations=options.iterations))
+    last = records[-1]
     print(
         f"signal to noise: {exact_ratio(START):.3f} before, {exact_ratio(last.next_theta):.3f} "
         "after, exactly"
     )
     print({name: round(float(jnp.exp(value)), 2) for name, value in last.next_theta.items()})
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    values = [record.estimate.value for record in records]
+    errors = [record.estimate.value_stderr for record in records]
+    axes.errorbar(range(len(records)), values, errors, fmt=".", lw=0.8, label="estimated")
+    axes.plot([exact_ratio(record.theta) for record in records], "k", lw=1, label="exact")
+    axes.set(xlabel="iteration", ylabel="signal to noise ± one s.e.")
+    axes.legend(frameon=False)
+    plt.show()

@@ -1,4 +1,7 @@
-"""Classify with your own process: a noisy particle learns which of two classes a point belongs to.
+"""Classifier
+==========
+
+Classify with your own process: a noisy particle learns which of two classes a point belongs to.
 
 A data point pushes the particle from the start on; at the end it answers by the well it is in, left
 or right. `python examples/supervised.py` runs it.
@@ -6,6 +9,7 @@ or right. `python examples/supervised.py` runs it.
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import optax
 
 import fluctua as fl
@@ -48,3 +52,15 @@ for record in fl.train(training, iterations=150):
 run = simulator(jax.random.key(2), record.next_theta, 1000)
 right = jnp.sign(run.x[:, -1, 0]) == run.context["label"]
 print(f"right answers of single runs: {right.mean():.1%}")
+
+# %%
+# Where the particle ended for each point; the classes are the quadrants.
+
+figure, axes = plt.subplots(figsize=(4.5, 3.4), layout="constrained")
+first, second = run.context["point"].T
+ends = axes.scatter(first, second, c=run.x[:, -1, 0], s=8, cmap="coolwarm")
+figure.colorbar(ends, label="last position, the answer")
+axes.axhline(0, color="0.6", lw=0.8)
+axes.axvline(0, color="0.6", lw=0.8)
+axes.set(xlabel="first coordinate", ylabel="second coordinate")
+plt.show()

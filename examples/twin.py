@@ -1,14 +1,18 @@
-"""A digital twin that is 10 % wrong: far smaller error bars, no bias, and a certificate of how
-wrong it is.
+"""Digital twin
+============
+
+A twin that is 10 % wrong: far smaller error bars, no bias, and a certificate of its error.
 
 A damped pendulum in a noisy bath is pushed by a force with three trained amplitudes, to come to
 rest at an angle of one radian. Its twin has stiffness and friction 10 % too large. Run it with
-`python examples/twin.py`."""
+`python examples/twin.py`.
+"""
 
 import argparse
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fluctua as fl
@@ -80,3 +84,15 @@ if __name__ == "__main__":
     for call in range(10):
         weighted(jax.random.fold_in(key, call), theta, count)
     print(f"\n{weighted.certificate}")
+
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    for k, (name, estimate) in enumerate(estimates.items()):
+        places = np.arange(5) + 0.15 * (k - 1.5)
+        off = flat(estimate.gradient) - flat(true.gradient)
+        errors = 2 * np.hypot(flat(estimate.stderr), flat(true.stderr))
+        axes.errorbar(places, off, errors, fmt="o", ms=3, capsize=2, label=name)
+    axes.axhline(0, color="0.6", lw=0.8)
+    names = ["friction", "push 0", "push 1", "push 2", "stiffness"]
+    axes.set(xticks=range(5), xticklabels=names, ylabel="error of ∂J ± 2 s.e.")
+    axes.legend(frameon=False, ncols=2, fontsize="small")
+    plt.show()

@@ -1,11 +1,16 @@
-"""A device that is not what its settings say: calibrated and trained with the same few
-trajectories.
+"""Unknown device
+==============
+
+A device that is not what its settings say: calibrated and trained with the same few trajectories.
 
 A damped pendulum in a noisy bath is pushed to come to rest at an angle of one radian. Its three
-pushes have gains that nobody told us, and stiffness and friction are not those of the data sheet.
-Run it with `python examples/unknown.py`."""
+pushes have unknown gains, and stiffness and friction are not those of the data sheet. Run it with
+`python examples/unknown.py`.
+"""
 
+import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
@@ -59,3 +64,14 @@ if __name__ == "__main__":
     print(estimator.calibration)
     truth = np.concatenate([np.ravel(hidden[name]) for name in sorted(hidden)])
     print(f"hidden: {', '.join(f'{v:g}' for v in truth)} (friction, gains, stiffness)")
+
+    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    pushes = {"before": jnp.zeros(3), "after": record.next_theta}
+    for k, (name, push) in enumerate(pushes.items()):
+        angles = device(jax.random.key(1), push, 10).x[..., 0]
+        axes.plot(TIMES, angles.T, f"C{k}", lw=0.6)
+        axes.plot([], [], f"C{k}", label=name)
+    axes.axhline(1, color="0.6", lw=0.8, ls=":")
+    axes.set(xlabel="time", ylabel="angle of the device")
+    axes.legend(frameon=False)
+    plt.show()

@@ -1,18 +1,24 @@
-"""Wireheading, and the guard against it.
+"""Wireheading
+===========
+
+A training that inflates its return by amplified noise, and the guard against it.
 
 The paper warns of training a noise channel: a growing γ_e amplifies the noise at the output port,
 which the return cannot tell from transmitted power, "driving it above unity". Here a 3 × 3 network
 of noisy resonators is trained twice, its frequencies and the couplings γ_e of its leads together,
-with the score of Eq. 21. Once for the bare
-return: it passes unity, while less and less of the drive arrives. Once with guard="dark", which
-subtracts the power that comes out when the drive is off. Run it with `python
-examples/wireheading.py --out demo`."""
+with the score of Eq. 21. Once for the bare return: it passes unity, while less and less of the
+drive arrives. Once with guard="dark", which subtracts the power that comes out when the drive is
+off.
+
+Run it with `python examples/wireheading.py`; the gallery ran
+`python examples/wireheading.py --iterations 50 --count 500`.
+"""
 
 import argparse
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from matplotlib import rc_context
@@ -59,15 +65,14 @@ def train(task: tcmt.Task, iterations: int, count: int) -> Course:
             tcmt.exact.value(quiet, r.theta),
             r.theta["gamma_e"],
         )
-        for r in track(records, "Training", total=iterations)
+        for r in track(records, "Training", total=iterations, transient=True)
     ]
     return Course(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def draw(bare: Course, guarded: Course) -> Figure:
     with rc_context(SMALL_TEXT):
-        figure = Figure(figsize=(7.0, 2.4), layout="constrained")
-        a, b, c = figure.subplots(1, 3)
+        figure, (a, b, c) = plt.subplots(1, 3, figsize=(7.0, 2.4), layout="constrained")
         for axes, course, title in ((a, bare, "bare return"), (b, guarded, "dark run subtracted")):
             iteration = 1 + np.arange(len(course.measured))
             axes.plot(
@@ -109,20 +114,22 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
+    parser.add_argument("--plot", metavar="FILE", help="save the picture instead of showing it")
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--count", type=int, default=2000, help="trajectories per iteration")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     courses = []
     for name, task in (("the bare return", BARE), ("the guarded return", GUARDED)):
         print(f"Training {name}.")
         courses.append(train(task, options.iterations, options.count))
-    draw(*courses).savefig(options.out / "wireheading.png", dpi=130)
     for name, course in zip(("bare", "guarded"), courses, strict=True):
         print(
             f"{name:<8} power at the output {course.measured[0]:.3f} -> {course.measured[-1]:.3f}, "
             "of it transmitted "
             f"{course.transmitted[0]:.3f} -> {course.transmitted[-1]:.3f}"
         )
-    print(f"Picture: {options.out / 'wireheading.png'}")
+    figure = draw(*courses)
+    if options.plot:
+        figure.savefig(options.plot, dpi=130)
+    else:
+        plt.show()

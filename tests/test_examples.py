@@ -27,25 +27,36 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def run(monkeypatch):
     """Run an example by its name, or another script, in the precision of users, and give what it
-    prints.
+    prints. An example leaves at least one figure, which the gallery shows.
 
     In this process: a new one would import JAX and compile anew what examples have in common.
     """
+    plt.switch_backend("Agg")  # a window would wait to be closed
 
     def printed_by(path, *arguments):
-        path = ROOT / "examples" / f"{path}.py" if isinstance(path, str) else path
+        is_example = isinstance(path, str)
+        path = ROOT / "examples" / f"{path}.py" if is_example else path
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
         jax.config.update("jax_enable_x64", False)
         printed = io.StringIO()
         try:
             with contextlib.redirect_stdout(printed):
                 runpy.run_path(str(path), run_name="__main__")
+            assert not is_example or has_drawn()
         finally:
             jax.config.update("jax_enable_x64", True)
             plt.close("all")
         return printed.getvalue()
 
     return printed_by
+
+
+def has_drawn():
+    """Whether the last figure shows something: a blank page has one colour."""
+    figure = plt.figure(plt.get_fignums()[-1])
+    figure.canvas.draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba()).reshape(-1, 4)
+    return len(np.unique(pixels, axis=0)) > 20
 
 
 def run_apart(*arguments, environment=None, cwd=ROOT):
@@ -55,16 +66,23 @@ def run_apart(*arguments, environment=None, cwd=ROOT):
     return done.stdout
 
 
+def count_code(name):
+    """Lines of an example without docstring, imports, blank lines and the cell that draws."""
+    source = (ROOT / "examples" / f"{name}.py").read_text().split("\n# %%\n")[0]
+    statements = ast.parse(source).body[1:]
+    imports = (ast.Import, ast.ImportFrom)
+    return len(
+        {
+            n
+            for s in statements
+            for n in range(s.lineno, s.end_lineno + 1)
+            if not isinstance(s, imports)
+        }
+    )
+
+
 def test_own_process_is_short_and_prints_a_gradient(run):
-    path = ROOT / "examples" / "own_process.py"
-    statements = ast.parse(path.read_text()).body[1:]  # the docstring is not code
-    lines = {
-        n
-        for s in statements
-        for n in range(s.lineno, s.end_lineno + 1)
-        if not isinstance(s, ast.Import)
-    }
-    assert len(lines) < 20
+    assert count_code("own_process") < 20
     assert "∂J/∂stiffness" in run("own_process")
 
 
@@ -174,7 +192,7 @@ def test_loggers_are_given_every_row(name, tmp_path):
         {"tensorboard": "tensorboardX"}.get(name, name), reason="the logger is not installed"
     )
     quiet = environment_of_a_user(
-        WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path)
+        MPLBACKEND="Agg", WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path)
     )
     out = run_apart(
         ROOT / "examples" / f"log_{name}.py", tmp_path / "run", environment=quiet, cwd=tmp_path
@@ -409,15 +427,14 @@ def test_a_trap_in_shards_learns(run):
     ],
 )
 def test_short_examples_are_short(name):
-    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
+    assert count_code(name) <= 40
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
-def test_trainings_leave_a_picture(run, name, tmp_path):
-    out = run(name, "--out", tmp_path, "--iterations", 3, "--count", 40)
-    assert "icture: " in out
-    with Image.open(tmp_path / f"{name}.png") as picture:
+def test_trainings_save_a_picture(run, name, tmp_path):
+    run(name, "--plot", tmp_path / "picture.png", "--iterations", 3, "--count", 40)
+    with Image.open(tmp_path / "picture.png") as picture:
         assert picture.width > 600
         assert len(picture.convert("RGB").getcolors(2**24)) > 64  # a blank page has one
 
