@@ -13,7 +13,7 @@ import typer
 
 from fluctua.cli.common import Output, say, show_progress, to_json
 from fluctua.cli.files import ignore_reported_warnings, report_residuals, set_precision
-from fluctua.core.text import describe_estimate
+from fluctua.core.display.estimates import describe_estimate
 from fluctua.insitu import estimating, pooling
 from fluctua.insitu.advice import Sampling
 from fluctua.insitu.pooling import EstimateOptions, Pooled, name_resonator

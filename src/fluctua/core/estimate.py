@@ -31,9 +31,10 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit, put, put_all
+from fluctua.core.display.estimates import describe_estimate, render_estimate
 from fluctua.core.objective import FunctionOfMeans, Objective
 from fluctua.core.simulate import planned_calls
-from fluctua.core.text import MIN_FOR_COVERAGE, describe_estimate
+from fluctua.core.text import MIN_FOR_COVERAGE
 from fluctua.core.trajectories import Trajectories
 
 MINIMUM = 8
@@ -154,6 +155,9 @@ class Estimate(NamedTuple):
 
     def __repr__(self) -> str:
         return describe_estimate(self)
+
+    def _repr_html_(self) -> str:
+        return render_estimate(self)
 
 
 class Samples(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fluctua.core.arrays import Array
+from fluctua.core.display import records
 
 
 class Objective(NamedTuple):
@@ -42,6 +43,12 @@ class Objective(NamedTuple):
     initial: Callable[..., Array] | None = None
     stop: Callable[..., Array] | None = None
     overshoot: str | None = None
+
+    def __repr__(self) -> str:
+        return records.describe_parts("Objective", records.name_parts(self._asdict()))
+
+    def _repr_html_(self) -> str:
+        return records.render_parts("Objective", records.name_parts(self._asdict()))
 
 
 class FunctionOfMeans(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.display import records
 from fluctua.core.trajectories import Times
 
 STEPS = ("euler", "heun", "rk4")
@@ -71,6 +72,12 @@ class Process(NamedTuple):
     diffusion: Callable[..., Array] | None = None
     noiseless: tuple[int, ...] = ()
     integrator: str | Callable[..., Array] = "euler"
+
+    def __repr__(self) -> str:
+        return records.describe_parts("Process", records.name_parts(self._asdict()))
+
+    def _repr_html_(self) -> str:
+        return records.render_parts("Process", records.name_parts(self._asdict()))
 
 
 class Step(NamedTuple):

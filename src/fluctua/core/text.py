@@ -37,71 +37,6 @@ def names(theta: Any) -> list[str]:
     return labels
 
 
-def describe_estimate(estimate: Any, max_rows: int = 12) -> str:
-    """The estimate as a table of the components that stand out most from their errors."""
-
-    def flat(tree):
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-    g = flat(estimate.gradient)
-    error = flat(estimate.stderr)
-    known = np.isfinite(g)  # what cannot be estimated is NaN
-    z = np.where(known, np.abs(g) / np.where(error > 0, error, np.inf), -1)
-    value = with_error(float(estimate.value), float(estimate.value_stderr))
-    intervals = estimate.interval is not None and estimate.value_interval is not None
-    span = ""
-    if intervals:
-        low, high = (flat(side) for side in estimate.interval)
-        least, greatest = estimate.value_interval
-        span = _between(float(least), float(greatest), float(estimate.value_stderr))
-    lines = [f"J = {value}{span}   ({estimate.count:,} trajectories)"]
-    if estimate.stopped is not None:
-        lines.append(describe_stops(estimate.stopped))
-    if estimate.groups is not None:
-        lines.append(describe_groups(estimate.groups))
-    shown = np.sort(np.argsort(-z, kind="stable")[: min(max_rows, int(known.sum()))])
-    labels = names(estimate.gradient)
-    room = max((len(labels[i]) for i in shown), default=0)
-    for i in shown:
-        span = _between(float(low[i]), float(high[i]), float(error[i])) if intervals else ""
-        lines.append(
-            f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}{span}"
-        )
-    if known.sum() > max_rows:
-        lines.append(
-            f"  … {known.sum()} components in all; shown: the {max_rows} furthest from zero in "
-            "standard errors"
-        )
-    if estimate.groups is not None and intervals:
-        degrees = len(estimate.groups.group) - 1
-        lines.append(
-            f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} "
-            "degrees of freedom"
-        )
-    elif intervals and estimate.batches is not None:
-        lines.append(
-            f"  ±: standard error from {estimate.batches} batches of trajectories; […]: 95 %, "
-            "corrected for skewness and tails of the batches (Hall, Student)"
-        )
-    elif intervals and estimate.count < MIN_FOR_COVERAGE:
-        lines.append(
-            f"  ±: standard error; […]: 95 %, widened, because {estimate.count} samples show "
-            "little of their skewness and tails.\n"
-            f"  Of very skewed ones fewer than {MIN_FOR_COVERAGE} cover less: take more"
-        )
-    elif intervals:
-        lines.append(
-            "  ±: standard error; […]: 95 %, corrected for skewness and tails of the samples "
-            "(Hall, Student)"
-        )
-    elif 0 < estimate.count < MIN_FOR_COVERAGE:
-        lines.append(
-            f"  ±: standard error; with fewer than {MIN_FOR_COVERAGE} samples ±1.96 of it can "
-            "hold as little as 60 %"
-        )
-    return "\n".join(lines)
-
-
 MANY_UNSTOPPED = 0.05
 """Fraction of unstopped trajectories from which an estimate explains the effect of the horizon."""
 
@@ -128,8 +63,8 @@ def describe_groups(groups: Any) -> str:
     return text + f"\n  of these devices alone J is known to ± {float(groups.value_stderr):.2g}"
 
 
-def _between(low: float, high: float, error: float) -> str:
-    """`   [0.3040, 0.3211]`, with the digits of the error."""
+def format_interval(low: float, high: float, error: float) -> str:
+    """`[0.3040, 0.3211]`, with the digits of the error."""
     digits = 1 - int(np.floor(np.log10(error))) if np.isfinite(error) and error > 0 else -1
     form = f".{digits}f" if 0 <= digits <= 8 else ".3g"
-    return f"   [{low:{form}}, {high:{form}}]"
+    return f"[{low:{form}}, {high:{form}}]"

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from fluctua.core.arrays import Array, Params, PyTree, is_key
+from fluctua.core.display import records
 
 
 class Trajectories(NamedTuple):
@@ -38,6 +39,14 @@ class Trajectories(NamedTuple):
     context: PyTree = None
     events: PyTree = None
     group: Array | None = None
+
+    def __repr__(self) -> str:
+        if records.is_shown(self):
+            return records.describe_trajectories(self)
+        return f"Trajectories({', '.join(f'{k}={v!r}' for k, v in self._asdict().items())})"
+
+    def _repr_html_(self) -> str | None:
+        return records.render_trajectories(self) if records.is_shown(self) else None
 
 
 class Times(NamedTuple):

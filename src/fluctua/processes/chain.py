@@ -28,6 +28,7 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.dependence import depends
+from fluctua.core.display import records
 from fluctua.core.likelihood.step_law import displace_zeros, examine_steps
 from fluctua.core.process import Step
 from fluctua.core.scores import Ratio
@@ -91,6 +92,12 @@ class Chain:
                 continue
             _check_order(name, f, first)
             object.__setattr__(self, name, check.drop_extra_arguments(f, 5))
+
+    def __repr__(self) -> str:
+        return records.describe_parts("Chain", records.name_parts(vars(self)))
+
+    def _repr_html_(self) -> str:
+        return records.render_parts("Chain", records.name_parts(vars(self)))
 
     def advance(
         self,

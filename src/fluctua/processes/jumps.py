@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
+from fluctua.core import check, scores
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.baselines import Twin
 from fluctua.core.diffusion import find_noiseless
+from fluctua.core.display import records
 from fluctua.core.process import Process, Step
-from fluctua.core.scores import Ratio, full_score, log_ratio
 from fluctua.core.simulate import advance_diffusion
 from fluctua.core.twin import sweep
 from fluctua.processes import jump_twin, jump_twin_sweep
@@ -122,6 +122,12 @@ class Jumps:
         # hashable: compilations are shared
         object.__setattr__(self, "changes", tuple(map(tuple, table.tolist())))
 
+    def __repr__(self) -> str:
+        return records.describe_parts("Jumps", records.name_parts(vars(self)))
+
+    def _repr_html_(self) -> str:
+        return records.render_parts("Jumps", records.name_parts(vars(self)))
+
     def advance(
         self,
         theta: Params,
@@ -215,12 +221,12 @@ class Jumps:
             score = jax.grad(lambda th: log_likelihood(self, th, step))(theta)
         if self.diffusion is None:
             return score
-        smooth = full_score(
+        smooth = scores.full_score(
             self.diffusion, theta, step._replace(x_next=step.x_next - change, events=None)
         )
         return jax.tree.map(jnp.add, score, smooth)
 
-    def log_ratio(self, new: Params, old: Params, step: Step) -> Ratio:
+    def log_ratio(self, new: Params, old: Params, step: Step) -> scores.Ratio:
         """ln p_new − ln p_old of one recorded step: its events and the diffusion between them."""
         if step.events is None:
             raise ValueError(
@@ -229,14 +235,14 @@ class Jumps:
             )
         log = log_likelihood(self, new, step) - log_likelihood(self, old, step)
         if self.diffusion is None:
-            return Ratio(log, -log)
-        smooth = log_ratio(
+            return scores.Ratio(log, -log)
+        smooth = scores.log_ratio(
             self.diffusion,
             new,
             old,
             step._replace(x_next=step.x_next - _total_change(step.events), events=None),
         )
-        return Ratio(log + smooth.log, smooth.divergence - log)
+        return scores.Ratio(log + smooth.log, smooth.divergence - log)
 
     def counts(self, theta: Params, step: Step) -> tuple[Array, Array]:
         """Number of events in one recorded step and the expected number, ∫a ds. Shape (R,) each."""

@@ -37,10 +37,10 @@ from fluctua.core import baselines, check, recorded, scores
 from fluctua.core import estimate as estimates
 from fluctua.core import objective as objectives
 from fluctua.core import process as processes
-from fluctua.core import text as texts
 from fluctua.core.arrays import Array, Params
 from fluctua.core.diffusion import check_model
 from fluctua.core.likelihood import guard
+from fluctua.core.text import with_error
 from fluctua.core.trajectories import Trajectories
 from fluctua.processes import pieces as joining
 from fluctua.processes import record_passes
@@ -158,8 +158,8 @@ class Stationary(NamedTuple):
     def __repr__(self) -> str:
         missing, error = (ravel_pytree(tree)[0] for tree in (self.missing, self.missing_stderr))
         worst = int(np.nanargmax(np.abs(missing) / np.where(error > 0, error, np.inf)))
-        added = texts.with_error(float(missing[worst]), float(error[worst]))
-        text = texts.describe_estimate(self.estimate).replace("trajectories)", "batches)", 1)
+        added = with_error(float(missing[worst]), float(error[worst]))
+        text = repr(self.estimate).replace("trajectories)", "batches)", 1)
         text += (
             f"\n  window {self.window:.4g}, autocorrelation time {self.autocorrelation_time:.4g}, "
             f"{self.effective:,.0f} independent samples; the next window would add {added} at most"

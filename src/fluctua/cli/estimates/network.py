@@ -12,8 +12,8 @@ import numpy as np
 
 from fluctua.cli import networks
 from fluctua.cli.common import Output, say, to_json
+from fluctua.core.display.estimates import describe_estimate
 from fluctua.core.estimate import Estimate
-from fluctua.core.text import describe_estimate
 from fluctua.runs.build import make_task, resolve_backend
 from fluctua.runs.evaluate import load_parameters
 from fluctua.runs.reading import read_run
