@@ -1,19 +1,15 @@
 """What the commands print: names from files and folders do not steer the terminal."""
 
-import io
 import re
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import fluctua.cli
 from fluctua.cli.app import app
-from fluctua.cli.progress import watch
 from fluctua.core.words import escape_controls
 
 MODEL = """
@@ -80,19 +76,3 @@ def test_commands_print_through_one_function():
     assert [path.name for path in cli.rglob("*.py") if printing.search(path.read_text())] == [
         "common.py"
     ]
-
-
-@pytest.mark.parametrize("in_notebook", [False, True])
-def test_cells_of_notebooks_get_plain_lines(monkeypatch, in_notebook):
-    """Kernels of Jupyter announce a terminal, and their output keeps every redrawn bar."""
-    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
-    if in_notebook:
-        monkeypatch.setenv("JPY_PARENT_PID", "1")
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    estimate = SimpleNamespace(value=0.5, value_stderr=0.01)
-    records = [SimpleNamespace(iteration=k, estimate=estimate, trajectories=k) for k in range(5)]
-    assert list(watch(records, 5, console=console)) == records
-    lines = console.file.getvalue().splitlines()
-    redrawn = any("\x1b[2K" in line for line in lines)
-    assert redrawn is not in_notebook
-    assert (len(lines) == len(records)) is in_notebook

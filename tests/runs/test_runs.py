@@ -195,23 +195,12 @@ def test_display_at_a_terminal_and_in_a_log(finished):
         assert part in panel
 
 
-def test_sparkline_time_left_and_durations():
+def test_sparkline_and_events():
     assert progress.draw_sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
     assert progress.draw_sparkline([1.0] * 5, 3) == "▁▁▁"
     assert progress.draw_sparkline(list(range(100)), 8) == progress.BARS
-    rows = [history.Row(i, i, 0.0, 0.0, 10, 10 * (i + 1), 0.0, 2.0) for i in range(5)]
-    assert progress.estimate_time_left(rows, apply_changes(CONFIG, {"iterations": 15})) == 20
-    assert (
-        progress.estimate_time_left(rows, apply_changes(CONFIG, {"stop.max_trajectories": 80})) == 6
-    )
-    assert progress.estimate_time_left(rows, apply_changes(CONFIG, {"stop.max_minutes": 0.2})) == 2
-    assert [progress.format_duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
-    # the first iteration compiles, and one of two measures nothing
-    rows = [rows[0]._replace(seconds=100.0), *rows[1:4], rows[4]._replace(ensemble=0)]
-    assert progress.describe_time_left(rows[:1], CONFIG) == ""
-    limited = apply_changes(CONFIG, {"stop.max_trajectories": 80})
-    assert progress.estimate_time_left(rows, limited) == pytest.approx(30 / 7.5 * 2)
-    doubt = rows[0]._replace(event="unexpected χ² 120 of 44; doubt: the records")
+    row = history.Row(0, 0, 0.0, 0.0, 10, 10, 0.0, 2.0)
+    doubt = row._replace(event="unexpected χ² 120 of 44; doubt: the records")
     assert "unexpected χ² 120 of 44" in progress.describe_event(doubt)
 
 

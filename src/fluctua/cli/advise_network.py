@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fluctua.cli.common import say
-from fluctua.cli.progress import format_duration
 from fluctua.runs import advise
 from fluctua.runs.build import build, resolve_backend
 from fluctua.runs.config import apply_changes, find_config
 from fluctua.runs.evaluate import load_parameters
 from fluctua.runs.noise import Optimum
 from fluctua.runs.reading import read_run
+from fluctua.store.progress import format_duration
 from fluctua.tcmt import Task
 
 

@@ -226,7 +226,7 @@ def _describe_interval(
 
 
 def _format_count(needed: Needed, rate: float | None) -> str:
-    from fluctua.cli.progress import format_duration
+    from fluctua.store.progress import format_duration
 
     digits = max(0, int(np.floor(np.log10(max(needed.trajectories, 1)))) - 1)
     count = max(2, round(needed.trajectories, -digits))

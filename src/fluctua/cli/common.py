@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import typer
 
 from fluctua.cli.settings import Keys, describe_keys
-from fluctua.core.words import escape_controls
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from fluctua.core.words import can_redraw, escape_controls
 
 EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
 """Errors that explain themselves; any other is a bug and shows its trace."""
@@ -89,15 +85,6 @@ class Output(NamedTuple):
     out: Path | None
     strict: bool
     as_json: bool
-
-
-def can_redraw(console: Console) -> bool:
-    """Whether lines can be drawn again: at a terminal, but not in the output of a notebook's cell.
-
-    Kernels of Jupyter announce a terminal to the commands of their cells (a pseudo-terminal, and
-    FORCE_COLOR), whose output keeps every line that was ever drawn.
-    """
-    return console.is_terminal and "JPY_PARENT_PID" not in os.environ
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 import unicodedata
 from collections.abc import Iterable
+from typing import Any
 
 STEERING = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of the text after them."""
@@ -33,3 +35,12 @@ def close_match(word: str, known: Iterable[str]) -> str:
     """
     matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
     return f' Did you mean "{matches[0]}"?' if matches else ""
+
+
+def can_redraw(console: Any) -> bool:
+    """Whether lines can be drawn again: at a terminal, but not in the output of a notebook's cell.
+
+    Kernels of Jupyter announce a terminal to the commands of their cells (a pseudo-terminal, and
+    FORCE_COLOR), whose output keeps every line that was ever drawn.
+    """
+    return console.is_terminal and "JPY_PARENT_PID" not in os.environ

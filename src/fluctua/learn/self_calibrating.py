@@ -41,7 +41,6 @@ from fluctua.learn import fit as fitting
 from fluctua.learn import kept as keeping
 from fluctua.learn import shrunk_correction as shrinking
 from fluctua.learn.calibration_options import CalibrationOptions
-from fluctua.learn.evaluate import Evaluation
 from fluctua.learn.predictions import Comparison, Prediction
 
 RENEWED = "renewed"
@@ -190,26 +189,18 @@ class SelfCalibrating(PlainEstimator):
         finally:
             self._conclude(learnt, tests.result())
 
-    def evaluate_device(self, key: Array, theta: Params, count: int) -> Evaluation:
-        """Measure J at θ on the device with `count` trajectories, from which nothing is learnt.
+    def measure_returns(
+        self, key: Array, theta: Params, measured: records.Trajectories
+    ) -> tuple[np.ndarray, float]:
+        """Returns of trajectories measured at θ (E,), from which nothing is learnt.
 
-        The error includes that of the model between states and returns, as in an `Estimate`.
+        The number is the standard error of their mean that is due to the model between states and
+        returns; 0 where the device measures returns.
         """
         self.check_doubt()
-        theta = check.parameters(theta)
-        k_device, _, k_error = jax.random.split(key, 3)
-        measured = self.device(k_device, theta, count)
         returns = self._returns(theta, self.belief.mean, measured)
-        conversion = self._conversion_variance(k_error, theta, measured, returns.mean())
-        error = np.hypot(estimates.sample_error(returns), np.sqrt(conversion))
-        times = np.asarray(measured.t, np.float64)
-        return Evaluation(
-            float(returns.mean()),
-            float(error),
-            float(returns.std(ddof=1)),
-            len(returns),
-            float(np.diff(times).mean()),
-        )
+        variance = self._conversion_variance(key, theta, measured, returns.mean())
+        return returns, float(np.sqrt(variance))
 
     def _estimate(
         self,

@@ -21,11 +21,7 @@ from fluctua.core.simulate import Simulator
 from fluctua.learn.evaluate import FRESH, evaluate, split_system
 from fluctua.learn.training import check_whole_number
 from fluctua.store.checkpoint import RunState
-
-SIMULATOR = "simulator"
-DEVICE = "device"
-ESTIMATOR = "estimator"
-"""What evaluates J: a simulator of the library, any other substrate, or a call of the estimator."""
+from fluctua.store.summary import DEVICE, ESTIMATOR, SIMULATOR
 
 ENTRY = "final"
 """Of a checkpoint."""
@@ -64,7 +60,7 @@ def choose_number(count: int | None, size: int, minimum: int = MIN_MEASURED) -> 
 def find_source(estimator: Any) -> str:
     """What can evaluate J of an estimator: `SIMULATOR`, `DEVICE`, or `ESTIMATOR`."""
     substrate, objective = split_system(estimator)
-    if hasattr(substrate, "evaluate_device"):
+    if hasattr(substrate, "measure_returns"):
         return DEVICE
     if objective is None:
         return ESTIMATOR

@@ -152,3 +152,20 @@ def iterate(opened: Opened, loop: Loop) -> Rows:
     finally:  # also when the caller stops iterating, and on Ctrl-C
         with folder.explain_failures(book.place):
             book.close(state)
+
+
+def drive(
+    opened: Opened, loop: Loop, on_row: Callable[[Row, Record], None] | None = None
+) -> RunState:
+    """Train to the end, and return the state there. on_row: called with each row and record."""
+    rows = iterate(opened, loop)
+    try:
+        while True:
+            try:
+                row, record = next(rows)
+            except StopIteration as end:
+                return end.value
+            if on_row is not None:
+                on_row(row, record)
+    finally:
+        rows.close()

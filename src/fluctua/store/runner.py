@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,17 +19,14 @@ import jax
 import numpy as np
 
 from fluctua.core.arrays import Params
-from fluctua.core.simulate import plan_calls
-from fluctua.learn.evaluate import can_refine, evaluate
 from fluctua.learn.training import Length, Record, Training, check_whole_number
-from fluctua.store import checkpoint, course, final, history, journal, loop
+from fluctua.store import checkpoint, conclusion, course, history, journal, loop
 from fluctua.store import folder as runfolder
 from fluctua.store import parts as partlist
-from fluctua.store import summary as summaries
 from fluctua.store.fingerprint import describe
-from fluctua.store.history import Row
+from fluctua.store.progress import RunLimits, show_progress
 
-OnRow = Callable[[Row, Record], None]
+OnRow = Callable[[history.Row, Record], None]
 
 COMPARED = {
     "seed": "`seed`",
@@ -56,14 +51,18 @@ class RunResult(NamedTuple):
 
     def __repr__(self) -> str:
         return (
-            format_summary(self.summary)
+            conclusion.format_summary(self.summary)
             + f"run        {self.folder}   draw it: fluctua plot {self.folder}"
         )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Task:
-    """The checked arguments of `run`. planned: iterations that were first requested."""
+    """The checked arguments of `run`.
+
+    planned: iterations that were first requested.
+    progress: whether a line is shown; None where it can be drawn anew.
+    """
 
     training: Training
     place: runfolder.RunFolder
@@ -71,26 +70,16 @@ class _Task:
     planned: int
     options: journal.JournalOptions
     final_trajectories: int | None
+    progress: bool | None
+
+    @property
+    def evaluation(self) -> conclusion.FinalEvaluation:
+        return conclusion.FinalEvaluation(self.training, self.final_trajectories, self.planned)
 
     @property
     def loop(self) -> loop.Loop:
         length = Length(self.iterations, self.planned)
-        return loop.Loop(self.training, length, conclude=self.measure)
-
-    def measure(self, state: checkpoint.RunState) -> checkpoint.RunState:
-        """Measure the final parameters where no simulator evaluates them, and count it."""
-        source = final.find_source(self.training.estimator)
-        if source == final.SIMULATOR or self.final_trajectories == 0 or final.is_measured(state):
-            return state
-        size = self.training.ensemble_size(max(state.now.iteration - 1, 0))
-        minimum = final.MIN_MEASURED if source == final.DEVICE else 1
-        count = final.choose_number(self.final_trajectories, size, minimum)
-        with plan_calls(Length(None, self.planned).calls(state.now.iteration - 1)):
-            value = final.measure(
-                self.training.estimator, state.now.theta, count, self.training.seed
-            )
-        spent = state.spent + value.get("trajectories", 0)
-        return final.hold(dataclasses.replace(state, spent=spent), value)
+        return loop.Loop(self.training, length, conclude=self.evaluation.measure)
 
 
 def run(
@@ -104,6 +93,7 @@ def run(
     checkpoint_seconds: float = 20.0,
     parameters_every: int = 1,
     final_trajectories: int | None = None,
+    progress: bool | None = None,
 ) -> RunResult:
     """Train as `train` does, into a folder that survives a kill.
 
@@ -132,6 +122,8 @@ def run(
         parameters_every: iterations between two records of θ in parameters.h5; 0 is none.
         final_trajectories: of the evaluation at the end; 0 is none. By default a simulator takes
             256 to 2,000, and a device as many as an iteration, 20 at least.
+        progress: show J, iterations, trajectories and the time left. By default in a terminal and
+            in a notebook; True prints a few lines elsewhere too, False shows nothing.
 
     Returns: a `RunResult`: θ after the last step, and the summary.
 
@@ -143,7 +135,6 @@ def run(
     """
     check_whole_number("iterations", iterations, 1)
     check_whole_number("parameters_every", parameters_every, 0)
-    final.check_number(final_trajectories)
     place = runfolder.RunFolder(
         Path(folder),
         "run.json",
@@ -151,7 +142,7 @@ def run(
         "replace=True",
     )
     options = journal.JournalOptions(3, checkpoint_seconds, parameters_every, "theta/")
-    task = _Task(training, place, iterations, iterations, options, final_trajectories)
+    task = _Task(training, place, iterations, iterations, options, final_trajectories, progress)
     if place.settings.is_file() and not replace:
         return _continue(task, on_row, report)
     opened = loop.begin(_list_files(task, _describe(task)), replace=replace)
@@ -169,7 +160,7 @@ def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) 
         files = _list_files(task, settings)
         runfolder.require_room(place, files.need)
         state = journal.read_state(files, report)
-        summary = _read_summary(place, state)
+        summary = conclusion.read_summary(place, state)
         if task.loop.explain_end(state) and summary is not None:
             lock.close()
             return RunResult(place.path, state.now.theta, summary)
@@ -177,31 +168,12 @@ def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) 
     return _complete(task, opened, on_row)
 
 
-def _read_summary(place: runfolder.RunFolder, state: checkpoint.RunState) -> dict[str, Any] | None:
-    """The summary of a run that is complete; None if it is of an earlier end, or lacks a value."""
-    path = place.path / "summary.json"
-    summary = json.loads(path.read_text()) if path.exists() else {}
-    is_complete = summary.get("rows") == state.row and summaries.FAILED not in summary
-    return summary if is_complete else None
-
-
-def format_summary(summary: dict[str, Any]) -> str:
-    """A summary as text."""
-    lines = [
-        *summaries.format_values(summary),
-        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
-        f"trajectories, {summary['seconds']:.1f} s",
-        *summaries.format_peak(summary),
-    ]
-    return "\n".join([*lines, ""])
-
-
 def _list_files(task: _Task, settings: dict[str, Any]) -> journal.RunFiles:
     """Common data of the files of a run. settings: from `_describe`."""
     training: Any = task.training
     options = task.options
-    empty: dict[str, np.ndarray] = {}
-    low, high = empty, empty
+    low: dict[str, np.ndarray] = {}
+    high: dict[str, np.ndarray] = {}
     if training.bounds is not None:
         low, high = map(options.group_arrays, training.bounds.spread(training.theta))
     t = getattr(getattr(training.estimator, "substrate", None), "t", None)
@@ -285,62 +257,19 @@ def _estimate_space(task: _Task) -> int:
 
 
 def _complete(task: _Task, opened: loop.Opened, on_row: OnRow | None) -> RunResult:
-    rows = loop.iterate(opened, task.loop)
-    try:
-        while True:
-            row, record = next(rows)
+    earlier = history.read(task.place.history) if opened.state.row else []
+    limits = RunLimits(task.iterations)
+    with show_progress(limits, show=task.progress, earlier=earlier) as progress:
+
+        def follow(row: history.Row, record: Record) -> None:
+            progress.add(row)
             if on_row is not None:
                 on_row(row, record)
-    except StopIteration as end:
-        state = end.value
-    finally:
-        rows.close()
-    result = RunResult(task.place.path, state.now.theta, _conclude(task, state))
+
+        state = loop.drive(opened, task.loop, follow)
+        summary = conclusion.conclude(task.place, task.evaluation, state)
+    result = RunResult(task.place.path, state.now.theta, summary)
     estimator = task.training.estimator
     if hasattr(estimator, "check_doubt"):  # of the last iteration: the next call would have refused
         estimator.check_doubt()
     return result
-
-
-def _conclude(task: _Task, state: checkpoint.RunState) -> dict[str, Any]:
-    """Evaluate the final parameters where there is a simulator, and write the summary."""
-    rows = history.read(task.place.history)
-    last = rows[-1]
-    summary: dict[str, Any] = {
-        **summaries.summarise_rows(rows),
-        "last": {"J": last.J, "J_stderr": last.J_stderr},
-        "trajectories": state.spent,
-    }
-    value = final.read(state)
-    source = final.find_source(task.training.estimator)
-    if value is not None:
-        failed = value.get(final.FAILED)
-        summary |= {"final": value} if failed is None else {summaries.FAILED: failed}
-    elif source == final.SIMULATOR and task.final_trajectories != 0:
-        summary |= _simulate_value(task, state.now.theta, last.ensemble)
-    summary |= summaries.find_fall(history.effective(rows), summary.get("final", summary["last"]))
-    path = task.place.path
-    if summaries.FAILED in summary:
-        warnings.warn(
-            f"the final evaluation failed: {summary[summaries.FAILED]}. The training is complete "
-            "and kept; the same call of `run` measures again.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    with runfolder.explain_failures(task.place):
-        checkpoint.replace(path / "summary.txt", format_summary(summary).encode())
-        # last: it marks the run as complete
-        checkpoint.replace(path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
-    return summary
-
-
-def _simulate_value(task: _Task, theta: Params, size: int) -> dict[str, Any]:
-    """Entries of a summary: J of new trajectories of the simulator, also with half its steps."""
-    estimator: Any = task.training.estimator
-    seed = task.training.seed
-    count = task.final_trajectories or min(max(size, 256), 2000)
-    value = evaluate(estimator, theta, count=count, seed=seed)._asdict()
-    if not can_refine(estimator):  # a process in discrete time
-        return {"final": value}
-    finer = evaluate(estimator, theta, count=count, seed=seed, refine=2)._asdict()
-    return {"final": value, "finer": finer, **summaries.compare_steps(value, finer)}

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fluctua.core.text import with_error
-from fluctua.store.final import DEVICE, ESTIMATOR
 from fluctua.store.history import Row, effective
 
 AROUND = 9
@@ -17,6 +16,10 @@ FALL = 6.0
 
 The highest of many means is high by chance: by four standard errors in ten thousand.
 """
+SIMULATOR = "simulator"
+DEVICE = "device"
+ESTIMATOR = "estimator"
+"""What evaluates J: a simulator of the library, any other substrate, or a call of the estimator."""
 FAILED = "final_failed"
 """Entry of a summary with the reason why the final parameters could not be measured."""
 GRID = 3.0

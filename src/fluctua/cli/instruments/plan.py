@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from fluctua.cli.common import note
-from fluctua.cli.progress import watch
 from fluctua.insitu.device_training.choice import choose_calibration
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.run_and_resume import Rows
 from fluctua.insitu.model import Model
+from fluctua.store.progress import RunLimits, show_progress
 
 BASELINE = "twin"
 """Default of --baseline."""
@@ -75,14 +74,9 @@ def report_incident(incident: Any) -> None:
     note(incident.message)
 
 
-def show_training(rows: Rows, plan: Plan) -> Iterator[Any]:
+def show_training(rows: Rows, plan: Plan) -> Rows:
     """Pass rows and records on while showing them."""
-    kept: list[Any] = []
-
-    def records() -> Iterator[Any]:
+    with show_progress(RunLimits(plan.iterations), show=True) as progress:
         for row, record in rows:
-            kept.append(row)
-            yield record._replace(trajectories=row.trajectories)
-
-    for record in watch(records(), plan.iterations):
-        yield kept[-1], record
+            progress.add(row)
+            yield row, record

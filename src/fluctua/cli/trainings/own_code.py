@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from fluctua.cli.common import STOPPED, find_free_folder, say
-from fluctua.cli.progress import show_rows
 from fluctua.cli.trainings.display import Target, serve_page, warn
 from fluctua.learn.training import Training
 from fluctua.store import runner
@@ -36,12 +35,9 @@ def train_code(source: str, resume: Path | None, iterations: int | None, place: 
     console = Console()
     again = f"fluctua train {source} --resume {folder}"
     try:
-        with (
-            serve_page(folder, place.watch, console),
-            show_rows(iterations, console=console) as on_row,
-        ):
+        with serve_page(folder, place.watch, console):
             result = runner.run(
-                training, iterations, folder, on_row=on_row, replace=place.replace, report=warn
+                training, iterations, folder, replace=place.replace, report=warn, progress=True
             )
     except KeyboardInterrupt:
         say(f"\nStopped. Continue with: {again}")

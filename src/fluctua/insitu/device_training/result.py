@@ -52,16 +52,16 @@ def average_end(rows: Sequence[Row], devices: int = 1) -> MeanValue:
 
 
 def write_result(
-    place: RunFolder, model: Model, value: Mapping[str, Any] | None, devices: int = 1
+    place: RunFolder, model: Model, state: checkpoint.RunState, devices: int = 1
 ) -> None:
     """Write J before and after, and the settings reached, to summary.txt and summary.json.
 
-    value: of the final evaluation (`fluctua.store.final`), or None.
+    state: at the end, with the final evaluation (`fluctua.store.final`) if there was one.
     """
     rows = read(place.history)
     if not rows:
         return
-    summary = summarise_result(rows, value, devices)
+    summary = summarise_result(rows, final.read(state), devices)
     with np.load(place.final) as file:
         text = describe_result(summary, dict(file), model, devices)
     checkpoint.replace(place.path / "summary.txt", f"{text}\n".encode())
@@ -126,9 +126,9 @@ def describe_result(
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
         f"trajectories on the {instruments}{last}",
     ]
-    for k, (name, value) in enumerate(settings.items()):
+    for k, (name, setting) in enumerate(settings.items()):
         label = "" if k else "settings"
-        lines.append(f"{label:<11}{name} = {_describe_setting(name, np.asarray(value), model)}")
+        lines.append(f"{label:<11}{name} = {_describe_setting(name, np.asarray(setting), model)}")
     return "\n".join(lines)
 
 

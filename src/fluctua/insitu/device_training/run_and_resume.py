@@ -27,8 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fluctua.insitu.device_training import choice, instruments, plan_file
-from fluctua.insitu.device_training.incidents import IncidentLog, Report
+from fluctua.insitu.device_training import choice, incidents, instruments, plan_file
 from fluctua.insitu.device_training.model_parts import describe_model
 from fluctua.insitu.device_training.optimiser import make_optimiser
 from fluctua.insitu.device_training.plan import Plan
@@ -36,7 +35,7 @@ from fluctua.insitu.device_training.result import write_result
 from fluctua.insitu.device_training.session import TrainingSession
 from fluctua.insitu.model import Model
 from fluctua.learn.training import Record, check_bounds
-from fluctua.store import checkpoint, course, final, history, journal, loop, parts
+from fluctua.store import checkpoint, course, history, journal, loop, parts
 from fluctua.store import folder as runfolder
 
 Rows = Iterator[tuple[history.Row, Record]]
@@ -53,7 +52,7 @@ def run(
     *,
     estimator: choice.MakeEstimator | None = None,
     checked: tuple[int, ...] = (),
-    report: Report = lambda incident: None,
+    report: incidents.Report = lambda incident: None,
 ) -> Rows:
     """Calibrate and train into a new folder.
 
@@ -92,7 +91,7 @@ def resume(
     on_doubt: str | None = None,
     final_trajectories: int | None = None,
     estimator: choice.MakeEstimator | None = None,
-    report: Report = lambda incident: None,
+    report: incidents.Report = lambda incident: None,
 ) -> Rows:
     """Go on after a stop, a kill or a failure.
 
@@ -200,7 +199,7 @@ class _Preparation:
         plan: Plan,
         place: runfolder.RunFolder,
         make: choice.MakeEstimator | None,
-        report: Report,
+        report: incidents.Report,
     ):
         self.model = model
         self.plan = plan
@@ -208,7 +207,7 @@ class _Preparation:
         self.make = make
         self.connects = instruments.list_connects(connect)
         choice.check_plan(plan, model, make, len(self.connects))
-        self.log = IncidentLog(place.path / "incidents.csv", report)
+        self.log = incidents.IncidentLog(place.path / "incidents.csv", report)
         described = describe_model(model, choice.resolve_estimator(plan, make))
         self.stamp = parts.stamp_parts(described)
 
@@ -282,7 +281,6 @@ def _iterate(session: TrainingSession, opened: loop.Opened) -> Rows:
         session.log.iteration = str(state.now.iteration)
         state = yield from loop.iterate(loop.Opened(book, state), training)
         session.report_calibration()
-        value = final.read(state)
-        write_result(book.place, session.model, value, len(session.instruments.devices))
+        write_result(book.place, session.model, state, len(session.instruments.devices))
     finally:
         session.close()

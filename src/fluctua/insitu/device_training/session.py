@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fluctua.core import protocols
 from fluctua.core.arrays import Params
 from fluctua.core.estimate import Groups
-from fluctua.core.protocols import Estimator, as_estimator
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.device_training.choice import MakeEstimator, resolve_estimator
 from fluctua.insitu.device_training.device_table import DeviceTable
@@ -57,13 +57,13 @@ class TrainingSession:
         own = model.find_self_calibration() if plan.calibration == "training" else None
         self.self_calibration = own
         if own is not None:
-            self.estimator: Estimator = self._make_self_calibrating()
+            self.estimator: protocols.Estimator = self._make_self_calibrating()
         else:
             shared = instruments.model
             made = resolve_estimator(plan, make)(
                 instruments.substrate, shared.objective, process=shared.process
             )
-            self.estimator = as_estimator(made)
+            self.estimator = protocols.as_estimator(made)
 
     def _make_self_calibrating(self) -> SelfCalibrating:
         """The estimator whose model every measured batch refines."""
