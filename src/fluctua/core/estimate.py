@@ -163,7 +163,9 @@ class Estimate(NamedTuple):
 class Samples(NamedTuple):
     """One gradient and one return per trajectory.
 
-    gradient: leaves (E, ...). returns: (E,). group: (E,), see `Trajectories`.
+    gradient: like θ, leaves (E, ...).
+    returns: (E,).
+    group: (E,), see `Trajectories`.
     survival: probability of having reached the horizon (E,); None without a `stop`.
 
     >>> samples = fl.Samples({"k": np.array([1.0, 2.0, 3.0])}, returns=np.array([0.1, 0.2, 0.3]))

@@ -139,7 +139,7 @@ def make_driver(
         close: closes the instrument.
 
     Returns: a driver. `insitu.run` takes a function without arguments that returns one, so that
-        the instrument is opened again after a failure.
+    the instrument is opened again after a failure.
 
     >>> knobs = {}
     >>> driver = insitu.instrument.make_driver(

@@ -113,9 +113,9 @@ class Instrument(Protocol):
 
     A driver may also have attributes that a check reads (`fluctua.insitu.check_instrument`):
 
-        limits    lowest and highest value of each knob, {name: (low, high)}
-        units     of knobs and channels, {name: unit}
-        channels  names of the components of a sample
+    limits: lowest and highest value of each knob, {name: (low, high)}.
+    units: of knobs and channels, {name: unit}.
+    channels: names of the components of a sample.
 
     Any method may raise `InstrumentError` (or OSError) when the line or the box fails; the caller
     then closes the instrument, opens a new one, and sets, arms and acquires again.
