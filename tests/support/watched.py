@@ -5,10 +5,21 @@ import csv
 import numpy as np
 
 from fluctua import tcmt
+from fluctua.learn.predictions import Comparison, RecordComparison
 from fluctua.runs.reading import make_description
-from fluctua.store import course, history
+from fluctua.store import course, expectations, history
 from fluctua.store.folder import RunFolder, acquire
 from fluctua.store.history import Row
+
+
+def make_record():
+    """A record of two components at 50 times; one sample of the first is far off."""
+    t = 0.1 * np.arange(50)
+    expected = np.stack([np.sin(t), np.cos(t)], axis=1)
+    measured = expected + 0.01
+    measured[10, 0] += 1
+    names = ("Re psi[0]", "Im psi[0]")
+    return RecordComparison(t, names, expected, np.full((50, 2), 0.1), measured)
 
 
 class Growing:
@@ -109,6 +120,31 @@ class Growing:
                         for v in (J, 0.002, 40 * up, k, 2 * k, up, 1.0, 1.05, 0.001 * row, 0.0)
                     ]
                 file.write(history.csv_line(cells))
+
+    def expect(self, every=2):
+        """What a run whose model is calibrated as it goes writes: it measures in one of `every`
+        iterations, and expects J to 0.02; of the last one it keeps a record.
+        """
+        rows = history.read(self.place.history)
+        rows = [row if row.row % every == 0 else row._replace(ensemble=0) for row in rows]
+        lines = [history.format_row(row, "aa") for row in rows]
+        self.place.history.write_text(history.HEADER + "".join(lines))
+        files = expectations.ExpectationFiles(self.place)
+        for row in rows:
+            if row.ensemble:
+                comparison = Comparison(row.J + 0.01, 0.02, 1.1, 0.9, make_record())
+            else:
+                comparison = Comparison()
+            files.add(row, comparison)
+        files.save()
+        files.close()
+
+    def use(self, theta, low=None, high=None, t=None):
+        """Another θ: {name: function of the iteration}, as a process of a user's own has it."""
+        self.theta = lambda k: {name: np.asarray(value(k)) for name, value in theta.items()}
+        describe = course.describe_arrays(low or {}, high or {}, t)
+        self.place.signal.write_text(history.signal_header(self.theta(0)))
+        course.create(self.place.parameters, self.theta(0), "aa", describe)
 
     def end(self):
         np.savez(self.place.final, **self.theta(self.count))

@@ -155,6 +155,67 @@ def test_own_processes_have_courses(tmp_path):
     assert {"w[0, 0]", "w[1, 1]"} < set(answer["courses"])
 
 
+def test_arrays_of_many_numbers_are_profiles_with_bounds_and_times(tmp_path):
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
+    theta = {
+        "theta/protocol": lambda k: np.full(50, 0.1 * k),
+        "theta/weights": lambda k: np.zeros((3, 9)),
+        "theta/few": lambda k: np.zeros(8),
+    }
+    low = {name: np.full_like(value(0), -1.0) for name, value in theta.items()}
+    high = {name: np.full_like(value(0), np.inf) for name, value in theta.items()}
+    high["theta/protocol"] = np.linspace(1, 2, 50)
+    run.use(theta, low, high, np.linspace(0, 5, 51))
+    run.grow(6)
+    answer = library.parameters(only(library)["number"])
+    assert set(answer["profiles"]) == {"theta/protocol", "theta/weights"}
+    protocol = answer["profiles"]["theta/protocol"]
+    assert protocol["low"] == [-1.0]
+    np.testing.assert_allclose(protocol["high"], np.linspace(1, 2, 50))
+    np.testing.assert_allclose(protocol["times"], np.linspace(0, 4.9, 50), atol=1e-12)
+    assert answer["profiles"]["theta/weights"] == {"low": [-1.0], "high": None, "times": None}
+    assert set(answer["courses"]) == {"iterations", *(f"theta/few[{k}]" for k in range(8))}
+
+
+@pytest.mark.parametrize("attribute", ["text", np.array([b"a"]), h5py.Empty("f8")])
+def test_bounds_that_are_no_numbers_are_left_out(tmp_path, attribute):
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
+    run.use({"theta/protocol": lambda k: np.zeros(20)})
+    run.grow(6)
+    with h5py.File(run.place.parameters, "a") as file:
+        file["theta/protocol"].attrs["low"] = attribute
+    answer = library.parameters(only(library)["number"])
+    assert answer["profiles"]["theta/protocol"]["low"] is None
+
+
+def test_what_a_model_expected_stands_beside_the_history(tmp_path):
+    run, library = Growing(tmp_path / "a"), RunLibrary([tmp_path])
+    run.grow(6)
+    number = only(library)["number"]
+    assert "expected" not in library.history(number)["columns"]
+    assert library.record(number) == {"iteration": None, "times": [], "components": []}
+    before = only(library)["version"]
+    run.expect()
+    assert only(library)["version"] != before
+    columns = library.history(number)["columns"]
+    # five digits are written
+    np.testing.assert_allclose(
+        columns["expected"][::2], np.array(columns["J"][::2]) + 0.01, rtol=1e-4
+    )
+    assert columns["expected"][1::2] == [None] * 3
+    assert columns["record_chi2"][::2] == [1.1] * 3
+    record = library.record(number)
+    assert record["iteration"] == 4
+    assert len(record["times"]) == 50
+    assert [component["name"] for component in record["components"]] == ["Re psi[0]", "Im psi[0]"]
+    assert record["components"][1]["measured"][0] == pytest.approx(1.01)
+    run.place.records.write_text("# iteration = 4\ntime,a measured\n0,\n1,x,2\n")
+    with pytest.raises(UnreadableRun, match=r"records\.csv"):
+        library.record(number)
+    run.place.predictions.write_text("no table\n")
+    assert "expected" not in library.history(number)["columns"]  # the rest is shown
+
+
 def test_a_folder_that_is_not_there():
     with pytest.raises(ValueError, match="no folder nowhere"):
         RunLibrary([__import__("pathlib").Path("nowhere")])

@@ -2,11 +2,15 @@
 nothing from elsewhere.
 """
 
+import csv
+import io
 import json
 import shutil
 import subprocess
 import sys
 
+import matplotlib.image
+import numpy as np
 import pytest
 
 from processes import environment_of_a_user, read_until, wait_until
@@ -60,7 +64,7 @@ def page(browser, address):
     page.goto(address)
     yield page
     assert not page.errors
-    assert all(url.startswith((address, "data:")) for url in page.asked)
+    assert all(url.startswith((address, "data:", f"blob:{address}")) for url in page.asked)
     page.close()
 
 
@@ -145,12 +149,253 @@ def test_runs_over_each_other_axes_and_downloads(runs, page):
     points(page, 12)
     page.get_by_role("button", name="Dark").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    with page.expect_download() as picture:
-        page.get_by_role("button", name="Picture").click()
-    assert picture.value.suggested_filename == "fluctua-J.png"
     with page.expect_download() as data:
         page.get_by_role("link", name="history of").click()
     assert data.value.path().read_text().startswith("row,iteration,J,")
+    page.get_by_label("against").select_option("iteration")
+    name, table = save_table(page, "J")
+    assert name == "first-J.csv"
+    each = [
+        f"{run}: {what}" for run in ("first", "second") for what in ("J", "standard error of J")
+    ]
+    assert table[0] == ["iteration", *each]
+    assert len(table) == 1 + 12
+    assert [float(v) for v in table[2]] == [1, 0.3, 0.01, 0.3, 0.01]
+
+
+# ----------------------------------------------------------------------------------------- exports
+
+
+def save(page, what, kind):
+    """Click a button beside a caption. Returns: name and content of the file."""
+    with page.expect_download() as file:
+        page.get_by_role("button", name=f"{what} as {kind}", exact=True).click()
+    return file.value.suggested_filename, file.value.path().read_bytes()
+
+
+def save_table(page, what):
+    name, content = save(page, what, "CSV")
+    return name, list(csv.reader(content.decode().splitlines()))
+
+
+def save_picture(page, what):
+    """Returns: the colours of a picture (height, width, 3), 0 to 255."""
+    _, content = save(page, what, "PNG")
+    return np.round(255 * matplotlib.image.imread(io.BytesIO(content), format="png")[..., :3])
+
+
+def count_pixels(picture, colour):
+    """Pixels of nearly this colour, (red, green, blue)."""
+    return int(np.all(np.abs(picture - np.array(colour)) <= 3, axis=-1).sum())
+
+
+def show(page, run):
+    page.get_by_role("button", name=run, exact=True).click()
+
+
+WIDTHS = """id => {  // how much wider a plot is than its place
+    const host = document.getElementById(id);
+    return host.firstChild.clientWidth - host.clientWidth;
+}"""
+COLOURED = """id => {
+    const canvas = document.querySelector(`#${id} canvas`);
+    return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data];
+}"""
+
+
+def count_blue(page, id):
+    """Pixels of a plot on the page that are blue."""
+    red, _, blue, alpha = np.reshape(page.evaluate(COLOURED, id), (-1, 4)).T
+    return int(((alpha > 0) & (blue > red + 60)).sum())
+
+
+BLUE = (0, 114, 178)
+ORANGE = (213, 94, 0)
+RED = (179, 38, 30)
+
+
+def test_every_plot_is_saved_as_picture_and_table(runs, page):
+    run = Growing(runs / "first")
+    run.grow(12)
+    run.expect()
+    run.measure()
+    page.get_by_role("heading", name="Instruments of first").wait_for()
+    page.locator("#network circle").first.wait_for()
+    page.wait_for_timeout(200)
+    for id in ("chart-J", "chart-guard", "chart-predicted", "chart-record"):
+        assert count_blue(page, id) > 20, id
+    for id in ("chart-guard", "chart-chi2"):  # beside others that appear later
+        assert page.evaluate(WIDTHS, id) == 0, id
+    page.get_by_role("button", name="Dark").click()  # files are white in any case
+    buttons = page.locator(".exports button:visible")
+    names = [buttons.nth(k).get_attribute("aria-label") for k in range(buttons.count())]
+    assert len(names) == 2 * 11  # five curves, network, three predictions, three of instruments
+    for name in names:
+        what, kind = name.rsplit(" as ", 1)
+        if kind == "CSV":
+            _, table = save_table(page, what)
+            assert len(table) > 10, what
+            assert all(table[0]), what
+            assert {len(row) for row in table} == {len(table[0])}, what
+        else:
+            picture = save_picture(page, what)
+            assert picture.shape[1] == 1800, what
+            assert np.all(picture[:4] == 255), what
+            assert count_pixels(picture, (22, 25, 29)) > 100, what  # title and labels
+
+
+def test_a_picture_shows_the_curves(runs, page):
+    for name in ("first", "second"):
+        Growing(runs / name).grow(12)
+    points(page, 12)
+    one = save_picture(page, "J")
+    page.get_by_label("curves of second").check()
+    until(page, "document.querySelector('#chart-J').getAttribute('aria-label').includes('second')")
+    two = save_picture(page, "J")
+    assert count_pixels(one, BLUE) > 1000
+    assert count_pixels(one, ORANGE) == 0
+    assert count_pixels(two, ORANGE) > 1000
+
+
+# ---------------------------------------------------------------------------------------- profiles
+
+
+def make_protocol(runs, name="trap", shape=(50,)):
+    """A run whose protocol is that of its iteration throughout, and with one more parameter."""
+    run = Growing(runs / name, every=1)
+    values = {"theta/protocol": lambda k: np.full(shape, 0.1 * k), "theta/k": lambda k: 1.0}
+    run.use(
+        values,
+        low={"theta/protocol": np.full(shape, -0.5)},
+        high={"theta/protocol": np.full(shape, 1.5)},
+        t=np.linspace(0, 5, 51),
+    )
+    run.grow(11)
+    return run
+
+
+def test_knots_of_a_protocol_are_a_profile_with_the_slider(runs, page):
+    make_protocol(runs)
+    page.get_by_text("protocol at iteration 10").wait_for()
+    chart = page.locator("#chart-profile-0")
+    label = chart.get_attribute("aria-label")
+    assert label.split("; ") == [
+        "protocol: 50 points, from 1.000 to 1.000",
+        "protocol at the start: 50 points, from 0.000 to 0.000",
+        "lower bound: 50 points, from -0.5000 to -0.5000",
+        "upper bound: 50 points, from 1.500 to 1.500",
+    ]
+    assert page.locator("#profiles .u-legend tr.u-series").count() == 4
+    assert page.locator("#chart-courses").get_attribute("aria-label").startswith("k: 11 points")
+    page.locator("#record").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("protocol at iteration 1", exact=True).wait_for()
+    name, table = save_table(page, "protocol")
+    assert name == "trap-protocol-1.csv"
+    assert table[0] == ["time", "protocol", "protocol at the start", "lower bound", "upper bound"]
+    np.testing.assert_allclose(
+        np.array(table[1:], float)[:, 0], np.linspace(0, 5, 51)[:50], rtol=1e-6
+    )
+    np.testing.assert_allclose(np.array(table[1:], float)[:, 1:], [[0.1, 0, -0.5, 1.5]] * 50)
+    page.get_by_label("change since the start").check()
+    page.get_by_text("protocol at iteration 1: change since the start").wait_for()
+    page.locator("#record").focus()
+    page.keyboard.press("End")
+    until(
+        page,
+        "document.querySelector('#chart-profile-0').getAttribute('aria-label') === "
+        "'protocol: 50 points, from 1.000 to 1.000'",
+    )
+
+
+def test_rows_of_an_array_are_profiles_or_an_image(runs, page):
+    make_protocol(runs, "few", (3, 20))
+    make_protocol(runs, "many", (12, 20))
+    show(page, "few")
+    page.get_by_text("protocol at iteration 10").wait_for()
+    label = page.locator("#chart-profile-0").get_attribute("aria-label")
+    assert label.startswith("protocol[0, :]: 20 points")
+    assert "protocol[2, :] at the start" in label
+    show(page, "many")
+    page.get_by_text("Colours from 1.00 (violet) to 1.00 (yellow)").wait_for()
+    size = "(c => [c.width, c.height])(document.querySelector('#profiles canvas'))"
+    assert page.evaluate(size) == [20, 12]
+    _, table = save_table(page, "protocol")
+    assert table[0][:2] == ["knot", "protocol[0, :]"]
+    assert np.shape(table) == (21, 13)
+    assert save_picture(page, "protocol").shape[1] == 1800
+
+
+# ----------------------------------------------------------------------------- predictions, doubts
+
+
+def test_predictions_stand_beside_measurements(runs, page):
+    run = Growing(runs / "first")
+    run.grow(12)
+    run.expect()
+    page.get_by_role("heading", name="Predictions of the calibrated model").wait_for()
+    until(page, "!document.getElementById('record-view').hidden")
+    label = lambda id: page.locator(id).get_attribute("aria-label")
+    assert [part.split(",")[0] for part in label("#chart-predicted").split("; ")] == [
+        "model",
+        "expected before the measurement: 6 points",
+        "measured: 6 points",
+    ]
+    assert "model, nothing measured: 6 points" in label("#chart-predicted")
+    # off by 0.01, with errors of 0.02 and 0.01
+    page.get_by_text("3 of 3 are within two standard errors").wait_for()
+    assert "records: 6 points, from 1.100" in label("#chart-chi2")
+    page.get_by_text("98 % of the 50 samples").wait_for()
+    page.get_by_label("component of the record").select_option("Im psi[0]")
+    page.get_by_text("100 % of the 50 samples").wait_for()
+    _, table = save_table(page, "Record")
+    assert table[0] == [
+        "time",
+        "measured: Im psi[0]",
+        "expected before the measurement: Im psi[0]",
+        "expected before the measurement: two standard deviations of Im psi[0]",
+    ]
+    np.testing.assert_allclose([float(v) for v in table[1]], [0.0, 1.01, 1.0, 0.2], rtol=1e-5)
+    _, table = save_table(page, "Predictions")
+    assert table[0][0] == "iteration"
+    assert table[1][1] == ""  # measured in the first iteration
+    np.testing.assert_allclose([float(v) for v in table[1][2:]], [0.11, 0.02, 0.1, 0.01])
+    assert table[2][2:] == [""] * 4  # and not in the second
+    picture = save_picture(page, "Predictions")
+    assert min(count_pixels(picture, BLUE), count_pixels(picture, ORANGE)) > 300
+
+
+def test_a_run_without_a_calibrated_model_has_no_predictions(runs, page):
+    Growing(runs / "first").grow(12)
+    points(page, 12)
+    page.locator("#network circle").first.wait_for()
+    assert not page.locator("#predictions").is_visible()
+    assert not page.locator("#doubt").is_visible()
+
+
+def test_doubts_are_marked_and_listed(runs, page):
+    run = Growing(runs / "first")
+    run.grow(6, "renewed χ² 81 of 3")
+    run.grow(3)
+    points(page, 9)
+    page.locator("#network circle").first.wait_for()
+    assert count_pixels(save_picture(page, "J"), RED) == 0
+    run.grow(1, "unexpected χ² 90 of 3; doubt: the calls disagree about the unknowns")
+    run.grow(2)
+    page.get_by_text("In doubt since iteration 9 (1 time): the calls disagree").wait_for()
+    label = "document.getElementById('chart-J').getAttribute('aria-label')"
+    until(page, f"{label}.includes('1 marked as doubts')")
+    once = count_pixels(save_picture(page, "J"), RED)
+    assert once > 300  # a triangle, and a line through the plot
+    rows = page.locator("tr.doubt")
+    assert rows.count() == 1
+    assert "the calls disagree about the unknowns" in rows.first.inner_text()
+    run.incident("doubt", "squared residuals are three times the noise")  # at iteration 12
+    page.get_by_text("In doubt since iteration 9 (2 times)").wait_for()
+    until(page, f"{label}.includes('2 marked as doubts')")
+    assert count_pixels(save_picture(page, "J"), RED) > once + 100
+    assert "squared residuals" in rows.first.inner_text()  # the latest is first
 
 
 def test_names_are_text_and_not_code(runs, page):

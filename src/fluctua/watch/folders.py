@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluctua.store import history
+from fluctua.store import history, tables
 from fluctua.store.folder import LOCK, SETTINGS
 from fluctua.store.history import Row
 
@@ -44,11 +44,17 @@ MAX_DEPTH = 3
 MAX_RUNS = 200
 COMPONENTS = 64
 """Parameters of a user's own process whose course is drawn."""
+MIN_PROFILE = 9
+"""Numbers of an array from which on it is drawn as a profile, not each over the iterations."""
+CHANNELS = 32
+"""Components of a record that are shown."""
 MAX_NUMBERS = 2**20
 """Numbers per record of the parameters, and records per file, that are shown at most."""
 DEVICES = 32
 """Instruments of a run that are shown."""
 KINDS = {"config.toml": "lattice", "plan.json": "instrument", "run.json": "process"}
+BESIDE = ("signal.csv", "predictions.csv")
+"""Tables with a row per row of the history."""
 TREE = ("row", "iteration", "bonds", "positions", "lead_sites")
 """Data sets of `parameters.h5` that are not parameters."""
 
@@ -155,6 +161,7 @@ class RunLibrary:
             arrays = {
                 name: list(_get_dataset(file, name).shape[1:]) for name in _list_families(file)
             }
+            few = {name: v for name, v in arrays.items() if math.prod(v) < MIN_PROFILE}
             network = (
                 {name: _get_dataset(file, name)[:].tolist() for name in TREE[2:]}
                 if "bonds" in file
@@ -165,7 +172,12 @@ class RunLibrary:
                 "iterations": iteration[kept].tolist(),
                 "arrays": arrays,
                 "network": network,
-                "courses": None if network else _read_courses(file, kept, arrays),
+                "courses": None if network else _read_courses(file, kept, few),
+                "profiles": {
+                    name: _read_profile(file, name)
+                    for name in arrays
+                    if not network and name not in few
+                },
                 "ranges": {name: _find_range(_get_dataset(file, name)) for name in arrays},
             }
 
@@ -222,6 +234,34 @@ class RunLibrary:
             "devices": [{"name": n, "columns": c} for n, c in each.items()],
         }
 
+    def record(self, number: str) -> dict[str, Any]:
+        """The last record of a calibrated model: expected, its standard deviation, measured.
+
+        See `store.expectations`.
+        """
+        path = self.run(number).file("records.csv")
+        if path is None:
+            return {"iteration": None, "times": [], "components": []}
+        try:
+            table = tables.read(path)
+            times = table.columns.pop("time")
+            iteration = int(table.header["iteration"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnreadableRun(
+                f"records.csv cannot be read ({error}).".replace(f"{path.parent}/", "")
+            ) from None
+        shown = slice(None, None, max(1, len(times) // POINTS))
+        each: dict[str, dict[str, Any]] = {}
+        for name, column in table.columns.items():
+            component, _, kind = name.rpartition(" ")
+            if component in each or len(each) < CHANNELS:
+                each.setdefault(component, {})[kind] = _to_json_numbers(column[shown])
+        return {
+            "iteration": iteration,
+            "times": _to_json_numbers(times[shown]),
+            "components": [{"name": n, **c} for n, c in each.items()],
+        }
+
     def details(self, number: str) -> dict[str, Any]:
         """Texts and tables beside the history: settings, summary, incidents, calibration."""
         run = self.run(number)
@@ -248,8 +288,8 @@ class RunLibrary:
         path = run.file("history.csv")
         if path is None:
             raise UnreadableRun("the run has no history.csv, or one too large to show.")
-        beside = run.file("signal.csv")
-        stamp = (*_read_stamp(path), *(_read_stamp(beside) if beside else ()))
+        beside = [file for file in map(run.file, BESIDE) if file]
+        stamp = tuple(number for file in (path, *beside) for number in _read_stamp(file))
         with self._lock:
             cached = self._held.get(run.number)
             if cached is None or cached.stamp != stamp:
@@ -319,8 +359,8 @@ def _summarise_run(run: Watched, held: set[tuple[int, int, int]] | None) -> dict
     path = run.file("history.csv")
     if path is None:
         return line | {"state": "unreadable", "version": ""}
-    beside = ("parameters.h5", "signal.csv", "incidents.csv", "devices.csv", "summary.txt")
-    others = [run.file(name) for name in beside]
+    beside = ("parameters.h5", "records.csv", "incidents.csv", "devices.csv", "summary.txt")
+    others = [run.file(name) for name in (*BESIDE, *beside)]
     stamps = [_read_stamp(file) for file in (path, *others) if file]
     row = _read_last_row(path)
     line |= {
@@ -400,7 +440,8 @@ def _read_last_row(path: Path) -> Row | None:
 # -------------------------------------------------------------------------------------------- files
 
 
-def _read_columns(path: Path, beside: Path | None) -> Columns:
+def _read_columns(path: Path, beside: list[Path]) -> Columns:
+    """Read the columns of a history, and of the tables beside it at the same rows."""
     try:
         rows = history.read(path)
     except (ValueError, OSError) as error:
@@ -416,11 +457,11 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
         }
     except OverflowError as error:
         raise UnreadableRun(f"{path.name} has a number that is too large ({error}).") from None
-    if beside is not None:
+    for table in beside:
         try:
-            names, values = history.read_numbers(beside)
+            names, values = history.read_numbers(table)
         except (ValueError, OSError):
-            return columns
+            continue
         place = {int(row): k for k, row in enumerate(values[:, 0])}
         at = np.array([place.get(int(row), -1) for row in columns["row"]], int)
         padded = np.vstack([values, np.full((1, values.shape[1]), np.nan)])
@@ -432,7 +473,7 @@ def _list_events(columns: Columns) -> list[dict[str, Any]]:
     """List the last events, in the order of the rows."""
     places = [k for k, event in enumerate(columns["event"]) if event][-EVENTS:]
     return [
-        {"iteration": int(columns["iteration"][k]), "event": str(columns["event"][k])[:200]}
+        {"iteration": int(columns["iteration"][k]), "event": str(columns["event"][k])[:500]}
         for k in places
     ]
 
@@ -518,6 +559,27 @@ def _read_courses(
         )
         courses |= {label: _to_json_numbers(values[:, k]) for k, label in enumerate(labels)}
     return courses
+
+
+def _read_profile(file: h5py.File, name: str) -> dict[str, Any]:
+    """Read what is known of the knots of an array: bounds, one or of each, and times."""
+    attributes = _get_dataset(file, name).attrs
+    found = {key: _read_attribute(attributes, key) for key in ("low", "high", "times")}
+    return {
+        key: None if value is None else _to_json_numbers(np.ravel(value))
+        for key, value in found.items()
+    }
+
+
+def _read_attribute(attributes: h5py.AttributeManager, key: str) -> np.ndarray | None:
+    """Read an attribute of numbers; None where it is missing or of another kind."""
+    try:
+        known = attributes.get_id(key)
+        if known.dtype.kind not in "fiu" or math.prod(known.shape) > MAX_NUMBERS:
+            return None
+        return np.asarray(attributes[key])
+    except (KeyError, TypeError, OSError):
+        return None
 
 
 def _find_range(dataset: h5py.Dataset) -> list[float | None]:

@@ -9,6 +9,7 @@
     GET /runs/NUMBER/theta/RECORD     parameters of one record
     GET /runs/NUMBER/details          texts, incidents
     GET /runs/NUMBER/devices          of an instrument: health, guard, drift
+    GET /runs/NUMBER/record           of a calibrated model: the last record, expected and measured
 
 Nothing is written. Only the page's own files and data of known runs are served, and the headers of
 every answer forbid the page to load anything from elsewhere.
@@ -41,6 +42,8 @@ PAGE = {
     "": ("index.html", "text/html; charset=utf-8"),
     "page.js": ("page.js", "text/javascript; charset=utf-8"),
     "network.js": ("network.js", "text/javascript; charset=utf-8"),
+    "plots.js": ("plots.js", "text/javascript; charset=utf-8"),
+    "panels.js": ("panels.js", "text/javascript; charset=utf-8"),
     "page.css": ("page.css", "text/css; charset=utf-8"),
     "uPlot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "uPlot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
@@ -190,6 +193,7 @@ def make_application(roots: list[Path], hosts: list[str] | None = None) -> Starl
         "parameters": lambda r: library.parameters(number(r)),
         "details": lambda r: library.details(number(r)),
         "devices": lambda r: library.devices(number(r)),
+        "record": lambda r: library.record(number(r)),
     }
     routes = [
         Route("/runs", runs),
