@@ -64,7 +64,9 @@ def test_example(module, example, tmp_path, monkeypatch):
     public = PUBLIC.get(example.name)
     checker = doctest.OutputChecker() if public else Checker()
     with jax.enable_x64(False):  # as users have it
-        example.globs = begin_example(public) if public else world_of(module.__name__) | vars(module)
+        example.globs = (
+            begin_example(public) if public else world_of(module.__name__) | vars(module)
+        )
         doctest.DocTestRunner(checker, verbose=False, optionflags=FLAGS).run(
             example, out=report.append
         )

@@ -74,7 +74,9 @@ class Inputs(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """λ̄ₙ for every trajectory and parameter.
+    """What is subtracted from the return-to-go: λ̄ₙ for every trajectory and parameter.
+
+    Made by the functions of `fluctua.baselines`; build one for a baseline of your own.
 
     function: `Inputs` -> λ̄ₙ, which broadcasts to (E, P).
     needs_returns: whether `function` uses `Inputs.returns`. A simulated ensemble is then run once
@@ -103,7 +105,9 @@ class Baseline(NamedTuple):
 def none() -> Baseline:
     """No baseline, λ̄ = 0.
 
-    For comparisons; any other baseline has smaller errors.
+    For comparisons: as a rule the others have smaller errors.
+
+    Returns: the record to pass as `baseline=`.
 
     >>> plain = fl.ppgt(simulator, objective, baseline=fl.baselines.none())
     >>> better = fl.ppgt(simulator, objective, baseline=fl.baselines.time_only())
@@ -183,10 +187,12 @@ def first_half_size(count: int) -> int:
 
 
 def carried() -> Baseline:
-    """`time_only` from the estimate before: free, and as unbiased, however far θ has moved since.
+    """Mean return-to-go of the estimate before: free, and unbiased however far θ has moved since.
 
     The first estimate runs a pilot. Only estimators that remember can serve it: those of the fused
     kernels.
+
+    Returns: the record to pass as `baseline=`.
 
     >>> task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.2, dt=1e-2)
     >>> estimator = task.estimator("cpu", baseline=fl.baselines.carried())
@@ -206,6 +212,8 @@ def mean() -> Baseline:
     For trajectories that share a start; a simulated ensemble is run twice, for the returns and
     again for the sums.
 
+    Returns: the record to pass as `baseline=`.
+
     >>> estimator = fl.ppgt(simulator, objective, baseline=fl.baselines.mean())
     >>> estimate = fl.gradient(process, objective, theta, recorded, baseline="mean")  # the same
     """
@@ -223,6 +231,8 @@ def optimal() -> Baseline:
 
     Where every other score vanishes the weights say nothing, and the plain mean of the others is
     taken.
+
+    Returns: the record to pass as `baseline=`.
 
     >>> estimate = fl.gradient(process, objective, theta, recorded, baseline=fl.baselines.optimal())
     >>> estimate.count
@@ -242,7 +252,7 @@ def binned(
     every: int = 1,
     group: int | None = None,
 ) -> Baseline:
-    """`optimal` within quantile bins of a quantity of the state before the kick (the paper's).
+    """Baseline of least variance within quantile bins of the state before the kick (the paper's).
 
     Equal values share a bin, so the estimate does not depend on the order of the trajectories; bins
     may then be empty. A trajectory alone in its bin takes the baseline of the whole ensemble

@@ -23,7 +23,7 @@ from fluctua.core.words import close_match
 
 
 class Density(NamedTuple):
-    """X₀ drawn from p₀(x; θ) with a known density.
+    """Random start from a density that depends on θ, X₀ ~ p₀(x; θ).
 
     It adds the term (λ̂₀ − λ̄ₛ) ∂θ ln p₀(X₀) to the gradient (Eqs. 16 and 17).
 
@@ -45,7 +45,7 @@ class Density(NamedTuple):
 
 
 class Reparameterised(NamedTuple):
-    """X₀ = f(θ, context), with any randomness of the start held in the context.
+    """Start that is a function of θ, X₀ = f(θ, context); what is random in it is in the context.
 
     x0: (theta, context) -> (M,). A prepared state that depends on θ and not on chance is the same
     thing with a function that ignores the context.

@@ -111,7 +111,9 @@ class Groups(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A gradient and how far to trust it. `gradient`, `stderr`, `second_moment`: pytrees like θ.
+    """A gradient and how far to trust it.
+
+    `gradient`, `stderr` and `second_moment` are pytrees like θ.
 
     gradient: mean over trajectories.
     stderr: its standard error.
@@ -693,7 +695,10 @@ MINIMUM_OF_MEANS = 3
 
 
 def function_of_means(function: Callable[..., Array], *objectives: Objective) -> FunctionOfMeans:
-    """J = F(E[R₁], …, E[R_K]), for `gradient`, `ppgt` and everything that trains with them.
+    """Objective that is a function of several expected returns, J = F(E[R₁], …, E[R_K]).
+
+    For ratios, variances and signal-to-noise ratios; `gradient`, `ppgt` and everything that trains
+    with them take it.
 
     Unbiased to order 1/n from n trajectories, with the error of the delta method. K parts cost K
     sweeps over the same trajectories; an instrument is asked for them once.

@@ -35,7 +35,7 @@ def gradient(
     initial_baseline: baselines.Baseline | str | None = None,
     block_bytes: int = recorded.BLOCK_BYTES,
 ) -> estimates.Estimate:
-    """∇θJ from recorded or otherwise given trajectories. No simulator is needed.
+    """Estimate ∇θJ from trajectories that were recorded; no simulator is needed.
 
     Args:
         process: drift and noise that the score uses, of the system or a calibrated model of it.
@@ -89,7 +89,7 @@ def gradient_samples(
     taken_at: arrays.Params | None = None,
     **choices: Unpack[methods.Choices],
 ) -> estimates.Samples:
-    """The gradients of the single trajectories, whose mean is `gradient(...)`.
+    """Estimate the gradient of each single trajectory; their mean is `gradient(...)`.
 
     Args:
         process: drift and noise that the score uses.
@@ -171,7 +171,9 @@ def ppgt(
     baseline: baselines.Baseline | baselines.Twin | str | None = None,
     initial_baseline: baselines.Baseline | str | None = None,
 ) -> PPGT:
-    """An estimator of ∇θJ that runs a substrate: (key, theta, count) -> `Estimate`.
+    """Make an estimator of ∇θJ that runs a simulator or an instrument.
+
+    The estimator is a function (key, theta, count) -> `Estimate`.
 
     A simulator is streamed: the trajectories are never stored, and are replayed when the baseline
     needs the returns first.
@@ -531,7 +533,9 @@ def mean_return_to_go(
     theta: arrays.Params,
     trajectories: records.Trajectories,
 ) -> arrays.Array:
-    """E[λ̂ₙ] at every time: the `values` of a time-only baseline, from other trajectories.
+    """Mean reward still to come at each time, E[λ̂ₙ]: a table for `baselines.time_only`.
+
+    The trajectories must not be those whose gradient is estimated with it.
 
     With a `stop`, the mean at tₙ is over the trajectories that still ran one step before.
 

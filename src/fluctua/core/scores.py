@@ -35,7 +35,6 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core import check
-from fluctua.core import check
 from fluctua.core.arrays import Array, Params, root_covariance
 from fluctua.core.diffusion import (
     are_singular,
@@ -105,7 +104,6 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
     -0.675
     """
     process = check.process(process)
-    process = check.process(process)
     score = jax.grad(drift_log_density(process, theta, step))(theta)
     return _mask_undefined(process, theta, step, score)
 
@@ -144,7 +142,6 @@ def full_score(
     >>> {name: round(float(value), 1) for name, value in score.items()}
     {'k': -0.7, 's': 15.7}
     """
-    process = check.process(process)
     process = check.process(process)
     score = jax.grad(full_log_density(process, theta, step, shift))(theta)
     return _mask_undefined(process, theta, step, jax.tree.map(jnp.asarray, score))
@@ -293,7 +290,6 @@ def euler(process: Process, theta: Params, step: Step) -> Gaussian:
     """
     x, _, t, dt, context, _ = step
     process = check.process(process)
-    process = check.process(process)
     drift = mean_rate(process, theta, x, t, dt, context)
     return Gaussian(x + drift * dt, 2 * dt * diffusion_matrix(process, theta, x, t, context))
 
@@ -316,7 +312,6 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     >>> bool(jnp.isclose(law.mean[0], jnp.exp(-0.8)))
     True
     """
-    process = check.process(process)
     process = check.process(process)
     x, _, t, dt, context, _ = step
 

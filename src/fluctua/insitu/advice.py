@@ -46,7 +46,7 @@ ENOUGH = 200
 
 
 class FileAdvice(NamedTuple):
-    """Advice from a recording for the next one.
+    """Advice from a recording for the next one, made by `advise_file`.
 
     repetitions: that the gradient needs.
     sampling: whether the interval suits the score.

@@ -45,7 +45,7 @@ NO_REWARD = Objective(terminal=lambda theta, x: jnp.zeros((), x.dtype))
 
 
 class Visibility(NamedTuple):
-    """Components and parameters that the observed channels allow.
+    """Components and parameters that the observed channels allow, made by `visibility`.
 
     usable: components with a residual (M,).
     trainable: parameters (P,), in the order of `ravel_pytree`.

@@ -50,7 +50,9 @@ def network_model(
     reach: Mapping[str, tuple[float, float]] | None = None,
     spread: Mapping[str, float] = SPREAD,
 ) -> Model:
-    """A resonator network with knobs for ω, κ and perhaps χ, trained for transmitted power.
+    """Make the model of a resonator network with knobs for ω, κ and perhaps χ.
+
+    It is trained for transmitted power, and read at every resonator.
 
     The reward is that of `tcmt.transmission`.
 

@@ -57,7 +57,7 @@ class FileEstimate(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """Estimate from several files.
+    """Estimate from several files, made by `estimate_files`.
 
     result: of all files together.
     files: of each.
@@ -72,7 +72,7 @@ class Pooled(NamedTuple):
 
 
 class EstimateOptions(NamedTuple):
-    """How every file is read and estimated: what a worker holds.
+    """How `estimate_files` reads and estimates every file.
 
     model: `FILE.py:NAME`; None for the model in the file.
     params: in place of the parameters in the file.
@@ -229,7 +229,7 @@ def estimate_files(
     cluster: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Pooled:
-    """∇θJ with errors from one or several recordings of one system at the same θ.
+    """Estimate ∇θJ with errors from one or several recordings of one system at the same θ.
 
     Args:
         paths: of the files; the workers of a cluster must find them there too.

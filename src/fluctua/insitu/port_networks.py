@@ -32,7 +32,7 @@ def port_network_model(
     spread: Mapping[str, float] = SPREAD,
     readout: float = 0.0,
 ) -> Model:
-    """A resonator network with knobs for ω and κ that is read at its leads alone.
+    """Make the model of a resonator network with knobs for ω and κ that is read at its leads alone.
 
     A record holds the complex amplitudes at the resonators of the leads; the reward is that of
     `tcmt.transmission`. Such a network is trained with calibration="training" only.

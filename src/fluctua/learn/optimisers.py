@@ -128,11 +128,18 @@ def rms_ascent(
 
 
 def kl_ascent(kl: float = 0.01) -> optax.GradientTransformationExtraArgs:
-    """Natural-gradient steps of about `kl` nats: θ ← θ + √(2 kl / ∇JᵀF⁻¹∇J) F⁻¹∇J (TRPO).
+    """Natural-gradient steps of a fixed length in probability, about `kl` nats (TRPO).
+
+        θ ← θ + √(2 kl / ∇JᵀF⁻¹∇J) F⁻¹∇J
 
     Its `update` needs `natural=`, which `train` passes from the estimates of `natural`. The step
     has the same length also where the gradient is all noise: add a decay (`optax.chain`) to average
     the noise.
+
+    Args:
+        kl: Kullback–Leibler divergence of a step, in nats per trajectory.
+
+    Returns: an optax transformation.
 
     >>> rule = fl.optimisers.kl_ascent(0.01)
     >>> training = fl.Training(fl.natural(estimator), theta, rule, trajectories=200)

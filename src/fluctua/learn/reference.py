@@ -56,7 +56,9 @@ class Yardstick(protocols.PlainEstimator):
 def pathwise(
     objective: objectives.Objective | objectives.FunctionOfMeans, substrate: simulate.Simulator
 ) -> Yardstick:
-    """Estimator G = dR/dθ through the simulation with fixed noise (reparameterised gradient).
+    """Make an estimator of pathwise derivatives, G = dR/dθ through the simulation with fixed noise.
+
+    For smooth paths and rewards that are simulated; also known as reparameterised gradient.
 
     A `Density` start is differentiated through its `sample` function. Memory grows as √T: the
     reverse sweep recomputes intermediate states.
@@ -87,7 +89,9 @@ def finite_differences(
     *,
     step: float | None = None,
 ) -> Yardstick:
-    """Estimator G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both under the same noise; error O(h²).
+    """Make an estimator of central differences under the same noise, with a bias of order h².
+
+        G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h
 
     Args:
         objective: what is maximised.
@@ -118,7 +122,9 @@ def spsa(
     *,
     step: float | None = None,
 ) -> Yardstick:
-    """Estimator G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, with random signs Δ_p = ±1 per trajectory.
+    """Make an estimator of central differences in random directions (SPSA).
+
+        G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h,   Δ_p = ±1 at random per trajectory
 
     Args:
         objective: what is maximised.

@@ -81,7 +81,7 @@ def reweighted(
     baseline: baselines.Baseline | baselines.Twin | str | None = None,
     initial_baseline: baselines.Baseline | str | None = None,
 ) -> Reweighted:
-    """J(θ) and ∇θJ(θ) from trajectories taken at other parameters, Σ w G / Σ w.
+    """Estimate J(θ) and ∇θJ(θ) from trajectories taken at other parameters, Σ w G / Σ w.
 
     Parameters of the noise must be what they were, and so must what moves components without noise:
     the paths of one value then have no density against those of another, and are refused by name.

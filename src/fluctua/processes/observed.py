@@ -49,7 +49,7 @@ READOUT = 2**30
 
 
 class Normal(NamedTuple):
-    """X₀ ~ N(mean, covariance): prior knowledge of the hidden state at the first sample.
+    """Prior knowledge of the hidden state at the first sample, X₀ ~ N(mean, covariance).
 
     mean: (M,), or a function (theta, context) of it.
     covariance: (M, M), (M,) if diagonal, or a number; or a function (theta, context) of it.

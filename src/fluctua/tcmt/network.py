@@ -411,6 +411,8 @@ def paper() -> Network:
 
     γ_e = 1, γ = 0.02, σ_W = 0.5.
 
+    Returns: the network.
+
     >>> network = tcmt.paper()
     >>> network.gamma.shape, network.bonds.shape
     ((143,), (262, 2))

@@ -96,7 +96,7 @@ def fit_noise(
     diffusion: np.ndarray | None = None,
     usable: np.ndarray | None = None,
 ) -> NoiseFit:
-    """Diffusion, observation noise, whiteness and state dependence, from residuals.
+    """Fit diffusion and observation noise, and test whether residuals are white.
 
     The drift is taken for known.
 

@@ -75,7 +75,9 @@ def examine_residuals(
     noisy_states: bool = False,
     window: int | None = None,
 ) -> ResidualReport:
-    """The test of E[r | x] = 0 and the bias of the gradient, from four trajectories or more.
+    """Test whether the drift fits, E[r | x] = 0, and measure the bias that it puts on the gradient.
+
+    From four trajectories or more.
 
     Args:
         source: a recording or trajectories.

@@ -45,7 +45,7 @@ TYPES = {"record": bool, "renew": bool, "model": str}
 
 @dataclass(frozen=True)
 class Plan:
-    """What in-situ training does.
+    """Plan of a training on an instrument: iterations, trajectories, calibration, retries.
 
     Args:
         iterations: steps of the optimiser.

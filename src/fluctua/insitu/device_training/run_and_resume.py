@@ -54,7 +54,7 @@ def run(
     checked: tuple[int, ...] = (),
     report: incidents.Report = lambda incident: None,
 ) -> Rows:
-    """Calibrate and train into a new folder.
+    """Calibrate and train an instrument into a new folder.
 
     Args:
         connect: opens the instrument; called again after every failure. A list of such trains
@@ -93,7 +93,7 @@ def resume(
     estimator: choice.MakeEstimator | None = None,
     report: incidents.Report = lambda incident: None,
 ) -> Rows:
-    """Go on after a stop, a kill or a failure.
+    """Continue the training of an instrument after a stop, a kill or a failure.
 
     The iteration that was cut off is measured again; what it had recorded stays in recordings/.
     With another number of iterations the learning rate follows the cosine of that number from here

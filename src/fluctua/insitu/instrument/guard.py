@@ -82,7 +82,7 @@ class Verdict(NamedTuple):
 
 
 class ResidualGuard:
-    """Compare the noise of a batch with that of the calibration.
+    """Guard of a substrate: sets aside trajectories whose noise is not that of the calibration.
 
     Args:
         process: the model, with the calibration as its context.

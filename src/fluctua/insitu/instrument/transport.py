@@ -26,7 +26,7 @@ class Transport(Protocol):
 
     >>> class Serial:  # around an open port of pyserial
     ...     def __init__(self, port): self.port = port
-    ...     def write(self, message): self.port.write(message.encode() + b"\\n")
+    ...     def write(self, message): self.port.write(message.encode() + bytes([10]))
     ...     def query(self, message):
     ...         self.write(message)
     ...         return self.port.readline().decode().strip()
@@ -137,7 +137,7 @@ def query_integer(line: Transport, message: str) -> int:
 
 
 def connect(address: str, *, timeout: float = 30.0) -> Transport:
-    """Open a line to an instrument.
+    """Open a line to an instrument, over a socket or VISA.
 
     Args:
         address: `tcp://host:port`, or any VISA resource.

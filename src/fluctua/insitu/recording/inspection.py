@@ -62,7 +62,7 @@ class Inspection(NamedTuple):
 
 
 def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Inspection:
-    """Inspect every number of a recording once.
+    """Inspect every number of a recording once: dropped samples, clipping, drift.
 
     Args:
         recording: an open one.
