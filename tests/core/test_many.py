@@ -8,6 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 import first_passage
 import fluctua as fl
+from fluctua.compiled import backend
 from fluctua.core.estimation import many
 
 SIGMA = 0.5
@@ -128,7 +129,7 @@ def test_one_trajectory_per_parameter_has_no_error():
     found = fl.evaluate_many(JAX, THETAS, count=1, objective=OBJECTIVE)
     assert np.isfinite(found.J).all()
     assert np.isnan(found.J_stderr).all()
-    assert "5 parameters, 1 trajectories each" in repr(found)
+    assert "5 parameters, 1 trajectory each" in repr(found)
 
 
 def test_a_long_stack_runs_in_parts(monkeypatch):
@@ -188,6 +189,79 @@ def test_kernels_take_the_same_noise():
     ):
         np.testing.assert_allclose(flatten(one.gradient), flatten(other.gradient), rtol=1e-9)
         np.testing.assert_allclose(one.value, other.value, rtol=1e-9)
+
+
+def make_oscillator(noise):
+    """A position without noise, a velocity with it, from a random start under a random force."""
+    process = fl.Process(
+        lambda th, x, t, c: jnp.stack([x[1], -th["k"] * x[0] + th["f"][0] + c]),
+        lambda th, x: noise * jnp.array([0.0, 1.0]),
+    )
+    start = fl.Density(
+        lambda th, x0: -jnp.sum(x0**2) / 2, lambda key, th: jax.random.normal(key, (2,))
+    )
+    return process, start, jax.random.normal
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "wiener"),
+    [
+        ("plain", "threefry"),
+        ("plain", "philox7"),
+        ("means", "threefry"),
+        ("oscillator", "philox7"),
+        ("stop", "threefry"),
+        ("jumps", "threefry"),
+    ],
+)
+def test_values_by_kernels_are_those_of_jax(kind, wiener, monkeypatch):
+    """The same noise, added in another order: equal to rounding of sums of 20 steps."""
+    start, objective, thetas, context = jnp.array([0.4]), OBJECTIVE, THETAS, None
+    process = PROCESS
+    if kind == "means":
+        objective = RATIO
+    if kind == "oscillator":
+        process, start, context = make_oscillator(0.3)
+    if kind == "stop":
+        process, objective = first_passage.PROCESS, first_passage.OBJECTIVE
+        thetas = {name: jnp.full(2, leaf) for name, leaf in first_passage.parameters().items()}
+        thetas["mu"] = jnp.array([0.2, 0.8])
+    if kind == "jumps":
+        process = fl.Jumps(lambda th, x: th["k"] * x, -jnp.eye(1))
+        start = jnp.array([9.0])
+    simulators = {
+        name: fl.simulator(process, start, T, backend=name, context=context, wiener=wiener)
+        for name in ("jax", "cpu")
+    }
+    kernels = []
+    collect = backend.passes.collect_returns
+    monkeypatch.setattr(
+        backend.passes, "collect_returns", lambda call: kernels.append(call) or collect(call)
+    )
+    seeds = range(3, 3 + len(jax.tree.leaves(thetas)[0]))
+    for seed in (3, seeds):
+        plain, compiled = (
+            fl.evaluate_many(simulator, thetas, count=40, seed=seed, objective=objective)
+            for simulator in simulators.values()
+        )
+        np.testing.assert_allclose(compiled.returns, plain.returns, rtol=1e-9, atol=1e-9)
+    assert len(kernels) == 2 * len(seeds) * (2 if kind == "means" else 1)
+
+
+def test_values_without_a_score_run_on_jax():
+    """k acts on a position without noise: no gradient, but a value."""
+    process = fl.Process(
+        lambda th, x: jnp.stack([-th["k"] * x[0], th["f"][0] - x[1]]),
+        lambda th, x: jnp.array([0.0, 1.0]),
+    )
+    simulator = fl.simulator(process, jnp.ones(2), T, backend="cpu")
+    at_end = fl.Objective(terminal=lambda th, x: x[0])
+    with pytest.raises(ValueError, match="noise"):
+        fl.ppgt(simulator, at_end).estimate_many(jax.random.key(0), THETAS, 4)
+    found = fl.evaluate_many(simulator, THETAS, count=4, objective=at_end)
+    exact = (1 - np.asarray(THETAS["k"]) / STEPS) ** STEPS
+    np.testing.assert_allclose(found.J, exact, rtol=1e-12)
 
 
 def test_bad_stacks_are_refused():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from fluctua.compiled import (
     cuda,
@@ -129,6 +130,18 @@ class Compiled(NamedTuple):
             return None
         except Unsupported as problem:
             self._refuse(problem)
+            return None
+
+    def returns(self, call: streamed.Call) -> np.ndarray | None:
+        """Return the returns of a call whose key is that of the run; None leaves it to JAX.
+
+        A GPU leaves it too. No kernel is not an error: JAX needs no score for returns.
+        """
+        try:
+            if self.is_too_small(call) or self.choose_place(call.theta) != "cpu":
+                return None
+            return passes.collect_returns(call)
+        except Unsupported:
             return None
 
     def estimate(self, call: streamed.Call) -> Estimate | None:

@@ -68,11 +68,14 @@ def compute_noise_words(wiener: int, key: Array) -> np.ndarray:
     words = keys.read_words(key)
     if words is None:
         return np.asarray(pack_words(wiener, key, None))
-    pieces: list[int] = []
-    for number in range(2):  # run and pilot, as `split_key` has them
-        noise = keys.split_words(keys.split_words(words, number), simulate.NOISE)
-        pieces += reversed(noise) if wiener >= 2 else noise
-    return np.array(pieces, np.uint32)
+    run_and_pilot = [keys.split_words(words, number) for number in range(2)]  # as `split_key`
+    return np.concatenate([_order_words(wiener, part) for part in run_and_pilot])
+
+
+def _order_words(wiener: int, run: keys.Words) -> np.ndarray:
+    """Return the words of the noise of a run, as a kernel reads them. (2,)"""
+    noise = keys.split_words(run, simulate.NOISE)
+    return np.array(noise[::-1] if wiener >= 2 else noise, np.uint32)
 
 
 class KernelCall(NamedTuple):
@@ -81,11 +84,13 @@ class KernelCall(NamedTuple):
     kernel: loaded.
     call: one estimate.
     words: of `pack_words`, if the kernel starts its trajectories itself.
+    run_key: of the run, if it is not that of the estimate with the key of the call.
     """
 
     kernel: kernels.Kernel
     call: streamed.Call
     words: Any
+    run_key: Array | None = None
 
     @property
     def library(self) -> cpu.CpuLibrary | cuda.GpuLibrary:
@@ -115,9 +120,8 @@ class KernelCall(NamedTuple):
         first = None if pilot else self.call.first
         device = self.device
         if not kernel.self_starting:
-            ensemble = kernels.begin_ensemble(
-                self.call, streamed.split_key(key)[pilot], count, first
-            )
+            run_key = streamed.split_key(key)[pilot] if self.run_key is None else self.run_key
+            ensemble = kernels.begin_ensemble(self.call, run_key, count, first)
             states = self._add_survival(ensemble)
             if device:
                 arrays = device.load_ensemble(
@@ -311,6 +315,24 @@ def collect_samples(call: streamed.Call, place: str) -> streamed.SweepResult:
     if not kernel.program.stops:
         return result
     return result._replace(last=result.last[:, :-1], survival=result.last[:, -1])
+
+
+def collect_returns(call: streamed.Call) -> np.ndarray:
+    """Run a call on a kernel for the CPU: its returns alone, without scores. (E,)
+
+    Its key is that of the run itself, as for `streamed.collect_returns`.
+    """
+    precomputed.check_generator(call.key)
+    words = keys.read_words(call.key)
+    if words is None:
+        raise Unsupported("key", "keys that are not split as JAX splits them now")
+    kernel = kernels.find_kernel(call, "cpu")
+    wiener = precomputed.encode_generator(call.substrate.recipe.wiener)
+    work = KernelCall(kernel, call, _order_words(wiener, words), call.key)
+    returns = work.sum_rewards(work.start_ensemble(call.count, pilot=False)).returns
+    if not np.isfinite(returns).all():
+        raise NotFinite("returns", "a return is not finite")
+    return returns
 
 
 def run_sweep(call: streamed.Call, place: str) -> FinishedSweep:

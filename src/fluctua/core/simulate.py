@@ -62,6 +62,9 @@ class Backend(Protocol):
     def samples(self, call: Any) -> Any | None:
         """What comes of a `Call`, as `SweepResult`; None to leave it to JAX."""
 
+    def returns(self, call: Any) -> Any | None:
+        """The returns of a `Call` whose key is that of the run; None to leave it to JAX."""
+
     def estimate(self, call: Any) -> Any | None:
         """The `Estimate` of a `Call`; None where single gradients are needed for it."""
 

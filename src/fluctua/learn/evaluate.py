@@ -133,7 +133,8 @@ class Evaluations(NamedTuple):
 
     def __repr__(self) -> str:
         size, count = self.returns.shape
-        head = f"{size:,} parameters, {count:,} trajectories each, Δt = {self.dt:g}"
+        each = "1 trajectory" if count == 1 else f"{count:,} trajectories"
+        head = f"{size:,} parameters, {each} each, Δt = {self.dt:g}"
         rows = [
             f"  {k}: J = {with_error(float(self.J[k]), float(self.J_stderr[k]))}"
             for k in range(min(size, MAX_SHOWN))
@@ -151,13 +152,13 @@ def evaluate_many(
     refine: int = 1,
     objective: objectives.Objective | objectives.FunctionOfMeans | None = None,
 ) -> Evaluations:
-    """Evaluate J (Eq. 2) at each of K parameters; a simulator runs all in one compiled call.
+    """Evaluate J (Eq. 2) at each of K parameters; JAX runs all of them in one compiled program.
 
     No gradient is computed. Row k is what `evaluate` finds with θ k and its seed, to rounding.
 
     Args:
-        system: an estimator or a substrate, as for `evaluate`; a substrate that is not a simulator
-            takes one θ after the other.
+        system: an estimator or a substrate, as for `evaluate`. Kernels, and substrates that are not
+            simulators, take one θ after the other.
         thetas: a stack of θ: the pytree of θ with one more axis in front of every leaf, (K, ...).
         count: trajectories per θ; 1 gives no error.
         seed: one, for noise that is common to all θ, or K of them for independent noise. Common
@@ -266,7 +267,12 @@ class _Problem(NamedTuple):
         parts = []
         for part in self.parts:
             check.model(substrate.recipe.process, part, theta, *one)
-            parts.append(many.collect_returns(part, substrate.recipe, count, names, run))
+            values = None
+            if substrate.backend is not None:
+                values = _run_kernels(substrate, part, stack, count)
+            if values is None:
+                values = many.collect_returns(part, substrate.recipe, count, names, run)
+            parts.append(values)
         return _Returns(parts, substrate.t)
 
     def combine(self, parts: list[Array], dt: float) -> np.ndarray:
@@ -282,6 +288,29 @@ class _Problem(NamedTuple):
                 f"steps of {dt:g}."
             )
         return values
+
+
+def _run_kernels(
+    substrate: simulate.Simulator, rewards: objectives.Rewards, stack: many.ThetaStack, count: int
+) -> np.ndarray | None:
+    """Returns (K, E) by a kernel, one θ after the other; None where JAX is to run them."""
+    assert substrate.backend is not None
+    recipe = substrate.recipe
+    method = methods.resolve_method(recipe.process, rewards, recipe.start, baseline="none")
+    rows: list[np.ndarray] = []
+    with simulate.plan_calls(simulate.planned_calls() * stack.size):
+        for key, theta in stack.rows():
+            try:
+                model = streamed.prepare_model(method.model, substrate, key, theta)
+            except (ValueError, FloatingPointError):  # no score, which JAX does not need
+                return None
+            plans = method.used_baselines
+            call = streamed.Call(model, plans, method.tables, substrate, key, theta, count)
+            values = substrate.backend.returns(call)
+            if values is None:
+                return None
+            rows.append(values)
+    return np.stack(rows)
 
 
 def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
