@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from fluctua.compiled import (
     cuda,
@@ -132,7 +131,7 @@ class Compiled(NamedTuple):
             self._refuse(problem)
             return None
 
-    def returns(self, call: streamed.Call) -> np.ndarray | None:
+    def returns(self, call: streamed.Call) -> arrays.Array | None:
         """Return the returns of a call whose key is that of the run; None leaves it to JAX.
 
         A GPU leaves it too. No kernel is not an error: JAX needs no score for returns.

@@ -291,7 +291,7 @@ class _Problem(NamedTuple):
 
 
 def _run_kernels(
-    substrate: simulate.Simulator, rewards: objectives.Rewards, stack: many.ThetaStack, count: int
+    substrate: simulate.Simulator, rewards: Any, stack: many.ThetaStack, count: int
 ) -> np.ndarray | None:
     """Returns (K, E) by a kernel, one θ after the other; None where JAX is to run them."""
     assert substrate.backend is not None
