@@ -126,7 +126,8 @@ class TrainingProgress:
             height=64,
             label="J and its standard error against the iteration",
         )
-        return f"<div>{curve}<br><small>{escape(self.line)}</small></div>"
+        line = f'<small style="white-space:pre-wrap">{escape(self.line)}</small>'
+        return f"<div>{curve}<br/>{line}</div>"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from fluctua.core.words import escape_controls
 MAX_POINTS = 120
 """Points of a curve; of a longer one, so many at equal distances."""
 
-CELL = "text-align:left;white-space:nowrap"
+CELL = "text-align:left;white-space:pre"
 
 
 class Drawing(str):
