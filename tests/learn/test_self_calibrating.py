@@ -388,6 +388,21 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
 
 
 @pytest.mark.long
+def test_doubt_names_what_is_watched_where_residuals_fail_too():
+    hidden = {**drawn(3), "cubic": jnp.asarray(1.5)}
+    simulate = fl.simulator(CUBIC, jnp.array([START]), T)
+    model = fl.ppgt(simulate, OBJECTIVE, process=CUBIC, baseline=fl.Twin())
+    start = {**NOMINAL, "cubic": jnp.array(0.0)}
+    device = device_of(hidden, CUBIC, richer)
+    watching = fl.SelfCalibrating(model, device, richer, start, 0.5, watch=["cubic"], samples=0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        watching(jax.random.key(0), {"b": jnp.asarray(3.0), "k": jnp.asarray(1.2)}, 300)
+    assert any("not those of the model" in str(w.message) for w in said)
+    assert "most of all cubic" in watching.doubt
+
+
+@pytest.mark.long
 def test_unknown_noise_and_a_bent_drift_are_fitted_by_several_steps():
     process = fl.Process(
         lambda p, x: p["a"] * jnp.sin(p["w"] * x), lambda p, x: p["sigma"] * jnp.ones_like(x)

@@ -346,6 +346,7 @@ class SelfCalibrating(PlainEstimator):
     def _conclude(self, learnt: testing.Learnt, tested: testing.Tested) -> None:
         """Keep what was tested, and warn."""
         self._kept = tested.kept
+        self._warn_about_watched()  # before tests that only see that something is missing
         self._keep_examination(tested.examination)
         self._warn_about_doubt()
         if not learnt.fit.converged and self.options.refit == 1:
@@ -651,8 +652,17 @@ class SelfCalibrating(PlainEstimator):
 
         return self._propagate(key, self.belief, change_value, np.zeros(()))
 
+    def _warn_about_watched(self) -> None:
+        """Warn where what is watched is there."""
+        if self.options.refit > 1 or self.belief.free.all():
+            return
+        values, _, watched_chi2 = self.belief.watched
+        if beliefs.exceeds_chance(watched_chi2, len(values)):
+            reason = beliefs.explain_watched(self.calibration, self.belief.start)
+            self._raise_doubt(reason, stacklevel=4)
+
     def _warn_about_doubt(self) -> None:
-        """Warn where calls disagree, or where what is watched is there.
+        """Warn where calls disagree.
 
         Records that are fitted again disagree at first because the model bends in its unknowns, not
         because it is wrong: of those only the residuals are tested (`_examine`).
@@ -678,12 +688,6 @@ class SelfCalibrating(PlainEstimator):
                 "the device changes (`forget_after`).",
                 stacklevel=4,
             )
-        if self.belief.free.all():
-            return
-        values, _, watched_chi2 = self.belief.watched
-        if beliefs.exceeds_chance(watched_chi2, len(values)):
-            reason = beliefs.explain_watched(self.calibration, self.belief.start)
-            self._raise_doubt(reason, stacklevel=4)
 
 
 # ------------------------------------------------------------------------------------------ helpers
