@@ -28,22 +28,23 @@ SEARCHES = {
 """Words that a reader may type, and the beginning of the address of a page that has to be found."""
 
 WAIT_FOR_EQUATIONS = "window.MathJax?.startup?.promise.then(() => true) ?? true"
+WAIT_FOR_LAYOUT = "() => new Promise(drawn => requestAnimationFrame(() => setTimeout(drawn)))"
 EQUATIONS = """() => [...document.querySelectorAll('.math')]
     .filter(node => !node.querySelector('mjx-container') || node.querySelector('mjx-merror'))
     .map(node => node.textContent.trim().slice(0, 60))"""
 IMAGES = """() => [...document.images]
     .filter(image => image.loading !== 'lazy' && !image.naturalWidth).map(image => image.src)"""
-# An element may scroll by itself: its content then does not widen the page.
+# An element may scroll by itself; what is only cut off at the edge counts.
 WIDE = """() => {
   const width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth <= width) return [];
-  const hidden = node => node && (node.closest('.sidebar-drawer, .toc-drawer, mjx-assistive-mml')
-    || ['auto', 'scroll', 'hidden'].includes(getComputedStyle(node).overflowX)
-    || hidden(node.parentElement));
+  const scrolls = node => node && (['auto', 'scroll'].includes(getComputedStyle(node).overflowX)
+    || scrolls(node.parentElement));
   const wide = [...document.querySelectorAll('article *')]
-    .filter(node => node.getBoundingClientRect().right > width + 1 && !hidden(node.parentElement))
+    .filter(node => node.getBoundingClientRect().right > width + 1)
+    .filter(node => !node.closest('mjx-assistive-mml') && !scrolls(node))
     .map(node => `${node.tagName.toLowerCase()} ${node.textContent.trim().slice(0, 50)}`);
-  return wide.length ? wide.slice(0, 3) : ['the page itself'];
+  const page = document.documentElement.scrollWidth > width ? ['the page itself'] : [];
+  return [...wide.slice(0, 3), ...page];
 }"""
 WIDE_CODE = """() => [...document.querySelectorAll('article pre')]
     .filter(node => node.scrollWidth > node.clientWidth + 1)
@@ -89,6 +90,7 @@ def watch_errors(page):
 def check_page(page, width):
     """What is wrong with the page that is open, as lines of text."""
     page.evaluate(WAIT_FOR_EQUATIONS)
+    page.evaluate(WAIT_FOR_LAYOUT)
     found = [f"equation: {text}" for text in page.evaluate(EQUATIONS)]
     found += [f"image: {source}" for source in page.evaluate(IMAGES)]
     found += [f"wider than {width} pixels: {text}" for text in page.evaluate(WIDE)]

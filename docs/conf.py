@@ -9,6 +9,9 @@ from sphinx.util import logging
 
 from fluctua.cli.app import COMMANDS, app
 
+sys.path.insert(0, str(Path(__file__).parent))
+from gallery_settings import sphinx_gallery_conf  # noqa: F401
+
 logger = logging.getLogger(__name__)
 # Tutorials call `fluctua` as a reader would.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -20,6 +23,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_gallery.gen_gallery",
     "sphinx-mathjax-offline",  # MathJax comes with the pages: they are read without a network too
 ]
 mathjax_path = "mathjax/tex-chtml.js"
@@ -28,17 +32,17 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "fluctua"
 html_static_path = ["static"]
-html_css_files = ["fluctua.css"]
-html_js_files = ["search_from_disk.js"]
+html_css_files = ["fluctua.css", "gallery.css"]
+html_js_files = ["pages.js"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 default_role = "literal"
 smartquotes = False  # `--set` is an option and no dash
 napoleon_numpy_docstring = False
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery/*.ipynb"]  # notebooks of the gallery are for download
 nb_execution_mode = "force"
-nb_execution_timeout = 300
+nb_execution_timeout = 600  # of a cell, in seconds
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_merge_streams = True
