@@ -263,7 +263,7 @@ def binned(
             the quantity whose quantiles make its bins, e.g. {"omega": abs2(psi), "kappa":
             abs2(psi)[i] + abs2(psi)[j]}. A bare scalar conditions every parameter on the same
             quantity. A `Task` brings its own.
-        bins: K.
+        bins: number of bins.
         every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps
             old is as independent of the kick as a fresh one. Fused kernels only.
         group: split a larger ensemble into groups of at most so many trajectories, each with bins

@@ -48,7 +48,8 @@ class Reparameterised(NamedTuple):
     """Start that is a function of θ, X₀ = f(θ, context); what is random in it is in the context.
 
     x0: (theta, context) -> (M,). A prepared state that depends on θ and not on chance is the same
-    thing with a function that ignores the context.
+        thing with a function that ignores the context.
+    fade: time within which a displacement of the start is taken back; see below.
 
     The gradient needs no derivative of the return. Displace the whole path by h(t) = w(t)·dX₀ with
     a weight w that falls linearly from 1 to 0 within the time `fade`: the path that starts at the

@@ -74,7 +74,7 @@ class Exponential:
     For decay or rotation that is fast against the rest.
 
     linear: (theta, t, context) -> L, its diagonal (M,) or whole (M, M). What is left of the drift,
-    μ − Lx, is followed to second order.
+        μ − Lx, is followed to second order.
 
     >>> drift = lambda theta, x: -100.0 * x + jnp.sin(x)
     >>> step = fl.integrators.Exponential(lambda theta: jnp.array([-100.0]))

@@ -42,20 +42,16 @@ class Process(NamedTuple):
     """An Itô process dX = μ(X, t) dt + σ(X, t) dW (Eq. 1), written for one trajectory at one time.
 
     drift: (theta, x (M,), t, context) -> μ (M,).
-
     noise: the same arguments -> σ, either (M,) for independent noise on each component or (M, W);
-    or a `NoiseProduct`; or None for a process that is only measured, never simulated.
-
+        or a `NoiseProduct`; or None for a process that is only measured, never simulated.
     diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2.
-    Needed only when `noise` is None; the score then uses conjugate gradients.
-
+        Needed only when `noise` is None; the score then uses conjugate gradients.
     noiseless: components that never have noise of their own. The library finds them; leave it off,
-    unless the integrator is not Euler's. They then move first, by μΔt, and the map moves the others
-    from there: for a position and a velocity, another step than Heun's of both.
-
+        unless the integrator is not Euler's. They then move first, by μΔt, and the map moves the
+        others from there: for a position and a velocity, another step than Heun's of both.
     integrator: the map m of one step, X' = m(X, Δt) + σ√Δt z, that simulators and scores use:
-    "euler", m = x + μΔt; "heun", "rk4"; an `Exponential`; or a function (drift, theta, x, t, dt,
-    context) -> (m − x)/Δt. See `fluctua.core.integrators`.
+        "euler", m = x + μΔt; "heun", "rk4"; an `Exponential`; or a function (drift, theta, x, t,
+        dt, context) -> (m − x)/Δt. See `fluctua.core.integrators`.
 
     Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta *
     x`.

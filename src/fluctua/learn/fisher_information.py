@@ -34,7 +34,7 @@ class Fisher(NamedTuple):
     """F = Σ rowᵀ row / count, the information of one trajectory about the parameters.
 
     rows: (E·B, P), scores of each trajectory summed over each of B blocks of steps.
-    count: E.
+    count: E, the number of trajectories.
     theta: the parameters.
     """
 

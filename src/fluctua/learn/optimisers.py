@@ -64,7 +64,7 @@ def rms_ascent(
     of scale is followed.
 
     Args:
-        learning_rate: α.
+        learning_rate: α, the size of a step.
         rho: the factor by which h may leave its average before it is clamped.
         beta: decay rate of the average.
         epsilon: keeps the denominator from zero.

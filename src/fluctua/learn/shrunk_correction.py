@@ -66,7 +66,7 @@ class TwinErrorReport(NamedTuple):
     where the twin misses nothing that is resolved.
 
     A large chi² means that the expansion V misses something, not that the twin's parameters are
-    wrong: a linear expansion (`Twin(order=1)`) misses what noise adds to the return even where
+    wrong. A linear expansion (`Twin(order=1)`) misses what noise adds to the return even where
     every parameter is exact. `measure_own_certificate` reports that part alone, from trajectories
     of the twin itself; the rest is the error of the model.
 

@@ -119,7 +119,16 @@ class Iterate(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One iteration, and all that is needed to go on from it."""
+    """One iteration, and all that is needed to go on from it.
+
+    iteration: its number, from 0 on.
+    theta: the parameters at which the estimate was made.
+    estimate: the gradient and J there.
+    trajectories: spent so far, this iteration included.
+    seconds: of this iteration.
+    next_theta: the parameters after the step.
+    optimiser_state: after the step.
+    """
 
     iteration: int
     theta: Params  # where the estimate was made

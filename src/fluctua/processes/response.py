@@ -83,7 +83,7 @@ def fourier(harmonics: int, period: float = 2 * np.pi) -> Callable[[Array], Arra
     φ(x) = (1, cos qx, sin qx, …, cos Hqx, sin Hqx), q = 2π/period, x the first component.
 
     Args:
-        harmonics: H.
+        harmonics: H, their number.
         period: of the coordinate.
 
     Returns: a function x (M,) -> φ (1 + 2H,).

@@ -116,7 +116,7 @@ def advise(
         key: of all noise.
         task: the network task.
         theta: parameters.
-        error: wanted ``|estimate − ∇J| / |∇J|``; 0.1 if neither it nor `trajectories` is given.
+        error: wanted `|estimate − ∇J| / |∇J|`; 0.1 if neither it nor `trajectories` is given.
         trajectories: the budget.
         return_bias: maximum share of J(0) that noise may add to the return.
         sigma_w: amplitudes to measure at; by default 1/4 to 4 times the task's.

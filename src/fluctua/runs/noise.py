@@ -224,10 +224,10 @@ def sum_signal(norm2: list[Measured], variance: list[float]) -> Measured:
 
 
 class Tradeoff(NamedTuple):
-    """Variance and bias as functions of σ, relative to the gradient ``S = Σ w|∇J|²``.
+    """Variance and bias as functions of σ, relative to the gradient `S = Σ w|∇J|²`.
 
-    variance: ``Σ wV(σ)/S``.
-    bias: ``Σ w|∇c|²/S``.
+    variance: `Σ wV(σ)/S`.
+    bias: `Σ w|∇c|²/S`.
     ceiling: largest σ that the bias of the return allows.
     low, high: the amplitudes between which V was measured.
     """
@@ -269,7 +269,7 @@ def find_optimum(
 ) -> Optimum:
     """The σ with the fewest trajectories for an error, or the smallest error for a budget.
 
-    Where V = A/σ² alone, the second is ``σ⁶ = A/(2E·bias)``.
+    Where V = A/σ² alone, the second is `σ⁶ = A/(2E·bias)`.
     """
     if (error is None) == (trajectories is None):
         raise ValueError("give either the wanted `error` or the number of `trajectories`.")

@@ -245,7 +245,7 @@ def classification(
 ) -> Classification:
     """Return the task of classification: the mean log-likelihood of labels.
 
-    ``J = E[ln softmax(scale · |s⁻_k|² / P)[label]]``
+        J = E[ln softmax(scale · |s⁻_k|² / P)[label]]
 
     Args:
         network: the device.

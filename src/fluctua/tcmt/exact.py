@@ -58,7 +58,7 @@ def value(task: Experiment, theta: Params) -> float:
         task: with a weighted output power as reward, Euler's step and no modulation.
         theta: {family: values}, with χ = 0.
 
-    Returns: J.
+    Returns: the expected return.
 
     >>> linear = {**theta, "chi": jnp.zeros(6)}
     >>> exact = tcmt.exact.value(task, linear)

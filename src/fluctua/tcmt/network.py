@@ -332,7 +332,7 @@ def ring(sites: int, **options: object) -> Network:
     """Return a closed chain, with leads on sites 0 and ⌊N/2⌋ if not given.
 
     Args:
-        sites: N.
+        sites: number of resonators.
         **options: those of `from_edges`.
 
     Returns: the network.
@@ -355,7 +355,7 @@ def chain(sites: int, **options: object) -> Network:
     """Return an open chain, with leads on its ends if not given.
 
     Args:
-        sites: N.
+        sites: number of resonators.
         **options: those of `from_edges`.
 
     Returns: the network.

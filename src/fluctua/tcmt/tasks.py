@@ -97,7 +97,7 @@ def transmission(
 ) -> Task:
     """Return the paper's task: the mean fraction of power that is transmitted.
 
-    ``J = E[(1/T) ∫ |s⁻_to / s⁺_drive|² dt]``
+        J = E[(1/T) ∫ |s⁻_to / s⁺_drive|² dt]
 
     Args:
         network: the device.
@@ -111,8 +111,8 @@ def transmission(
         guard: keeps noise from counting as transmitted power, which matters if θ can amplify it
             (γ_e, γ; the paper's "wireheading"). A trajectory is then two runs of the device, and
             its score the sum of theirs. "dark" subtracts the power of a run without the drive;
-            exact without Kerr effect, and fast (any backend). "coherent" rewards ``Re(s⁻ s⁻'*)`` of
-            two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
+            exact without Kerr effect, and fast (any backend). "coherent" rewards `Re(s⁻ s⁻'*)` of
+            two driven runs with independent noise, whose mean is `|E s⁻|²`, the power that a
             lock-in measures; exact for any network, and power that modulation makes incoherent does
             not count either (JAX only).
         integrator: "euler", the paper's; "heun", of second order in Δt, with rewards summed by the
@@ -159,7 +159,7 @@ def isolation(
 ) -> Task:
     """Return the task of isolation: forward minus backward transmission.
 
-    ``J = E[(1/T) ∫ (|s⁻_to / s⁺_drive|² − |s⁻_drive / s⁺_to|²) dt]``
+        J = E[(1/T) ∫ (|s⁻_to / s⁺_drive|² − |s⁻_drive / s⁺_to|²) dt]
 
     Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric): training needs a Kerr effect.
 

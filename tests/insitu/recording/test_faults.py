@@ -201,6 +201,11 @@ def test_a_file_open_elsewhere_is_named(path):
         assert "open in another program" in child.communicate("")[1]
 
 
+def test_a_file_that_is_open_for_reading_does_not_grow(path):
+    with insitu.files.open(path), pytest.raises(ValueError, match="open in this program"):
+        insitu.files.append_to(path)
+
+
 # ------------------------------------------------------------------------------------- flipped bits
 
 

@@ -52,8 +52,11 @@ class DriftFit(NamedTuple):
     """Parameters of a drift with errors.
 
     theta, stderr, robust_stderr: with the structure of θ; stderr is infinite for what the data do
-    not determine. covariance: (P, P). unresolved: names of those parameters. transitions,
-    trajectories: used. passes: over the data.
+        not determine.
+    covariance: (P, P).
+    unresolved: names of the parameters that the data do not determine.
+    transitions, trajectories: number of them that were used.
+    passes: over the data.
     """
 
     theta: Params
