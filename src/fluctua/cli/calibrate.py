@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fluctua.cli import files, options
-from fluctua.cli.common import EXPECTED, fail, say, to_json
+from fluctua.cli.common import EXPECTED, can_redraw, fail, say, to_json
 from fluctua.cli.settings import Key, Keys, Settings, read_settings
 
 CALIBRATE_KEYS: Keys = {
@@ -57,7 +57,9 @@ def calibrate(
     from fluctua.insitu.calibrate import actuators, fit, report
     from fluctua.insitu.recording.model import load_model
 
-    status = Console(stderr=True).status("opening")
+    console = Console(stderr=True)
+    console.quiet = not can_redraw(console)
+    status = console.status("opening")
     summary: dict[str, Any] = {"files": []}
     fits: list[Any] = []
     actuated: list[Any] = []

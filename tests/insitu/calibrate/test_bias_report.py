@@ -93,7 +93,9 @@ def test_what_was_not_examined_is_said(folder, calibrations):
     done = CliRunner().invoke(
         app,
         ["calibrate", str(folder / "1.nc"), "--model", f"{folder / 'right_1.py'}:model", "--json"],
+        env={"FORCE_COLOR": "1", "JPY_PARENT_PID": "1"},  # as in a cell of a notebook
     )
+    assert "\x1b" not in done.output  # no spinner, whose every turn the cell would keep
     numbers = json.loads(done.stdout)["files"][0]
     assert (
         numbers["bias"]["s"]
