@@ -37,8 +37,9 @@ IMAGES = """() => [...document.images]
 # An element may scroll by itself; what is only cut off at the edge counts.
 WIDE = """() => {
   const width = document.documentElement.clientWidth;
-  const scrolls = node => node && (['auto', 'scroll'].includes(getComputedStyle(node).overflowX)
-    || scrolls(node.parentElement));
+  const scrolls = node => node.tagName !== 'ARTICLE'
+    && (['auto', 'scroll'].includes(getComputedStyle(node).overflowX)
+      || scrolls(node.parentElement));
   const wide = [...document.querySelectorAll('article *')]
     .filter(node => node.getBoundingClientRect().right > width + 1)
     .filter(node => !node.closest('mjx-assistive-mml') && !scrolls(node))
