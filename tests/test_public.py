@@ -8,17 +8,8 @@ from importlib import metadata
 from typer.testing import CliRunner
 
 import fluctua
-import fluctua.insitu
-import fluctua.tcmt
 from fluctua.cli.app import app
-
-PACKAGES = (
-    fluctua,
-    fluctua.tcmt,
-    fluctua.insitu,
-    fluctua.insitu.files,
-    fluctua.insitu.instrument,
-)
+from public_names import find_public
 
 
 def test_dir_shows_public_names_and_packages_only():
@@ -35,13 +26,22 @@ def test_version():
 
 
 def test_public_names_are_documented_and_arguments_can_be_scanned():
-    """Two arguments or more stand under `Args:`, and what is returned under `Returns:`."""
-    for package in PACKAGES:
-        for name in package.__all__:
-            value = getattr(package, name)
-            assert value.__doc__, f"{package.__name__}.{name}"
-            if inspect.isfunction(value) and len(inspect.signature(value).parameters) > 1:
-                check_arguments(value)
+    """The first line stands alone, arguments under `Args:`, what is returned under `Returns:`."""
+    for name, value in find_public().items():
+        assert value.__doc__, name
+        first, _, rest = value.__doc__.partition("\n")
+        assert first.endswith("."), name
+        assert rest.startswith("\n"), name
+        if inspect.isfunction(value) and inspect.signature(value).parameters:
+            check_arguments(value)
+
+
+def test_fields_of_records_continue_on_indented_lines():
+    """As docs/conf.py expects them: a line that is not indented ends the list of fields."""
+    split = re.compile(r"^[a-z_]\w*: \S.*\n(?![A-Za-z_]\w*(?:, \w+)*: |    |>>>)(\S.*)", re.MULTILINE)
+    for name, value in find_public().items():
+        if inspect.isclass(value):
+            assert split.findall(inspect.getdoc(value)) == [], name
 
 
 def check_arguments(function):
