@@ -496,3 +496,51 @@ def test_device_array_makes_up_for_a_silent_box(run):
     detuning, J = map(float, re.findall(r"detuning ([+-][\d.]+).* J = ([\d.]+)", out)[-1])
     assert abs(detuning + 0.9) < 0.25  # between the resonances of four boxes, which are 0.3 apart
     assert J > 0.6  # 0.39 before
+
+
+@pytest.mark.long
+def test_black_box_counts_every_trajectory_and_compares(run, monkeypatch):
+    pytest.importorskip("cma")
+    box = load("black_box")
+    names = box.search.__globals__
+    measured = []
+
+    def count_values(system, thetas, **options):
+        measured.append(len(thetas) * options["count"])
+        return fl.evaluate_many(box.estimator, thetas, **options)
+
+    def count_estimates(keys, thetas, count):
+        measured.append(len(thetas) * count)
+        return box.estimator.estimate_many(keys, thetas, count)
+
+    monkeypatch.setitem(names, "fl", SimpleNamespace(evaluate_many=count_values))
+    monkeypatch.setitem(names, "estimator", SimpleNamespace(estimate_many=count_estimates))
+    seeds = (0, 1)
+    for name in ("score", "ES"):
+        measured.clear()
+        marks, course = box.search(name, 3, box.SETTINGS[3][name], seeds, 200)
+        spent = sum(measured) / len(seeds)
+        assert 200 - measured[0] / len(seeds) < spent <= 200
+        assert course.shape == (len(marks), len(seeds), 3)
+        assert (course[0] == 0).all()
+        assert abs(course).max() <= box.LIMIT
+
+    out = run("black_box", "--budget", 400, "--seeds", 2)
+    for name in box.METHODS:
+        row = rf"^{name}\s+(\S+)\s+\S+ \[.*?\]\s+(\S+) \["
+        start, end = map(float, re.search(row, out, re.MULTILINE).groups())
+        assert end > start + 0.2
+
+
+def test_pairs_of_black_box_give_the_slope_of_a_line():
+    """J = 5θ: a pair with direction d gives 5d², whose mean is 5; with signs it is 5 each time."""
+    pytest.importorskip("cma")
+    box = load("black_box")
+    gradients = []
+    for kind in (box.SignAscent, box.PairAscent):
+        method = kind(parameters=1, seed=0, rate=0.1, count=20_000, width=0.1)
+        method.ascend = gradients.append
+        method.tell(5 * method.ask()[:, 0])
+    np.testing.assert_allclose(gradients[0], 5)
+    np.testing.assert_allclose(gradients[1], 5 * np.mean(method.directions**2))
+    assert abs(gradients[1] - 5) < 4 * 5 * np.sqrt(2 / 10_000)  # Var d² = 2
