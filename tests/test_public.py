@@ -38,7 +38,7 @@ def test_public_names_are_documented_and_arguments_can_be_scanned():
 
 def test_fields_of_records_continue_on_indented_lines():
     """As docs/conf.py expects them: a line that is not indented ends the list of fields."""
-    split = re.compile(r"^[a-z_]\w*: \S.*\n(?![A-Za-z_]\w*(?:, \w+)*: |    |>>>)(\S.*)", re.MULTILINE)
+    split = re.compile(r"^[a-z_]\w*: \S.*\n(?![A-Za-z_]\w*(?:, \w+)*: |    |>>>)(\S.*)", re.M)
     for name, value in find_public().items():
         if inspect.isclass(value):
             assert split.findall(inspect.getdoc(value)) == [], name

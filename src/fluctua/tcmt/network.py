@@ -29,7 +29,7 @@ class Lead:
     """A scattering channel on one resonator or several: D_nm = weight_n √(2γ_e).
 
     site: an index, or {index: weight}.
-    gamma_e: γ_e.
+    gamma_e: coupling γ_e of the channel.
     sigma_e: noise amplitude of the channel; None for the network's.
 
     >>> one = tcmt.Lead(0)

@@ -61,10 +61,15 @@ class Task(experiment.Experiment):
     ) -> Estimator:
         """Return an estimator (key, theta, count) -> Estimate.
 
-        backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options.
-        baseline: a name of `fluctua.core.baselines.TABLE` ("time" if not given) or its record.
-        Refused are "mean" and a baseline of your own on kernels, "carried" and a `KernelTwin` on
-        JAX.
+        Args:
+            backend: "jax", or "cpu" and "cuda" for the fused kernels.
+            baseline: a name of `fluctua.core.baselines.TABLE` ("time" if not given) or its record.
+                Refused are "mean" and a baseline of your own on kernels, "carried" and a
+                `KernelTwin` on JAX.
+            wiener: source of the noise on JAX.
+            **options: of the fused kernels.
+
+        Returns: the estimator.
         """
         if backend == "jax":
             if options:
