@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fluctua.learn.predictions import Comparison, RecordComparison
+from fluctua.learn.predictions import MeasurementComparison, RecordComparison
 from fluctua.store import expectations, history, tables
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
@@ -21,7 +21,9 @@ def make_record(value):
 def write(place, rows, record=None):
     files = expectations.ExpectationFiles(place)
     for number in rows:
-        files.add(make_row(number), Comparison(0.1 * number, score_chi2=1.0, record=record))
+        files.add(
+            make_row(number), MeasurementComparison(0.1 * number, score_chi2=1.0, record=record)
+        )
     files.save()
     files.close()
 

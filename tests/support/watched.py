@@ -5,7 +5,7 @@ import csv
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.learn.predictions import Comparison, RecordComparison
+from fluctua.learn.predictions import MeasurementComparison, RecordComparison
 from fluctua.runs.reading import make_description
 from fluctua.store import course, expectations, history
 from fluctua.store.folder import RunFolder, acquire
@@ -132,9 +132,9 @@ class Growing:
         files = expectations.ExpectationFiles(self.place)
         for row in rows:
             if row.ensemble:
-                comparison = Comparison(row.J + 0.01, 0.02, 1.1, 0.9, make_record())
+                comparison = MeasurementComparison(row.J + 0.01, 0.02, 1.1, 0.9, make_record())
             else:
-                comparison = Comparison()
+                comparison = MeasurementComparison()
             files.add(row, comparison)
         files.save()
         files.close()

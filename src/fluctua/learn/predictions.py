@@ -63,7 +63,7 @@ class RecordComparison(NamedTuple):
         return columns
 
 
-class Comparison(NamedTuple):
+class MeasurementComparison(NamedTuple):
     """What a calibrated model expected of one call, and what was measured.
 
     expected, expected_error: J that the model expected, with the error of its calibration.
@@ -81,8 +81,8 @@ class Comparison(NamedTuple):
     record: RecordComparison | None = None
 
 
-NUMBERS = Comparison._fields[:-1]
-"""Names of the numbers of a `Comparison`."""
+NUMBERS = MeasurementComparison._fields[:-1]
+"""Names of the numbers of a `MeasurementComparison`."""
 
 
 class PredictionScore(NamedTuple):

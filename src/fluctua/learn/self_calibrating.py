@@ -39,9 +39,9 @@ from fluctua.learn import calibration_tests as testing
 from fluctua.learn import effective as models
 from fluctua.learn import fit as fitting
 from fluctua.learn import kept as keeping
+from fluctua.learn import predictions as predicting
 from fluctua.learn import shrunk_correction as shrinking
 from fluctua.learn.calibration_options import CalibrationOptions
-from fluctua.learn.predictions import Comparison, Prediction
 
 RENEWED = "renewed"
 """First word of the event of a call before which everything was forgotten."""
@@ -127,8 +127,8 @@ class SelfCalibrating(PlainEstimator):
         self.sums = dict[str, np.ndarray]()
         self.event = ""
         self.doubt = ""
-        self.predictions: tuple[Prediction, ...] = ()
-        self.comparison = Comparison()
+        self.predictions: tuple[predicting.Prediction, ...] = ()
+        self.comparison = predicting.MeasurementComparison()
         self._tests: testing.Table | None = None
         own = getattr(device, "returns", None)
         self.returns = own if options.returns is None else options.returns
@@ -159,7 +159,7 @@ class SelfCalibrating(PlainEstimator):
         k_device, k_model, k_error = jax.random.split(key, 3)
         task = self._select_task(self._calls)
         self.event = ""
-        self.comparison = Comparison()
+        self.comparison = predicting.MeasurementComparison()
         if task is not self._task:
             self._set_task(task)
             # trajectories of another task are of another model
@@ -263,7 +263,7 @@ class SelfCalibrating(PlainEstimator):
         variance = self._propagate(k_error, belief, lambda u: expect(u) - value, np.zeros(()))
         returns = self._returns(theta, belief.mean, measured)
         p = self._parameters(theta, belief.mean)
-        prediction = Prediction(
+        prediction = predicting.Prediction(
             float(value),
             float(np.sqrt(variance)),
             float(returns.mean()),
@@ -272,7 +272,7 @@ class SelfCalibrating(PlainEstimator):
         )
         self.predictions = (*self.predictions, prediction)
         compare = getattr(self.model, "compare_record", None)
-        self.comparison = Comparison(
+        self.comparison = predicting.MeasurementComparison(
             prediction.value,
             prediction.stderr,
             prediction.misfit,
@@ -496,7 +496,9 @@ class SelfCalibrating(PlainEstimator):
         self.sums = {name: np.array(value) for name, value in weights.items()}
         self._tests = testing.unpack_sums(state)
         self.doubt = str(state.get(DOUBT, ""))
-        self.predictions = tuple(Prediction(*map(float, row)) for row in state.get(PREDICTIONS, ()))
+        self.predictions = tuple(
+            predicting.Prediction(*map(float, row)) for row in state.get(PREDICTIONS, ())
+        )
         self._set_task(self._select_task(max(self._calls - 1, 0)))
 
     def _set_task(self, task: Any) -> None:

@@ -103,9 +103,9 @@ def describe_arrays(
 
 
 def _list_arrays(file: h5py.File) -> list[h5py.Dataset]:
-    found: list[h5py.Dataset] = []
-    file.visititems(lambda _, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-    return [item for item in found if item.name not in ("/row", "/iteration")]
+    items: list[h5py.Dataset] = []
+    file.visititems(lambda _, item: items.append(item) if isinstance(item, h5py.Dataset) else None)
+    return [item for item in items if item.name not in ("/row", "/iteration")]
 
 
 def _add_attribute(dataset: h5py.Dataset, name: str, array: np.ndarray) -> None:

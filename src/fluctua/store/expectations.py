@@ -1,16 +1,16 @@
 """The files `predictions.csv` and `records.csv`: what a calibrated model expected, and what came.
 
-`predictions.csv` has a row per row of the history and the numbers of
-`fluctua.learn.predictions.Comparison` as columns, NaN where nothing was measured. `records.csv` has
-the last measured record beside the expected one, a row per sample; its header names row and
-iteration. Runs whose estimator calibrates no model have neither.
+`predictions.csv` has a row per row of the history and the numbers of a `MeasurementComparison` as
+columns (`fluctua.learn.predictions`), NaN where nothing was measured. `records.csv` has the last
+measured record beside the expected one, a row per sample; its header names row and iteration. Runs
+whose estimator calibrates no model have neither.
 """
 
 from __future__ import annotations
 
 from typing import IO
 
-from fluctua.learn.predictions import NUMBERS, Comparison
+from fluctua.learn.predictions import NUMBERS, MeasurementComparison
 from fluctua.store import history, tables
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
@@ -24,9 +24,9 @@ class ExpectationFiles:
     def __init__(self, place: RunFolder):
         self.place = place
         self.file: IO[str] | None = None
-        self.last: tuple[Row, Comparison] | None = None
+        self.last: tuple[Row, MeasurementComparison] | None = None
 
-    def add(self, row: Row, comparison: Comparison) -> None:
+    def add(self, row: Row, comparison: MeasurementComparison) -> None:
         """Append a row to predictions.csv, visible to readers at once."""
         if self.file is None:
             self.file = open(self.place.predictions, "a", encoding="utf-8")  # noqa: SIM115

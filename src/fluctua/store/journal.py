@@ -23,7 +23,7 @@ import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.core.estimate import Estimate
-from fluctua.learn.predictions import Comparison
+from fluctua.learn.predictions import MeasurementComparison
 from fluctua.learn.training import Record
 from fluctua.store import checkpoint, course, expectations, folder, history
 from fluctua.store.files import describe_kind
@@ -122,7 +122,11 @@ class Journal:
         return time.monotonic() - self.saved >= self.options.seconds
 
     def add(
-        self, row: Row, theta: Params, estimate: Estimate, comparison: Comparison | None = None
+        self,
+        row: Row,
+        theta: Params,
+        estimate: Estimate,
+        comparison: MeasurementComparison | None = None,
     ) -> None:
         """Append a row to history and signal, and record the parameters if they are due.
 

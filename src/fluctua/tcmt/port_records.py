@@ -118,7 +118,7 @@ class PortEvidence(NamedTuple):
     samples: int
 
 
-class ExpectedRecord(NamedTuple):
+class PortExpectation(NamedTuple):
     """A record as a network makes it, without and with its noise.
 
     mean: noise-free record [Re, Im] (K, 2D).
@@ -206,15 +206,15 @@ def collect_port_evidence(
     )
 
 
-def expect_record(grid: Grid, numbers: PortNumbers) -> ExpectedRecord:
+def expect_record(grid: Grid, numbers: PortNumbers) -> PortExpectation:
     """Return the record that a network is expected to make: m and the diagonal of K."""
     with jax.default_matmul_precision("highest"):
         expected = _expect(grid, jax.tree.map(jnp.asarray, numbers))
-    return ExpectedRecord(*(np.asarray(array, np.float64) for array in expected))
+    return PortExpectation(*(np.asarray(array, np.float64) for array in expected))
 
 
 @partial(jit, static_argnums=0)
-def _expect(grid: Grid, numbers: PortNumbers) -> ExpectedRecord:
+def _expect(grid: Grid, numbers: PortNumbers) -> PortExpectation:
     network = _linearise(grid, numbers)
     stationary = _sum_stationary(grid, network, numbers.noise[None])[0]
     sites = jnp.array(grid.sites)
@@ -224,7 +224,7 @@ def _expect(grid: Grid, numbers: PortNumbers) -> ExpectedRecord:
     missing = jnp.einsum("knp,nm,kmp->kp", green, stationary, jnp.conj(green)).real
     # half of it on each quadrature
     stderr = jnp.sqrt((settled - missing + numbers.readout) / 2)
-    return ExpectedRecord(
+    return PortExpectation(
         jnp.concatenate([mean.real, mean.imag], axis=1), jnp.concatenate([stderr, stderr], axis=1)
     )
 

@@ -564,10 +564,10 @@ def _read_courses(
 def _read_profile(file: h5py.File, name: str) -> dict[str, Any]:
     """Read what is known of the knots of an array: bounds, one or of each, and times."""
     attributes = _get_dataset(file, name).attrs
-    found = {key: _read_attribute(attributes, key) for key in ("low", "high", "times")}
+    values = {key: _read_attribute(attributes, key) for key in ("low", "high", "times")}
     return {
         key: None if value is None else _to_json_numbers(np.ravel(value))
-        for key, value in found.items()
+        for key, value in values.items()
     }
 
 
