@@ -3,6 +3,7 @@
 import os
 import re
 import tempfile
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -29,10 +30,17 @@ def choose_arguments(gallery_conf, script_vars):
     return read_arguments(source.read_text(encoding="utf-8"))
 
 
+def format_warning(message, category, *place):
+    """A warning as it is shown: without the file of this machine that raised it."""
+    return textwrap.fill(f"{category.__name__}: {message}", 90) + "\n"
+
+
 def reset(gallery_conf, name):
     """Undo what an earlier example has set. All of them run in one process."""
     jax.config.update("jax_enable_x64", False)
+    jax.clear_caches()  # or the compiled functions of all examples stay in memory
     warnings.filterwarnings("default", module="fluctua")
+    warnings.formatwarning = format_warning
     os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": FOLDER.name}
 
 
@@ -45,6 +53,7 @@ sphinx_gallery_conf = {
     "backreferences_dir": "gallery/used",  # examples of a public name: `minigallery`
     "doc_module": ("fluctua",),
     "abort_on_example_error": True,
+    "thumbnail_size": (400, 200),
     "min_reported_time": 10,
     "write_computation_times": False,
     "download_all_examples": False,

@@ -9,6 +9,7 @@ all it has measured, once it forgets. Run it with `python examples/changing.py`.
 """
 
 import tempfile
+import warnings
 
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -66,6 +67,8 @@ if __name__ == "__main__":
 
         def show(row, record, rows=rows):
             rows.append(row)
+            if row.event:
+                warnings.simplefilter("ignore")  # doubts are shown once
             if row.iteration in (JUMP - 1, JUMP, JUMP + 10, JUMP + 19):
                 event = row.event.split(";")[0]  # the rest is doubt in words
                 push = float(record.theta)
