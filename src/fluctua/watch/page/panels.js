@@ -253,7 +253,7 @@ function showRecord() {
       { label: "expected before the measurement", colour: COLOURS[1], x, y: expected, error: two, errorName: "two standard deviations" },
     ],
   });
-  $("inside").textContent = `${((100 * inside) / x.length).toFixed(0)} % of the ${x.length} samples are within two standard deviations of the noise; 95 % are expected.`;
+  $("inside").textContent = `${((100 * inside) / x.length).toFixed(0)} % of the ${x.length} samples are within two standard deviations of the noise; 95 % are expected, on average over records.`;
 }
 
 // ------------------------------------------------------------------------------------------------ instruments

@@ -9,6 +9,7 @@
 
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f"];
 const PAPER = { ink: "#16191d", faint: "#5b6470", line: "#d8dce1", bad: "#b3261e", ground: "#ffffff" };
+const WHOLE = Array.from({ length: 13 }, (_, k) => [1, 2, 5].map((v) => v * 10 ** k)).flat(); // between two numbers on an axis
 const FONT = "system-ui, sans-serif";
 
 // what is drawn on: colours, and pixels per pixel of the style sheet
@@ -27,9 +28,10 @@ function makeAxes(plot, look) {
   const s = look.scale, thin = { stroke: look.line, width: s };
   const style = { stroke: look.ink, grid: thin, ticks: { ...thin, size: 8 * s }, gap: 5 * s, font: `${12 * s}px ${FONT}`, labelFont: `${12 * s}px ${FONT}` };
   const values = (_, splits) => splits.map(formatTick);
+  const whole = plot.x !== "time" && !plot.logX ? { incrs: WHOLE } : {};
   const label = plot.logX ? `${plot.x} + 1` : plot.x;
   return [
-    { ...style, label, labelSize: 22 * s, size: 40 * s, space: 56 * s, values },
+    { ...style, label, labelSize: 22 * s, size: 40 * s, space: 56 * s, values, ...whole },
     { ...style, size: 64 * s, space: 32 * s, ...(plot.log ? { values } : {}) },
   ];
 }
