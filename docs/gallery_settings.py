@@ -36,7 +36,7 @@ def format_warning(message, category, *place):
 
 
 def reset(gallery_conf, name):
-    """Undo what an earlier example has set. All of them run in one process."""
+    """Undo what an earlier example has set. Many of them run in one process."""
     jax.config.update("jax_enable_x64", False)
     jax.clear_caches()  # or the compiled functions of all examples stay in memory
     warnings.filterwarnings("default", module="fluctua")
@@ -53,6 +53,7 @@ sphinx_gallery_conf = {
     "backreferences_dir": "gallery/used",  # examples of a public name: `minigallery`
     "doc_module": ("fluctua",),
     "abort_on_example_error": True,
+    "parallel": 2,  # much of an example is compiled on one core
     "thumbnail_size": (400, 200),
     "min_reported_time": 10,
     "write_computation_times": False,
