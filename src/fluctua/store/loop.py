@@ -139,14 +139,13 @@ def iterate(opened: Opened, loop: Loop) -> Rows:
                     comparison = getattr(training.estimator, "comparison", None)
                     book.add(row, record.theta, record.estimate, comparison)
                     state = new
-                    if (restart or book.due) and not over:  # the last one is written by `close`
+                    # the last one is written by `close`, unless something is measured before
+                    if (over and loop.conclude) or (not over and (restart or book.due)):
                         book.save(state)
                 yield row, record
                 if restart or over:
                     break
         if loop.conclude is not None:
-            with folder.explain_failures(book.place):
-                book.save(state)  # a kill during the evaluation costs nothing of the training
             state = loop.conclude(state)
         return state
     finally:  # also when the caller stops iterating, and on Ctrl-C
