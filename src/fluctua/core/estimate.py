@@ -707,7 +707,7 @@ def function_of_means(function: Callable[..., Array], *objectives: Objective) ->
         function: F, of K numbers, differentiable by JAX.
         objectives: what each of the K means is of.
 
-    Returns: an `FunctionOfMeans`, in the place of an `Objective`.
+    Returns: a `FunctionOfMeans`, in the place of an `Objective`.
 
     >>> first = fl.Objective(terminal=lambda theta, x: x[0])
     >>> second = fl.Objective(terminal=lambda theta, x: x[0] ** 2)
