@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fluctua.cli import files, options
-from fluctua.cli.common import EXPECTED, can_redraw, fail, say, to_json
+from fluctua.cli.common import EXPECTED, fail, make_console, say, to_json
 from fluctua.cli.settings import Key, Keys, Settings, read_settings
 
 CALIBRATE_KEYS: Keys = {
@@ -52,14 +52,10 @@ def calibrate(
     Also examines what the errors of the model would add to a gradient, and so whether it can be
     trusted with one.
     """
-    from rich.console import Console
-
     from fluctua.insitu.calibrate import actuators, fit, report
     from fluctua.insitu.recording.model import load_model
 
-    console = Console(stderr=True)
-    console.quiet = not can_redraw(console)
-    status = console.status("opening")
+    status = make_console().status("opening")
     summary: dict[str, Any] = {"files": []}
     fits: list[Any] = []
     actuated: list[Any] = []

@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import typer
 
 from fluctua.cli.settings import Keys, describe_keys
 from fluctua.core.words import can_redraw, escape_controls
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
 """Errors that explain themselves; any other is a bug and shows its trace."""
@@ -87,14 +90,22 @@ class Output(NamedTuple):
     as_json: bool
 
 
+def make_console() -> Console:
+    """A console on stderr, quiet where lines cannot be drawn again."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    console.quiet = not can_redraw(console)
+    return console
+
+
 @contextmanager
 def show_progress(label: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, (done, total) -> None; nothing where there is no terminal."""
     from rich import progress as bars
-    from rich.console import Console
 
-    console = Console(stderr=True)
-    if not (show and can_redraw(console)):
+    console = make_console()
+    if not show or console.quiet:
         yield lambda done, total: None
         return
     columns: Any = (

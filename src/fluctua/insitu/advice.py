@@ -24,13 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import matrix_balance
 
-from fluctua.core import check
+from fluctua.core import check, scores
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood import spreading
 from fluctua.core.likelihood.noise import fit_noise
 from fluctua.core.likelihood.report import Residuals
 from fluctua.core.process import Process
-from fluctua.core.scores import euler, local_linear
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import continuing as long_records
 from fluctua.insitu import estimating, hidden, splitting
@@ -138,7 +137,7 @@ def advise_file(
     cut = recording if pieces is None else pieces.recording
     some = cut.trajectories(0, min(ENOUGH, cut.count), load=True)
     if applied.ratio is None:
-        law = euler if score == "euler" else local_linear
+        law = scores.euler if score == "euler" else scores.local_linear
         fit = fit_noise(some, process, m.theta, transition=law, usable=usable)
         # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole
         # variation
