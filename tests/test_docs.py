@@ -143,7 +143,8 @@ def test_links_of_the_readme_work_on_a_package_index():
 def test_titles_are_nouns():
     """At least they do not begin as questions, instructions or clauses do."""
     verbs = re.compile(
-        r"^#+ (?!Which estimator\?$)(What|Why|Which|How|When|Where|Who|Is|Do|Add|Read|Run|Use|Write|Make|In|From|To)\b",
+        r"^#+ (?!Which estimator\?$)"
+        r"(What|Why|Which|How|When|Where|Who|Is|Do|Add|Read|Run|Use|Write|Make|In|From|To)\b",
         re.M,
     )
     pages = [*DOCS.glob("*.md"), *REFERENCE, *(DOCS.parent / "results").rglob("README.md")]

@@ -274,7 +274,7 @@ class SelfCalibrating(PlainEstimator):
         compare = getattr(self.model, "compare_record", None)
         self.comparison = predicting.MeasurementComparison(
             prediction.value,
-            prediction.stderr,
+            prediction.stderr if self.options.samples else np.nan,  # not computed without them
             prediction.misfit,
             record=compare and compare(p, measured, self._find_readout(measured)),
         )

@@ -228,7 +228,7 @@ function showPredictions(chosen, common, events) {
 }
 
 function countCovered(expected, errors, J, J_errors) {
-  const places = expected.map((_, k) => k).filter((k) => expected[k] != null && J[k] != null);
+  const places = expected.map((_, k) => k).filter((k) => expected[k] != null && errors[k] != null && J[k] != null);
   const later = places.slice(Math.floor(places.length / 2));
   if (!later.length) return "The model is the calibrated one after the measurements so far; where something was measured, J is of the device.";
   const right = later.filter((k) => Math.abs(expected[k] - J[k]) <= COVERED * Math.hypot(errors[k] || 0, J_errors[k] || 0));
