@@ -288,16 +288,15 @@ def test_a_run_leaves_everything_behind(tmp_path):
             )
         ]
     assert [row.iteration for row in rows] == [0, 1, 2]
-    assert (
-        rows[-1].trajectories == bench.shots == 86
-    )  # 2 × 10 to calibrate, 3 × 20, and 6 in place of bad ones
+    assert rows[-1].trajectories == 86  # 2 × 10 to calibrate, 3 × 20, 6 in place of bad ones
+    assert bench.shots == 86 + 20  # at the end
     assert rows[1].event == "6 invalid"
     assert [row.J for row in history.read(tmp_path / "run" / "history.csv")] == [
         row.J for row in rows
     ]
     assert "6 of 20 trajectories invalid" in (tmp_path / "run" / "incidents.csv").read_text()
     batches = sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))
-    assert sum(files.open(f).count for f in batches) == 86
+    assert sum(files.open(f).count for f in batches) == 86 + 20
     with np.load(tmp_path / "run" / "final.npz") as final:
         assert np.abs(final["kappa"]).max() < 1  # it walked towards zero
     with pytest.raises(ValueError, match="not empty"):
@@ -514,7 +513,9 @@ def test_going_on_after_a_kill(tmp_path):
     batches = list((folder / "recordings").glob("*.nc"))
     assert len(batches) >= kept + 3
     recorded = sum(files.open(f).count for f in batches)
-    assert after[-1].trajectories == recorded + 4  # what was cut off was spent too, and the check
+    spent = json.loads((folder / "summary.json").read_text())["trajectories"]
+    assert spent == recorded + 4  # what was cut off was spent too, and the check
+    assert after[-1].trajectories == spent - 20  # before the final evaluation
     assert "trajectories on the instrument" in done.stdout
     assert json.loads((folder / "plan.json").read_text())["instruments"][0].startswith("tcp://127")
 
