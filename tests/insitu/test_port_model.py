@@ -154,7 +154,8 @@ def test_the_command_needs_an_address_only(tmp_path):
     assert refused.exit_code == 2
     assert "--baseline none" in refused.output
     rows = history.read(folder / "history.csv")
-    assert [row.trajectories for row in rows] == [6, 8, 10]  # four were for the check
+    # four were for the check, and 20 for the end after two iterations
+    assert [row.trajectories for row in rows] == [6, 8, 10 + 20]
     assert not (folder / "incidents.csv").exists()
 
 
