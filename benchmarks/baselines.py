@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import fluctua as fl
 from fluctua.core.protocols import Estimator
-from fluctua.learn.reference import Comparison
+from fluctua.learn.comparison import Comparison
 from fluctua.plot.style import LOOK, WIDTH, save_png
 
 ROOT = Path(__file__).resolve().parents[1]

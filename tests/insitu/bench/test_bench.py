@@ -396,7 +396,6 @@ def test_a_flood_does_not_keep_others_out(port, message, monkeypatch):
         for line in held:
             threading.Thread(target=_send_all, args=(line, flood), daemon=True).start()
         wait_until(lambda: _answers(port), seconds=20)
-        assert ask(port, b"*OPC?") == [b"1\n"]
 
 
 def _send_all(line, data):
