@@ -24,6 +24,11 @@ RATIO = fl.function_of_means(
     lambda a, b: a / b, OBJECTIVE, fl.Objective(terminal=lambda th, x: 2 + x[0])
 )
 JAX = fl.simulator(PROCESS, jnp.array([0.4]), T, backend="jax")
+STOPPING = fl.simulator(first_passage.PROCESS, jnp.array([first_passage.START]), T, backend="jax")
+TWO_DRIFTS = jax.tree.map(
+    lambda leaf: jnp.broadcast_to(leaf, 2),
+    {**first_passage.parameters(), "mu": jnp.array([0.2, 0.8])},
+)
 ROUNDING = 1e-12
 """Relative: sums of 20 steps and means of hundreds of numbers in float64, with room for other
 orders of addition."""
@@ -104,17 +109,12 @@ def test_values_of_other_systems_are_those_of_separate_calls():
 
 @pytest.mark.long
 def test_values_of_trajectories_that_stop_and_of_jumps():
-    stopping = fl.simulator(
-        first_passage.PROCESS, jnp.array([first_passage.START]), T, backend="jax"
-    )
-    thetas = {**first_passage.parameters(), "mu": jnp.array([0.2, 0.8])}
-    thetas = {name: jnp.broadcast_to(leaf, 2) for name, leaf in thetas.items()}
     decay = fl.Jumps(lambda theta, x: theta["rate"] * x, -jnp.eye(1))
     rates = {"rate": jnp.array([0.5, 1.5])}
     survivors = fl.Objective(terminal=lambda theta, x: x[0])
     decaying = fl.simulator(decay, jnp.array([20.0]), T, backend="jax")
     for simulator, stack, objective in (
-        (stopping, thetas, first_passage.OBJECTIVE),
+        (STOPPING, TWO_DRIFTS, first_passage.OBJECTIVE),
         (decaying, rates, survivors),
     ):
         found = fl.evaluate_many(simulator, stack, count=40, seed=2, objective=objective)
@@ -162,15 +162,10 @@ def test_gradients_are_exact_and_those_of_separate_calls(baseline, common):
 
 @pytest.mark.long
 def test_gradients_of_functions_of_means_and_stops_are_those_of_separate_calls():
-    stopping = fl.simulator(
-        first_passage.PROCESS, jnp.array([first_passage.START]), T, backend="jax"
-    )
-    thetas = {**first_passage.parameters(), "mu": jnp.array([0.2, 0.8])}
-    thetas = {name: jnp.broadcast_to(leaf, 2) for name, leaf in thetas.items()}
     key = jax.random.key(6)
     for estimator, stack in (
         (fl.ppgt(JAX, RATIO), THETAS),
-        (fl.ppgt(stopping, first_passage.OBJECTIVE), thetas),
+        (fl.ppgt(STOPPING, first_passage.OBJECTIVE), TWO_DRIFTS),
         (fl.natural(fl.ppgt(JAX, OBJECTIVE)), THETAS),
         (fl.reference.spsa(OBJECTIVE, JAX), THETAS),
     ):
@@ -225,8 +220,7 @@ def test_values_by_kernels_are_those_of_jax(kind, wiener, monkeypatch):
         process, start, context = make_oscillator(0.3)
     if kind == "stop":
         process, objective = first_passage.PROCESS, first_passage.OBJECTIVE
-        thetas = {name: jnp.full(2, leaf) for name, leaf in first_passage.parameters().items()}
-        thetas["mu"] = jnp.array([0.2, 0.8])
+        thetas = TWO_DRIFTS
     if kind == "jumps":
         process = fl.Jumps(lambda th, x: th["k"] * x, -jnp.eye(1))
         start = jnp.array([9.0])
