@@ -5,8 +5,8 @@ single trajectories do. The gradient of a batch is
 
     Σ_j Σ_n {(λ̂ₙ₊₁ − λ̄ₙ) Uₙ + ∂θ(g Δt + r)},   Uₙ = ∂θ ln p(X_{n+1}|X_n),
 
-with weights λ̂ − λ̄ that are known once the batch has run: one reverse pass through the logarithm of
-the density, in which products with matrices stay products of matrices, instead of P numbers per
+with weights λ̂ − λ̄ that are known once the batch has run: one reverse pass through the logarithm
+of the density, in which products with matrices stay products of matrices, instead of P numbers per
 trajectory and step. The states of some trajectories are kept meanwhile, at most `PATH_BYTES`.
 Memory is that and one gradient per batch, not E·P.
 """
