@@ -89,7 +89,7 @@ def evaluate(
     problem = _prepare_problem(system, objective, refine)
     collected = problem.collect(_fresh_key(seed), check.parameters(theta), count)
     dt = _mean_step(collected.t)
-    values = problem.combine(collected.parts, dt)
+    values = problem.combine(collected.parts, f"steps of {dt:g}")
     mean, error = _average(values, collected.group)
     return Evaluation(mean, error, float(values.std(ddof=1)), len(values), dt)
 
@@ -190,7 +190,10 @@ def evaluate_many(
     collected = problem.collect_many(stack, count)
     dt = _mean_step(collected.t)
     parts = [np.asarray(part) for part in collected.parts]
-    rows = [problem.combine([part[k] for part in parts], dt) for k in range(stack.size)]
+    rows = [
+        problem.combine([part[k] for part in parts], f"thetas[{k}] with steps of {dt:g}")
+        for k in range(stack.size)
+    ]
     J, errors = np.transpose([_average(row, collected.group) for row in rows])
     returns = np.stack(rows)
     return Evaluations(J, errors, returns, returns.size, dt)
@@ -275,8 +278,11 @@ class _Problem(NamedTuple):
             parts.append(values)
         return _Returns(parts, substrate.t)
 
-    def combine(self, parts: list[Array], dt: float) -> np.ndarray:
-        """One number per trajectory of one θ, whose mean is J. Shape (E,)."""
+    def combine(self, parts: list[Array], place: str) -> np.ndarray:
+        """One number per trajectory of one θ, whose mean is J. Shape (E,).
+
+        place: parameters and steps, for the message if a number is not finite.
+        """
         returns = parts[0]
         if self.function is not None:
             check.count(len(returns), estimates.MINIMUM_OF_MEANS)
@@ -285,7 +291,7 @@ class _Problem(NamedTuple):
         if not np.isfinite(values).all():
             raise FloatingPointError(
                 f"{int((~np.isfinite(values)).sum())} of {len(values)} returns are not finite at "
-                f"steps of {dt:g}."
+                f"{place}."
             )
         return values
 
