@@ -112,20 +112,36 @@ def list_fields(application, what, name, obj, options, lines):
     lines[:] = listed
 
 
+def format_table(title, rows):
+    """Markdown table with code in its first column."""
+    lines = [f"| {title} | meaning |", "| --- | --- |"]
+    for name, meaning in rows:
+        name = name.replace("|", r"\|")
+        meaning = " ".join(meaning.split()).replace("|", r"\|")
+        lines.append(f"| `{name}` | {meaning} |")
+    return "\n".join(lines)
+
+
+def describe_parameter(parameter, context):
+    """Name and meaning of an argument or option as the help has them, without types of Python."""
+    name, meaning = parameter.get_help_record(context)
+    name = re.sub(r" <(str|path|list\[\w+\])>", "", name).replace("<int range>", "<int>")
+    return name, re.sub(r"default: \(([^()]*)\)", r"default: \1", meaning)
+
+
 def describe_command(name, command, context):
-    """Markdown of one command: usage, help, arguments and options."""
+    """Markdown of one command: usage, help, keys of --set, arguments and options."""
     with click.Context(command, info_name=name, parent=context) as inner:
         usage = " ".join(["fluctua", name, *command.collect_usage_pieces(inner)])
         shown = [p for p in command.params if not getattr(p, "hidden", False)]
-        rows = [record for record in (p.get_help_record(inner) for p in shown) if record]
-    paragraphs = [" ".join(p.split()) for p in (command.help or "").split("\n\n")]
-    lines = [f"## {name}", "", "```bash", usage, "```", "", "\n\n".join(paragraphs), ""]
-    lines += ["| argument or option | meaning |", "| --- | --- |"]
-    for option, meaning in rows:
-        option = option.replace("|", r"\|")
-        meaning = " ".join(meaning.split()).replace("|", r"\|")
-        lines.append(f"| `{option}` | {meaning} |")
-    return "\n".join(lines)
+        rows = [describe_parameter(p, inner) for p in shown if p.get_help_record(inner)]
+    text, _, keys = (command.help or "").partition("\b\nKeys of --set:\n")
+    parts = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    parts.append(format_table("argument or option", rows))
+    if keys:
+        rows = re.findall(r"^(\S+) +(.*(?:\n +.*)*)", keys, re.MULTILINE)
+        parts.append(format_table("key of `--set`", rows))
+    return "\n\n".join([f"## {name}", f"```bash\n{usage}\n```", *filter(None, parts)])
 
 
 def write_commands(application):

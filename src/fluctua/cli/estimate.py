@@ -97,7 +97,7 @@ def estimate(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Of recordings: the keys listed above. Of a network: any key of its "
+            help="Of recordings: one of their keys. Of a network: any key of its "
             "configuration, such as task.dt=0.01 or backend=jax; may be repeated",
         ),
     ] = None,

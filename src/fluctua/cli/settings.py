@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +16,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any other setting, by the keys listed above; may be repeated",
+        help="Any other setting, by one of its keys; may be repeated",
     ),
 ]
 
@@ -80,10 +81,13 @@ def read_settings(texts: Sequence[str] | None, keys: Keys) -> dict[str, Any]:
 
 
 def describe_keys(keys: Keys) -> str:
-    """List the keys of `--set`, one line each, for the help of a command."""
-    width = max(map(len, keys))
-    lines = [f"{name:<{width}}  {key.help}" for name, key in keys.items()]
-    return "\n".join(["\b", "Keys of --set:", *lines])  # \b: keep the lines as they are
+    """List the keys of `--set` in two columns, for the help of a command."""
+    width = max(map(len, keys)) + 2
+    rows = [
+        textwrap.fill(f"{name:<{width}}{key.help}", 78, subsequent_indent=" " * width)
+        for name, key in keys.items()
+    ]
+    return "\n".join(["\b", "Keys of --set:", *rows])  # \b: keep the lines as they are
 
 
 def _put(settings: dict[str, Any], key: str, value: Any) -> None:
