@@ -50,6 +50,9 @@ SMALL_CALL = 2**13
 """Numbers that NumPy reduces, over all calls of a training, and the least that a call counts for:
 what JAX compiles takes 0.3 s, NumPy 0.4 ms more per call."""
 
+PARAMETERS_AT_ONCE = 4096
+"""Parameters whose batches are compared together: what is worked on stays in the cache."""
+
 MIN_DEGREES = 2 / 3
 """Degrees of freedom of Student's t, at the least: two samples of the problems of
 `benchmarks/intervals.py`, and two squares of normal numbers, are then covered to 94 % and more. It
@@ -416,13 +419,13 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
     count = returns.shape[0]
     sizes = np.full((batches, 1), float(size))
     sizes[-1] = count - size * (batches - 1)
-    mean = sums.sum(axis=0) / count
-    off = (sums / sizes - mean) * np.sqrt(sizes)  # of one variance, whatever the size
-    variance = (off**2).sum(axis=0) / (batches - 1)
+    blocks = [
+        _compare_batches(sums[:, k : k + PARAMETERS_AT_ONCE], sizes, count)
+        for k in range(0, sums.shape[1], PARAMETERS_AT_ONCE)
+    ]
+    mean, variance, skewness, kurtosis = np.concatenate(blocks, axis=1)
     error = np.sqrt(variance / count)
-    z = off / np.where(variance > 0, np.sqrt((off**2).mean(axis=0)), 1)
-    kurtosis = np.where(variance > 0, (z**4).mean(axis=0) - 3, 0)
-    moments = Moments(mean, error * np.sqrt(batches), (z**3).mean(axis=0), kurtosis)
+    moments = Moments(mean, error * np.sqrt(batches), skewness, kurtosis)
     low, high = interval(moments, batches, TAILS / size)
     leaves, structure = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
@@ -444,6 +447,22 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
         (value.low, value.high),
         batches=batches,
     )
+
+
+def _compare_batches(sums: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
+    """Mean and variance of one trajectory, skewness and excess kurtosis of batches (4, P).
+
+    sums: (B, P). sizes: trajectories of each batch (B, 1). count: of all.
+    """
+    batches = len(sums)
+    mean = sums.sum(axis=0) / count
+    off = (sums / sizes - mean) * np.sqrt(sizes)  # of one variance, whatever the size
+    total = (off * off).sum(axis=0)
+    z = off / np.where(total > 0, np.sqrt(total / batches), 1)
+    squares = z * z
+    skewness = np.einsum("bp,bp->p", squares, z) / batches  # NumPy's z**3 takes 60 times as long
+    kurtosis = np.einsum("bp,bp->p", squares, squares) / batches - 3
+    return np.stack([mean, total / (batches - 1), skewness, np.where(total > 0, kurtosis, 0)])
 
 
 def estimate_from_moments(theta: Params, moments: Array, skip: int, count: int) -> Estimate:
