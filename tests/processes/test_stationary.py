@@ -197,7 +197,7 @@ def test_a_record_too_short_for_its_slowest_state_has_the_bias_in_its_interval(k
             answer.estimate.interval[side]["push"] - given.estimate.interval[side]["push"]
         )
         assert wider == pytest.approx(float(answer.bias_bound["push"]))
-    assert "slowest state remembers" in repr(answer)
+    assert "correlation time of the slowest state" in repr(answer)
 
 
 @pytest.mark.long

@@ -92,7 +92,7 @@ def advise(
         refuse_options(context, FOR_NETWORKS, f"only recordings have these, and {source} is none.")
         if error is not None and trajectories is not None:
             raise ValueError(
-                "--error asks for trajectories and --trajectories for the error: give one of them."
+                "--error and --trajectories exclude each other: each follows from the other. Give one."
             )
         keys = read_settings(settings, ADVISE_KEYS)
         advise_network(
@@ -112,4 +112,4 @@ def is_recording(source: str) -> bool:
 
         with np.load(path, allow_pickle=False) as file:
             return "x" in file.files
-    return True  # what it is instead, the reader says
+    return True  # what it is instead, the message of the reader has

@@ -143,9 +143,9 @@ def insitu(
 
     demo: one virtual bench with hidden disorder, three trainings. Calibrates the bench from
     recordings, trains it over its socket, and compares with a training of the nominal simulation
-    and one that knows the hidden parameters.
+    and one with the hidden parameters.
 
-    An instrument at an address without --model speaks the commands of docs/virtual_bench.md.
+    An instrument at an address without --model takes the commands of docs/virtual_bench.md.
     Several instruments are devices of one kind: docs/laboratory.md, Arrays. Keys of --set that
     are not listed here are arguments of the functions of driver and model; those of a virtual
     bench are points, noise, sigma_kappa, kerr, omega_max and kappa_max.

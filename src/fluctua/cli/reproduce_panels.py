@@ -90,10 +90,10 @@ def _show_panels() -> Iterator[Callable[[panels.Panel, Callable[..., None]], Non
 
         def show(panel: panels.Panel, measure: Callable[..., None]) -> None:
             task = progress.add_task("", total=panel.work, name=panel.name)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             measure(lambda count: progress.advance(task, count))
             if not can_redraw(console):
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - start
                 say(f"panel {panel.name}: {panel.work:,} trajectories, {seconds:.1f} s")
 
         yield show

@@ -70,7 +70,7 @@ def virtual_bench(
     """Serve an imperfect resonator network as a laboratory instrument: SCPI over TCP.
 
     Connect with PyVISA (TCPIP::127.0.0.1::5025::SOCKET) or netcat (nc 127.0.0.1 5025, then *IDN?).
-    The box is not what its data sheet says; docs/virtual_bench.md lists its commands.
+    The box differs from its data sheet. docs/virtual_bench.md lists its commands.
     """
     from fluctua.insitu.bench.box import Bench, FaultPlan, parse_fault
     from fluctua.insitu.bench.device import Sheet

@@ -146,7 +146,7 @@ def _gather(graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray) -> np.ndar
 def _scatter(
     graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray, new: np.ndarray
 ) -> np.ndarray:
-    """Scatter updates; JAX tells where each goes, from unit vectors in their place."""
+    """Scatter updates; their places come from JAX, by unit vectors."""
     (where,) = _indices(graph, eqn, index)
     p = eqn.params
     numbers = {

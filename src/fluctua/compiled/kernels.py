@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
     program: nodes that a step computes.
     layout: where the kernel finds its numbers.
     source: generated text; empty for a kernel that was found on disk, beside its library.
-    library: loaded passes; None if only the text was asked for.
+    library: loaded passes; None if only the text is wanted.
     real: type of states and sums.
     self_starting: the kernel starts its trajectories itself, from one state and without a context.
     """

@@ -174,7 +174,7 @@ class TwinKernel(NamedTuple):
     program: nodes that a step computes.
     layout: where the kernel finds its numbers.
     source: generated text.
-    library: loaded passes; None if only the text was asked for.
+    library: loaded passes; None if only the text is wanted.
     real: type of states and sums.
     guess: numbers of V, the length of `flatten_guess`.
     """

@@ -1,9 +1,9 @@
 """Whole estimates by kernels, whose single gradients JAX never holds.
 
-On a GPU, JAX is asked once before the passes, and once after them: start, noise, tables of
+On a GPU, JAX runs once before the passes, and once after them: start, noise, tables of
 baselines, sums and moments over the trajectories stay on the device. The checks that depend on
 numbers run there as well, and their results are read once, at the end. Where one fails, the call is
-left to the path by single gradients, which finds the words.
+left to the path by single gradients, which has the message.
 
 On the CPU, NumPy takes the moments.
 """

@@ -33,14 +33,14 @@ from fluctua.core.words import close_match
 __all__ = ["Baseline", "Inputs", "binned", "carried", "mean", "none", "optimal", "time_only"]
 
 PILOT = 128
-"""Trajectories of the independent run behind a time-only baseline, unless it says otherwise."""
+"""Trajectories of the independent run behind a time-only baseline, by default."""
 
 BATCH = 256
-"""Trajectories that go through time together with a `Twin`, unless it says otherwise."""
+"""Trajectories that go through time together with a `Twin`, by default."""
 
 
 class Inputs(NamedTuple):
-    """What a baseline sees of one step of the whole ensemble.
+    """Input of a baseline: one step of the whole ensemble.
 
     index: n, or −1 for the draw of X₀, whose score is ∂θ ln p₀.
     theta: θ, a pytree of floats.
@@ -128,8 +128,8 @@ def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
     in two halves, each of which takes the mean return-to-go of the other.
 
     Args:
-        values: (T+1,), the mean return-to-go at each time, if it is known already: of an earlier
-            iteration, say.
+        values: (T+1,), the mean return-to-go at each time, if it is known already, such as
+            that of an earlier iteration.
         pilot: trajectories of the pilot.
 
     Returns: the record to pass as `baseline=`.
@@ -189,7 +189,7 @@ def first_half_size(count: int) -> int:
 def carried() -> Baseline:
     """Mean return-to-go of the estimate before: free, and unbiased however far θ has moved since.
 
-    The first estimate runs a pilot. Only estimators that remember can serve it: those of the fused
+    The first estimate runs a pilot. It needs an estimator with state: those of the fused
     kernels.
 
     Returns: the record to pass as `baseline=`.
@@ -229,7 +229,7 @@ def optimal() -> Baseline:
 
         λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i²
 
-    Where every other score vanishes the weights say nothing, and the plain mean of the others is
+    Where every other score vanishes the weights are undefined, and the plain mean of the others is
     taken.
 
     Returns: the record to pass as `baseline=`.
@@ -349,7 +349,7 @@ def resolve_baseline(
 
     Args:
         choice: a name of `TABLE`, a record, or None.
-        caller: what asks, for messages.
+        caller: name of the function, for messages.
         serves: names that it can serve.
         condition: for "binned" without one of its own.
 
@@ -702,7 +702,7 @@ def _find_leak(baseline: Baseline, setting: Setting, size: int, of_start: bool) 
 
     before = evaluate([(n, j, 0.0, 0.0) for n, j in places])
     unit = max(1.0, float(np.nanmax(np.abs(before), initial=0.0)))
-    # where more than half of the digits are lost, nothing can be said
+    # undecided where more than half of the digits are lost
     limit = np.sqrt(np.finfo(inputs.returns.dtype).eps)
     for what, row in (("return", (1.0, 0.0)), ("score", (0.0, 1.0))):
         for change in CHANGES:

@@ -438,11 +438,11 @@ def _evaluate_shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any)
     except KeyError as error:
         if not isinstance(theta, Mapping) or error.args[0] in theta:
             raise
-        asked = str(error.args[0])
-        known = [str(name) for name in theta]
+        name = str(error.args[0])
+        known = [str(key) for key in theta]
         raise ValueError(
-            f"{what} asks for theta[{asked!r}], and theta has "
-            f"{', '.join(map(repr, known))}.{close_match(asked, known)}"
+            f"{what} uses theta[{name!r}], and theta has "
+            f"{', '.join(map(repr, known))}.{close_match(name, known)}"
         ) from error
     if not hasattr(got, "shape"):
         raise TypeError(

@@ -94,7 +94,7 @@ def check_start(start: Any) -> tuple[Density | Reparameterised | None, Array | N
         return Reparameterised(drop_extra_arguments(start.x0, 2), start.fade), None
     if callable(start):
         raise TypeError(
-            "a start that is a function of theta must say how its sensitivity is to be had: wrap "
+            "a start that is a function of theta needs a rule for its derivative: wrap "
             "it in fluctua.Reparameterised(x0) or give a fluctua.Density(log_density, sample)."
         )
     x0 = jnp.asarray(start)

@@ -38,7 +38,7 @@ from fluctua.core.text import MIN_FOR_COVERAGE
 from fluctua.core.trajectories import Trajectories
 
 MINIMUM = 8
-"""Trajectories that are needed to say anything about skewness and tails."""
+"""Trajectories that are needed to estimate skewness and tails."""
 
 TAILS = 6.0
 """Excess kurtosis that is assumed where few samples cannot show theirs: of a product of two normal
@@ -126,8 +126,8 @@ class Estimate(NamedTuple):
     count: trajectories averaged.
     interval: (low, high), each like θ, that hold the gradient with 95 %. None where only means and
         errors are known, as from the fused kernels; ±1.96 stderr is then right for many
-        trajectories and too narrow for few. Below 50 trajectories intervals are widened, and say so
-        in print: so few samples show little of their skewness and tails.
+        trajectories and too narrow for few. Below 50 trajectories intervals are widened, with
+        a note in print: so few samples show little of their skewness and tails.
     value_interval: the same of the value.
     natural: F⁻¹ times the gradient, of estimators made by `natural`; else None.
     groups: of trajectories of several devices; errors are then those of the mean over all devices
@@ -196,7 +196,7 @@ class Moments(NamedTuple):
 def sample_error(samples: Any, factor: float = 1.0) -> Any:
     """Standard error of the mean of samples along the first axis, (E, …) -> (…).
 
-    factor: widens it, by Student's t for few samples, say. One sample has no spread: NaN.
+    factor: widens it, such as Student's t for few samples. One sample has no spread: NaN.
     """
     return factor * samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
 
@@ -222,8 +222,8 @@ def interval(moments: Moments, count: int, tails: float = TAILS) -> tuple[Array,
     Hall's transformation of Student's t (1992), g(T) = T + (γ/√n)(T²/3 + 1/6) + (γ²/27n)T³, is
     normal to second order. Heavy tails make the standard deviation uncertain, as few samples do:
     Student's quantile is that of ν = 2/(2/(n − 1) + c) degrees of freedom, and the variance is
-    taken 1 + c times, with c = 2κ/n: twice the kurtosis of the sample, which tells too little of
-    tails that it has not met. Below n = `MIN_FOR_COVERAGE` it tells next to nothing of them, and
+    taken 1 + c times, with c = 2κ/n: twice the kurtosis of the sample, which shows too little of
+    the tails. Below n = `MIN_FOR_COVERAGE` it shows next to nothing of them, and
     ν is less by a kurtosis of `TAILS`, c + 6(1/n − 1/50). `python benchmarks/intervals.py` measures
     the coverage. tails: that kurtosis, of samples that are means themselves.
     """
@@ -271,7 +271,7 @@ def label_groups(samples: Samples, trajectories: Any) -> Samples:
         return samples
     if any(group is None for group in groups):
         raise ValueError(
-            "some chunks say of which `group` their trajectories are, and some do not. Give all, "
+            "some chunks have a `group` for their trajectories, and some do not. Give all, "
             "or none."
         )
     group = np.concatenate([np.ravel(np.asarray(group)) for group in groups])

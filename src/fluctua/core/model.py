@@ -25,7 +25,7 @@ from fluctua.core.trajectories import Times
 
 
 class EstimatorModel(NamedTuple):
-    """What the estimator knows about the substrate: code, not numbers; hashable.
+    """Model of the substrate in the estimator: code, not numbers; hashable.
 
     process: drift and noise, or a transition of another kind.
     objective: the rewards.

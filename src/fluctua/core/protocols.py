@@ -1,8 +1,8 @@
 """Estimators: what one must offer, and defaults for those that need little of it.
 
-An estimator is called as (key, theta, count) -> `Estimate`. A training also asks it for its cost in
-trajectories and for the state that continues it after a restart. `PlainEstimator` answers these
-questions for an estimator without state, `EstimatorWrapper` for one that changes what another
+An estimator is called as (key, theta, count) -> `Estimate`. A training also uses its cost in
+trajectories and the state that continues it after a restart. `PlainEstimator` has both
+for an estimator without state, `EstimatorWrapper` for one that changes what another
 returns.
 """
 

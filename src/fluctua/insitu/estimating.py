@@ -206,8 +206,8 @@ class _Subject(NamedTuple):
 
     process, objective, score: of the channels that the file has, or of a filter.
     rewards: the reward of the states themselves, without a correction for their readout.
-    noise: variance of the readout (M,) that the sums are corrected for; None where a filter knows
-        of it, or there is none.
+    noise: variance of the readout (M,) that the sums are corrected for; None where a filter
+        corrects for it, or there is none.
     view, filter: `view` and `score` of the `RecordingEstimate`.
     """
 
@@ -236,7 +236,8 @@ def _choose_subject(
         law = TRANSITIONS.get(score)
         if law is None:
             raise ValueError(
-                "a filter knows the transitions of `full_score` and `local_linear_score` only."
+                "a filter has only the transitions of `full_score` and `local_linear_score`; give one "
+                "of these as `score`."
             )
         filtered = choose_filter(recording, model, law, readout)
         if filtered.process is not None:

@@ -68,7 +68,7 @@ def network_model(
             trajectory.
         reach: what the knobs take, {"omega": (low, high), …}, for settings that are corrected
             device by device; the bounds if not given. Wider than the bounds, it lets devices that
-            differ all do what the design asks.
+            differ all reach the parameters of the design.
         spread: how far the instrument may be from its data sheet, standard deviations, for a
             training that calibrates as it goes: of ω and κ where no knob is turned (offsets), of
             the knobs' gains, and of the losses, relative.

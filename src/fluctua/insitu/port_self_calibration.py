@@ -31,8 +31,8 @@ MAX_STEP = 0.0125
 """Longest step of Heun's method, in units of 1/κ."""
 
 MIN_INTERVAL = 0.05
-"""Samples nearer than this are left out of the fit, in units of 1/κ: they say little more, and the
-time of a fit grows with their cube."""
+"""Samples nearer than this are left out of the fit, in units of 1/κ: they add little, and the time
+of a fit grows with their cube."""
 
 
 @dataclass(frozen=True)

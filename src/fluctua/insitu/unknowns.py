@@ -1,6 +1,6 @@
 """Unknowns of a process, fitted to trajectories that were taken at known settings.
 
-With φ the unknowns, N(start, spread²) what the data sheet says of them, and s(φ) the score of the
+With φ the unknowns, N(start, spread²) their prior by the data sheet, and s(φ) the score of the
 trajectories (`fluctua.core.likelihood.evidence`), the most probable φ solves
 
     s(φ) = (φ − start) / spread².

@@ -1,6 +1,6 @@
 """Gaussian belief about the unknowns of a model, updated by evidence from trajectories.
 
-The prior stays and measurements fade. Two tests tell when not to trust a model: the score of new
+The prior stays and measurements fade. Two tests show when not to trust a model: the score of new
 trajectories has mean zero where the model is right, and so has the score of unknowns that are
 watched and not fitted.
 """

@@ -209,7 +209,7 @@ def _run_repeats(
     begin = {name: np.array(value) for name, value in estimator.state.items()}
     samples = candidate.share(theta, trajectories)
     estimator(key, theta, samples)  # compiles
-    known = candidate.share(theta, trajectories)  # one that remembers knows its pilot after a call
+    known = candidate.share(theta, trajectories)  # a carried pilot is known after a call
     if known != samples:
         samples = known
         candidate.reset(begin, theta)

@@ -298,7 +298,7 @@ def find_rising_root(a: float, b: float, c: float) -> float | None:
     discriminant = b * b - 4 * a * c
     if discriminant <= 0:
         return None  # never met, or only touched: there it does not rise
-    root = math.sqrt(discriminant)  # the slope 2ax + b at the root we want
+    root = math.sqrt(discriminant)  # the slope 2ax + b at the wanted root
     # two forms of one number: each is used where it subtracts nothing
     return -2 * c / (b + root) if b >= 0 else (root - b) / (2 * a) if a != 0 else None
 

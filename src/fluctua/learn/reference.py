@@ -165,8 +165,7 @@ def _require_simulator(substrate: Any, name: str) -> simulate.Simulator:
     if not isinstance(substrate, simulate.Simulator):
         raise TypeError(
             f"`{name}` needs a simulator whose noise it can repeat; got "
-            f"{type(substrate).__name__}. Hardware cannot be asked for the same noise twice: use "
-            "`ppgt`."
+            f"{type(substrate).__name__}. Hardware has no noise twice: use `ppgt`."
         )
     return substrate
 

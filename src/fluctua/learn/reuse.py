@@ -95,11 +95,11 @@ def reweighted(
             them.
         weights: "normalised" (Σw = N: a bias of order 1/ESS, less variance) or "plain" (unbiased).
         minimum_ess: effective trajectories below which there is no error bar. "normalised" weights
-            then raise a `ValueError` that says how far θ is. "plain" ones return their value with
+            then raise a `ValueError` with the distance of θ. "plain" ones return their value with
             errors of NaN: it is unbiased on average over all batches, and not over those that have
             an error bar, since large weights make ESS small. 0 lets everything pass.
         start: as in `gradient`.
-        score: as in `gradient`; it says which law the ratios are of.
+        score: as in `gradient`; the ratios are those of its law.
         baseline: as in `gradient`; with several batches "time" or "none".
         initial_baseline: as in `gradient`.
 

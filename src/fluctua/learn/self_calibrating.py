@@ -9,7 +9,7 @@ call
 3. computes ∂J/∂p of the model at p(θ, φ̂) and returns (∂p/∂θ)ᵀ ∂J/∂p.
 
 One model serves score and twin. Its error is in the error bar, Cov[∇J] = H Λ⁻¹ Hᵀ with H = ∂²J/∂θ∂φ
-and Λ the precision of φ̂. Two tests tell when not to trust it: the score of new trajectories has
+and Λ the precision of φ̂. Two tests show when not to trust it: the score of new trajectories has
 mean zero where the model is right, and so has the score of unknowns that are watched and not
 fitted. The residuals at φ̂ are tested too (`fluctua.core.likelihood.guard`), for a structure that
 the unknowns cannot express.

@@ -133,7 +133,7 @@ def combine_parts(
         sums: state of earlier calls; empty before the first.
         direct: rows (E, P), of NumPy, or of JAX to add them up on their device.
         correction: rows (E, P).
-        forget_after: calls over which `sums` fade; 1 remembers nothing and takes all of the
+        forget_after: calls over which `sums` fade; 1 keeps nothing and takes all of the
             correction.
         loudness: factor by which these trajectories count less than others in `sums`.
 

@@ -33,7 +33,7 @@ CONTINUED = ("#d55e00", "black", "#009e73")
 
 def scale_opacity(exposed: np.ndarray) -> np.ndarray:
     """Opacities from the logarithm of the exposures of one family: `FAINTEST` to 1."""
-    seen = exposed > 0  # a resonator that no bond reaches sees nothing
+    seen = exposed > 0  # a resonator that no bond reaches receives nothing
     if not seen.any():
         return np.full(exposed.shape, FAINTEST)
     size = np.log(np.where(seen, exposed, exposed[seen].min()))

@@ -69,7 +69,7 @@ def draw_in_situ(result: DemoResult) -> Figure:
         axes.text(
             at - 0.015 * end,
             (result.nominal.J + min(value[int(0.8 * len(value))], result.nominal_promised)) / 2,
-            "gap: promised by the\nnominal simulation,\nnot kept by the bench",
+            "gap between the nominal\nsimulation and the bench",
             color=LEVELS["gap"],
             fontsize=7.5,
             ha="right",

@@ -137,7 +137,7 @@ class Chain:
         return jnp.asarray(value).astype(step.x.dtype)
 
     def score(self, theta: Params, step: Step) -> Params:
-        """U of one step; NaN where the step is impossible, whatever its derivative says."""
+        """U of one step; NaN where the step is impossible, whatever its derivative."""
         value, slope = jax.value_and_grad(lambda th: self.log_probability(th, step))(theta)
         return jax.tree.map(lambda u: jnp.where(jnp.isfinite(value), u, jnp.nan), slope)
 

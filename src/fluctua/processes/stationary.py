@@ -9,14 +9,14 @@ of which the record gives the sum up to a window w, as the mean over n of (gₙ 
 eligibility trace zₙ = Uₙ₋₁ + … + Uₙ₋w (Baxter and Bartlett). What later rewards would add is lost:
 too short a window is a bias, too long a one is noise. The sum over the window that follows, w … 2w,
 measures that bias, with as much noise as the gradient has. The process is Markov, so that its
-states remember whatever the rewards do: a slow mode with a small share in the fluctuations of the
-reward, and a large one in its answer to a kick, is seen in them.
+states hold all that rewards depend on: a slow mode with a small share in the fluctuations of the
+reward, and a large one in its response to a kick, is visible in them.
 
-ḡ answers the kicks too, each by ∇J/N of N steps, which takes w/N of the gradient: the products are
+ḡ responds to the kicks too, each by ∇J/N of N steps, which takes w/N of the gradient: the products are
 divided by 1 − w/N.
 
-A reward r(Xₙ, Xₙ₊₁) of a step is paid on arrival: gₙ has r(Xₙ₋₁, Xₙ)/Δt besides, which its own kick
-Uₙ₋₁ meets first.
+A reward r(Xₙ, Xₙ₊₁) of a step is counted on arrival: gₙ also has r(Xₙ₋₁, Xₙ)/Δt, and Uₙ₋₁ is the
+first kick that acts on it.
 
 A twin changes the reward and nothing else (`fluctua.processes.lookahead`).
 """
@@ -86,7 +86,7 @@ class Change(NamedTuple):
 
 
 CUT_NOTE = (
-    "\n  → the slowest state remembers {:.4g}: […] include what the window may leave out; record "
+    "\n  → the correlation time of the slowest state is {:.4g}: […] include what the window may leave out; record "
     "for longer"
 )
 """Printed where the window is shorter than it should be."""
@@ -107,7 +107,7 @@ class Stationary(NamedTuple):
     duration: of the record, all traces together.
     batches: the gradients of single batches (B, P), trace by trace.
     length: of a batch.
-    change: between the halves of the record; None where it is too short to tell.
+    change: between the halves of the record; None where it is too short.
     memory: of the slowest state or of the reward, 1 + 2Σ|ρ|: twice the time constant of a decay.
     cut: whether "auto" needs a longer window than the record has room for; `interval` then has
         `bias_bound` added.

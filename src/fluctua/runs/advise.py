@@ -191,7 +191,7 @@ def weigh_families(
     if not resolved.value > 2 * resolved.error:
         raise ValueError(
             f"the gradient does not stand out: Σ|∇J|²/V = {resolved}. Take more trajectories "
-            "(--pilot), or a point with a steeper return."
+            "(--set pilot=), or a point with a steeper return."
         )
     w = np.array([1 / v for v in variances]) / resolved.value
     law = VarianceLaw(*(w @ np.array([f.variance for f in families])).tolist())

@@ -143,7 +143,7 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
         if cluster is not None:
             raise ValueError(
                 "this run has no shards, so that a cluster has nothing to compute apart: "
-                "`ensemble.shards` = 0. A run that was begun with --cluster has them."
+                "`ensemble.shards` = 0. A run that was started with --cluster has them."
             )
         return _make_undivided(config, task)
     if is_unknown(config):
@@ -206,7 +206,7 @@ def _make_twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
     b = config.baseline
     if b.rank and task.modulation is not None:
         raise ValueError(
-            f"`baseline.rank` = {b.rank} asks for the quadratic term, which is for lattices "
+            f"`baseline.rank` = {b.rank} is for the quadratic term, which exists for lattices "
             "without modulation: set it to 0, or `task.sigma_kappa` to 0."
         )
     if config.backend == "jax":

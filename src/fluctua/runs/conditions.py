@@ -106,7 +106,7 @@ def refuse_ignored(config: Config, before: Config) -> None:
         if condition.holds(config) or value == _get(before, name) or name == "baseline.kind":
             continue
         if name.startswith("ensemble.") and config.ensemble.schedule != before.ensemble.schedule:
-            continue  # another schedule was asked for, and with it other keys
+            continue  # another schedule has other keys
         _refuse(name, value, condition)
     if config.ensemble.schedule == "steps" and not config.ensemble.steps:
         raise ValueError(

@@ -76,7 +76,7 @@ def evaluate(
         theta = parameters(theta)
     estimator: Any = task.estimator(device, baseline="none")
     key = jax.random.fold_in(jax.random.key(_SEED("seed", seed)), FRESH)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     result = estimator.run(key, theta, trajectories, scores=False)
     return Measurement(
         result.value,
@@ -87,7 +87,7 @@ def evaluate(
         config.task.sigma_kappa if sigma_kappa is None else sigma_kappa,
         (config.task.dt if dt is None else dt) / config.device.finer,
         seed,
-        time.perf_counter() - begun,
+        time.perf_counter() - start,
     )
 
 

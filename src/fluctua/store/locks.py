@@ -12,13 +12,13 @@ else:
     import fcntl
 
 BEYOND = 2**30
-"""Place of the byte that Windows locks: what a file says of its holder stays readable."""
+"""Place of the byte that Windows locks: the holder that a file names stays readable."""
 
 
 def try_lock(file: IO[str], *, shared: bool = False) -> bool:
     """Lock an open file; False if another process holds it.
 
-    shared: only ask whether an exclusive lock is held, beside others that ask.
+    shared: only test whether an exclusive lock is held, beside other tests.
     """
     try:
         if sys.platform == "win32":

@@ -3,7 +3,7 @@
     iteration    12 of 60   J = 0.312 ± 0.004   2,400 trajectories   14 s left
 
 A terminal draws the line anew, a notebook replaces its output, so that a cell keeps the last state
-alone. Elsewhere nothing is shown, or about ten lines if they are asked for.
+alone. Elsewhere nothing is shown, or about ten lines on request.
 """
 
 from __future__ import annotations

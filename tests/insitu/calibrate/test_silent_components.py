@@ -230,7 +230,7 @@ def test_calibrate_then_estimate_and_advise(folder):
 @pytest.mark.long
 def test_the_report_in_words(folder):
     said = command(folder, "calibrate")
-    assert "x has no noise of its own, and moves as its drift says" in said
+    assert "x has no noise of its own, and moves as its drift predicts" in said
     assert "the noise is the model's" in said
     assert "k " in said
     assert "not what was set" in said

@@ -188,7 +188,7 @@ def _dynamic_update_slice(graph: ArrayGraph, eqn: Any, x: int, new: int, *starts
 
 
 def _scatter(graph: ArrayGraph, eqn: Any, x: int, index: int, new: int) -> int:
-    """Scatter updates; the gather with the same indices tells where each goes."""
+    """Scatter updates; their places come from the gather with the same indices."""
     (where,) = _read_indices(graph, eqn, [index])
     p = eqn.params["dimension_numbers"]
     if p.operand_batching_dims or p.scatter_indices_batching_dims:

@@ -33,7 +33,7 @@ class ArrayNode(NamedTuple):
     args: nodes.
     kind: "f" for numbers, "b" for true and false, "i" for integers.
     data: places of a view, value of a constant, or parameters of the operation.
-    evaluate: the same by JAX, arrays of `args` -> array; None where JAX is never asked.
+    evaluate: the same by JAX, arrays of `args` -> array; None where JAX is not used.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""Whether a model is right, and what trajectories say about its unknowns.
+"""Whether a model is right, and the evidence of trajectories about its unknowns.
 
 A step of the model predicts the next state, N(m, C); the residual r = x' − m is all that data add.
 Everything here is made of it:

@@ -81,7 +81,7 @@ class Limits(NamedTuple):
 
 
 KNOWN = Limits()
-"""Where the parameters are what they are said to be: a drift that is wrong by a tenth."""
+"""Where parameters are as they were set: a drift that is wrong by a tenth."""
 
 FITTED = Limits(mean=0.01)
 """Where the parameters were fitted to the same trajectories: what is left is not their error."""

@@ -37,10 +37,10 @@ def _offset(finding: Finding, i: int, j: int) -> str:
 
 def _linear(finding: Finding, i: int, j: int) -> str:
     if i == j:
-        return f"Component {i} returns at another rate than its drift says {_show_size(finding)}."
+        return f"Component {i} returns at another rate than its drift predicts {_show_size(finding)}."
     return (
-        f"The drift of component {i} depends on component {j} in another way than the process "
-        f"says {_show_size(finding)}: channels that are swapped, rotated, conjugated, of another "
+        f"The drift of component {i} depends on component {j} in another way than in the process "
+        f"{_show_size(finding)}: channels that are swapped, rotated, conjugated, of another "
         "sign or gain, a delay, or a coupling that is missing."
     )
 
@@ -67,7 +67,7 @@ def _gain(finding: Finding, i: int, j: int) -> str:
     v = 1 + np.sign(finding.statistic) * finding.effect
     which = "every component" if finding.family == "v of all" else f"component {i}"
     return (
-        f"The noise amplitude of {which} is {np.sqrt(max(v, 0)):.3g} times what `noise` says "
+        f"The noise amplitude of {which} is {np.sqrt(max(v, 0)):.3g} times what `noise` gives "
         f"({abs(finding.statistic):.1f} standard errors): the gain of a detector, a unit, or the "
         "noise is another."
     )
@@ -75,7 +75,7 @@ def _gain(finding: Finding, i: int, j: int) -> str:
 
 def _variance(finding: Finding, i: int, j: int) -> str:
     return (
-        f"The noise of component {i} depends on component {j} in another way than `noise` says "
+        f"The noise of component {i} depends on component {j} in another way than `noise` gives "
         f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of its "
         "variance): multiplicative noise, or a channel that saturates."
     )

@@ -45,7 +45,7 @@ FLOPS = 1e12
 gradient.
 """
 NULL = 1e-9
-"""Eigenvalues of N, scaled to a unit diagonal, below this say nothing about θ."""
+"""Eigenvalues of N, scaled to a unit diagonal, below this leave θ undetermined."""
 
 
 class DriftFit(NamedTuple):
@@ -277,7 +277,7 @@ class _Inverse(NamedTuple):
 
 
 def _invert(gram: np.ndarray, normal: np.ndarray) -> _Inverse:
-    """N⁻¹ in the directions that the data say something about, and which parameters lie in them."""
+    """N⁻¹ in the directions that the data determine, and which parameters lie in them."""
     scale = np.sqrt(np.diag(gram))
     unit = np.where(scale > 0, scale, 1.0)
     values, vectors = np.linalg.eigh(gram / unit / unit[:, None])

@@ -69,7 +69,7 @@ def examine(
     readout: Any = None,
     max_transitions: int = TRANSITIONS,
 ) -> Residuals:
-    """Compare residuals with the noise that the process says, component by component.
+    """Compare residuals with the noise of the process, component by component.
 
     Args:
         process: drift and noise.
@@ -149,7 +149,7 @@ def examine_batch(
         limits: deviations that pass however certain they are.
         earlier: `Examination.sums` of the batches before.
         start: the state (M,) from which every trajectory begins, where there is one.
-        known_noise: whether the amplitude of the noise is what `process` says; else it is that of
+        known_noise: whether the amplitude of the noise is that of `process`; else it is that of
             the trajectories, up to a factor of ten in v.
 
     Returns: an `Examination`.

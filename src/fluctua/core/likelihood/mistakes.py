@@ -130,7 +130,7 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
         # what an Euler step leaves out grows as Δ³
         readout = residuals.doubled is not None and residuals.doubled[i] < v[i] / 4
         return (
-            f"Component {i} has no noise of its own and does not move as its drift says: its "
+            f"Component {i} has no noise of its own and does not move as its drift predicts: its "
             f"residual is {np.sqrt(v[i]):.3g} times what the interval explains. "
             + (
                 "It looks like noise of the readout."
@@ -164,7 +164,7 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
             "score=local_linear_score)."
         )
     return (
-        f"The noise amplitude of {which} is {factor} times what `noise` says, or the state or the "
+        f"The noise amplitude of {which} is {factor} times what `noise` gives, or the state or the "
         "time is in another unit than the process."
     )
 

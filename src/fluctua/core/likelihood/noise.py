@@ -1,4 +1,4 @@
-"""The diffusion from the quadratic variation, and what else the residuals say about the noise.
+"""The diffusion from the quadratic variation, and other properties of the noise from residuals.
 
 r_n = x_{n+1} − E[x_{n+1} | x_n] of a system without observation noise has variance 2QΔt, and no
 memory. With observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε_n, so
@@ -237,7 +237,7 @@ WITHOUT_NOISE: dict[str, float] = {
     "autocorrelation": 0.0,
     "whiteness": 1.0,
 }
-"""What a fit says of a component that has no noise, but for the rows of `OF_STATE`, which are zero.
+"""Result of a fit for a component that has no noise, but for the rows of `OF_STATE`, which are zero.
 """
 
 OF_STATE = ("state_dependence", "state_dependence_z")
@@ -263,7 +263,7 @@ def _leave_hidden(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> Noise
 def _replace_rest(
     keep: np.ndarray, fit: NoiseFit, others: Mapping[str, np.ndarray | float]
 ) -> NoiseFit:
-    """The fit with `others` in place of what it says of components that are not kept. keep: (M,)"""
+    """The fit with `others` in place of its results for components that are not kept. keep: (M,)"""
     replaced: dict[str, Any] = {
         name: np.where(keep, getattr(fit, name), other) for name, other in others.items()
     }
@@ -304,7 +304,7 @@ def _finish_fit(
     # what an Euler step leaves out of a noiseless component makes its neighbouring residuals alike:
     # only noise of the readout makes them opposed
     seen = seen or bool(np.any((s2 > CLEAR * s2_error)[usable & noiseless]))
-    if noiseless.any():  # their Q is zero and known: the others' residuals tell of the others'
+    if noiseless.any():  # their Q is zero and known: the others' residuals determine the others'
         mixed = mixed._replace(
             weights=np.where(noiseless | noiseless[:, None], np.eye(size), mixed.weights)
         )
@@ -316,7 +316,7 @@ def _finish_fit(
     box = _test_whiteness(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
     spread = error(corrected)
     if not seen and _combined_significance(s2[noisy], s2_error[noisy]) > DOUBT:
-        # left in Q, because taking it off costs more than it is worth; but the error of Q must tell
+        # left in Q, because taking it off costs more than it is worth; but the error of Q must include it
         rate = -mean(sums["next_rate"]) / mixed.own
         weight = noisy / s2_error**2
         left = np.full(size, np.sum(weight * rate) / np.sum(weight))

@@ -98,7 +98,7 @@ def examine_counts(
     ]
     i = int(residuals.wrong[0])
     cause = (
-        f"Event {i} happens {v[i]:.3g} times as often as its rate says: a rate, a parameter or a "
+        f"Event {i} happens {v[i]:.3g} times as often as by its rate: a rate, a parameter or a "
         "unit is another."
     )
     return residuals._replace(

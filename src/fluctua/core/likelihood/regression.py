@@ -44,8 +44,8 @@ class ResidualReport(NamedTuple):
     coefficients, stderr: β (K, M) in units of drift per spread of φ, and errors.
     features: K names.
     relative: the spread of b_i over the spread of μ_i (M,).
-    bias, bias_stderr: B like θ, NaN where it was not examined: B is of the drift, and says nothing
-        of a parameter of the noise alone.
+    bias, bias_stderr: B like θ, NaN where it was not examined: B is of the drift, and does
+        not include parameters of the noise alone.
     groups: how many B was averaged over.
     in_drift, in_noise: whether a parameter was seen to act on μ and on Q (P,).
     """

@@ -22,7 +22,7 @@ class Residuals(NamedTuple):
     doubled: v at twice the interval, where v is not 1 and there are two steps.
     cause: what is probably wrong, in words; empty where nothing is.
     noiseless: components without noise of their own, whose v is 1 where they move as their drift
-        says.
+        predicts.
     law: what v is, for the printed report.
     """
 

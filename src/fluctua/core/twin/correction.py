@@ -286,7 +286,7 @@ def check_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
         raise ValueError(
             "a Twin takes over part of the score's work by differentiating the drift and the "
             "noise, so it must be the work that the score did: use score=full_score (or "
-            "drift_score), and put what your own score knows into the process."
+            "drift_score), and put the law of your own score into the process."
         )
     own = process if twin.process is None else twin.process
     if not isinstance(own, Process) or own.drift is None:

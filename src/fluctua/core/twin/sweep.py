@@ -107,7 +107,7 @@ def _parts_by_jax(call: TwinCall) -> Parts:
     theta = numbers.theta
     recipe = substrate.recipe
     times = substrate.times
-    # one noise-free path serves all where nothing tells the trajectories apart before their noise
+    # one noise-free path serves all where the trajectories do not differ before their noise
     shared = recipe.context is None and not isinstance(recipe.start, Density)
     bounds = split_segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
     origin = arrays.part(times.t, np.s_[:2])

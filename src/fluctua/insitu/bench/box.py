@@ -4,7 +4,7 @@ A fault goes wrong on purpose: `drop@3` is a dropped connection at the third acq
 
     drop      the connection is closed in the middle of an answer
     stall     no answer is sent
-    short     the block holds less than was requested, and its length says so
+    short     the block holds less than was requested, and its header agrees
     nan       some trajectories have invalid samples
     clip      some trajectories are clipped at the converter's full scale
     reboot    the box restarts: connections closed, settings lost

@@ -1,4 +1,4 @@
-"""The box on the virtual bench: a resonator network that is not what its data sheet says.
+"""The box on the virtual bench: a resonator network that differs from its data sheet.
 
     ω = ω_hidden + g ω_set + ageing(shots),    κ = κ_hidden + g κ_set + δκ(t),    χ = g χ_set,
     γ = γ_nominal (1 + spread),                σ² = σ_W² + injected²

@@ -36,12 +36,12 @@ BOOTING = 0.2
 class Client:
     """A connection.
 
-    heard: time at which its last message ended; inf while it is served.
+    last_message: time at which its last message ended; inf while it is served.
     spoke: whether it has sent a message.
     ahead: messages since it was last answered.
     """
 
-    heard: float
+    last_message: float
     spoke: bool = False
     ahead: int = 0
 
@@ -82,7 +82,7 @@ class Server:
         session = Session(self.bench)
         try:
             async for line in self._lines(reader, session):
-                client.heard = math.inf
+                client.last_message = math.inf
                 client.spoke = True
                 client.ahead += 1
                 if (
@@ -90,7 +90,7 @@ class Server:
                     or writer not in self.clients
                 ):
                     break
-                client.heard = time.monotonic()
+                client.last_message = time.monotonic()
         except TimeoutError:
             writer.transport.abort()  # not close, which would keep what was not collected
         except (OSError, asyncio.CancelledError):
@@ -123,9 +123,9 @@ class Server:
         if len(self.clients) < CLIENT_LIMIT:
             return True
         now = time.monotonic()
-        for writer, client in sorted(self.clients.items(), key=lambda item: item[1].heard):
+        for writer, client in sorted(self.clients.items(), key=lambda item: item[1].last_message):
             patience = self.patience if client.spoke else min(GREETING, self.patience)
-            if now - client.heard >= patience or client.ahead > MAX_AHEAD:
+            if now - client.last_message >= patience or client.ahead > MAX_AHEAD:
                 del self.clients[writer]
                 writer.transport.abort()
                 return True
@@ -153,7 +153,7 @@ class Server:
                         make_error(-363, f"a message has at most {LINE_LIMIT} bytes")
                     )
                     skipping = False
-                elif line.strip():  # an empty line asks for nothing
+                elif line.strip():  # an empty line has no command
                     yield line.rstrip(b"\r")
             if lines or not is_partial:
                 start = time.monotonic()
@@ -167,7 +167,7 @@ class Server:
         """Send an answer, or spoil it as the fault demands; whether the connection stays."""
         if reply.then == "stall":
             if writer in self.clients:  # the client may be gone: others need not wait for it
-                self.clients[writer].heard = time.monotonic()
+                self.clients[writer].last_message = time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
                 async with asyncio.timeout(self.stall):
                     while await reader.read(LINE_LIMIT):

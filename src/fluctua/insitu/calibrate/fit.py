@@ -51,10 +51,10 @@ def fit_system(
     """Fit drift and noise of a process to trajectories.
 
     A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which
-    tells whether the states carry observation noise; then the drift; then the noise about that
-    drift. Where `theta` was far off, what its drift lacked sat in the rough noise, made weights and
-    errors too large, and hid observation noise: both are then fitted again with the noise that was
-    found.
+    shows whether the states carry observation noise; then the drift; then the noise about that
+    drift. Where `theta` was far off, the error of its drift is part of the rough noise, makes weights and
+    errors too large, and hides observation noise: both are then fitted again with the noise that
+    was found.
 
     Args:
         source: trajectories or an open recording.

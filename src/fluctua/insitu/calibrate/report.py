@@ -22,7 +22,7 @@ SHARED = 0.05
 """Correlation of kicks below which a diagonal Q is good enough."""
 
 FAR_APART = (
-    "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
+    "Samples too far apart for Euler look like this too; fluctua advise FILE tests for it."
 )
 TOO_FAR = (
     "The cause is Euler's interval: what its step leaves out predicts the residuals (slope "
@@ -202,7 +202,7 @@ def _describe_noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
             f"  observation noise: none seen (standard deviation below {bound:.2g} in {which})"
         )
     coloured = (
-        "the kicks remember each other over lags 2 to 8: coloured noise, or a drift that is wrong"
+        "the kicks are correlated over lags 2 to 8: coloured noise, or a drift that is wrong"
     )
     lines.append(_format_verdict("white", n.whiteness, components, coloured))
     zs = n.state_dependence_z
@@ -243,17 +243,17 @@ def _describe_noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
 def _describe_noiseless(
     c: Calibration, noiseless: np.ndarray, components: tuple[str, ...]
 ) -> list[str]:
-    """Say whether components without noise of their own move as the drift says."""
+    """State whether components without noise of their own move as their drift predicts."""
     if not noiseless.size or c.guard is None:
         return []
     lines = []
     for i in noiseless[:MAX_ROWS]:
         off = i in c.guard.wrong
         lines.append(
-            f"  → {components[i]} has no noise of its own, and does not move as its drift says."
+            f"  → {components[i]} has no noise of its own, and does not move as its drift predicts."
             if off
-            else f"  {components[i]} has no noise of its own, and moves as its drift says, to the "
-            "interval."
+            else f"  {components[i]} has no noise of its own, and moves as its drift "
+            "predicts, to the interval."
         )
     return lines
 

@@ -206,7 +206,7 @@ def apply_calibration(
         model: what `load_model(recording)` gives.
         noise: "file" takes the table's Q and observation noise, "nominal" the model's, "auto" the
             table's if there is one.
-        theta: "set" as the recording says it was set, "calibrated" as it was fitted.
+        theta: "set" for the recorded parameters, "calibrated" for the fitted ones.
 
     Returns: the model, and what was used of the table.
 

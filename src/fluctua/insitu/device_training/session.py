@@ -125,7 +125,7 @@ class TrainingSession:
             self.instruments.follow()
 
     def report_calibration(self) -> None:
-        """Write what the trajectories of the training say of the instrument."""
+        """Write the calibration by the trajectories of the training."""
         if isinstance(self.estimator, SelfCalibrating) and self.estimator.calibration.trajectories:
             text = f"{self.estimator.calibration!r}\n"
             checkpoint.replace(self.instruments.devices[0].text, text.encode())

@@ -28,7 +28,7 @@ from fluctua.store.code import FORMS, call_code, is_code, load_code, locate_erro
 
 METHODS = ("set", "arm", "acquire", "health", "close")
 BENCH_MODEL = "fluctua.insitu.bench.bench_model:make_model"
-"""Model of an instrument at an address, which speaks the commands of docs/virtual_bench.md."""
+"""Model of an instrument at an address, which takes the commands of docs/virtual_bench.md."""
 DRIVER = "a driver (a class, or a function that returns an object with set and acquire)"
 MODEL = "a model (an insitu.Model, or a function that returns one)"
 HOST_AND_PORT = re.compile(r"[\w.-]+:\d+")

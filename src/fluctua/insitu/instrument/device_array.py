@@ -1,7 +1,7 @@
 """Several instruments as one substrate: (key, theta, count) -> trajectories of all of them.
 
 All are set and run at once, in one thread each. The wanted trajectories are split by the speed of
-the devices. The share of a device that fails goes to the others, and it is asked again after 1,
+the devices. The share of a device that fails goes to the others, and it is tried again after 1,
 2, 4, … 16 calls until it answers. Nothing that was received before the failure is lost, and nothing
 is acquired twice.
 
@@ -38,7 +38,7 @@ STEADY = 2.0
 FORGET = 0.3
 """Weight of the last call in the mean rate of a device."""
 MAX_WAIT = 16
-"""Calls after which a device that failed is asked again, at most."""
+"""Calls after which a device that failed is tried again, at most."""
 DOWN = "device down"
 BACK = "device back"
 
@@ -96,7 +96,7 @@ class DeviceArray:
         self.clock = clock
         self.rates_given = rates is not None
         self.weights = np.ones(len(devices)) if rates is None else np.asarray(rates, float)
-        self.wait = np.zeros(len(devices), int)  # calls until a failed device is asked again
+        self.wait = np.zeros(len(devices), int)  # calls until a failed device is tried again
         self.failures_in_a_row = np.zeros(len(devices), int)
         self.refused = np.zeros(len(devices), bool)  # asking again would not help
         self.rates: dict[int, float] = {}  # trajectories per second, as last measured
@@ -121,16 +121,16 @@ class DeviceArray:
                 pieces[k].append(taken)
             return (0 if taken is None else len(taken.x)), failure
 
-        asked = self._choose_devices()
+        active = self._choose_devices()
         missing = count
-        later = [int(k) for k in np.flatnonzero(~self.refused) if k not in asked]
+        later = [int(k) for k in np.flatnonzero(~self.refused) if k not in active]
         while missing:
-            if not asked:
-                asked = later  # sooner than planned: the others are gone
+            if not active:
+                active = later  # sooner than planned: the others are gone
                 later = []
-            if not asked:
+            if not active:
                 raise self._make_failure(f"{missing:,} of {count:,} trajectories are missing")
-            shares = dict(zip(asked, split_count(missing, self.weights[asked]), strict=True))
+            shares = dict(zip(active, split_count(missing, self.weights[active]), strict=True))
             results = self._run_on_each({k: n for k, n in shares.items() if n}, gather)
             for k, (received, failure, seconds) in results.items():
                 missing -= received
@@ -139,7 +139,7 @@ class DeviceArray:
                     rate = received / max(seconds, 1e-9)
                     self.rates[k] = self.rates.get(k, rate) ** (1 - FORGET) * rate**FORGET
             self._update_weights()
-            asked = [k for k in asked if not self.failures_in_a_row[k]]
+            active = [k for k in active if not self.failures_in_a_row[k]]
         self._refuse_duplicates()
         for k, parts in pieces.items():
             self.devices[k].last = (settings[k], _concatenate(parts)) if parts else None

@@ -314,8 +314,8 @@ def scale_noise(process: processes.Process) -> processes.Process:
 def find_dead(x: np.ndarray) -> list[int]:
     """Find components without a signal: constant, or white about a constant. x: (E, T+1, M).
 
-    The state of a process that is sampled often enough for Euler's steps remembers the sample
-    before; a channel that is not connected does not, and its mean over the trajectories does not
+    The state of a process that is sampled often enough for Euler's steps is close to the sample
+    before; a channel that is not connected is not, and its mean over the trajectories does not
     move.
     """
     count, times, _ = x.shape

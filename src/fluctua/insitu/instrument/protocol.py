@@ -1,7 +1,7 @@
 """The protocol of an instrument: it takes settings, runs, and returns a batch of trajectories.
 
 A driver is a class with five short methods; docs/laboratory.md shows one. Nothing here retries or
-judges data: a method either does what it says or raises, and `instrument_substrate` decides what
+examines data: a method either does its task or raises, and `instrument_substrate` decides what
 happens next.
 """
 

@@ -44,7 +44,7 @@ def convert(
             damaged one.
         path: the recording to write; it must not exist.
         drop: leave out trajectories with states that are not finite, which are refused otherwise.
-        parameters: θ as it was set, added to what the file says.
+        parameters: θ as it was set, added to that of the file.
         detrend: take away what varies more slowly than this time, an offset of the detector that
             drifts; for long records of a steady state (see `trend.remove_trend`). It is noted in
             the copy's `provenance`.

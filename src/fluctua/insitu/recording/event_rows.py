@@ -126,7 +126,7 @@ def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
             kind = channel[other[0]]
             return (
                 f"event {other[0]}, {d.events.names[kind]}, adds {change[other[0]].tolist()} to "
-                f"the state, and `changes` says {d.events.changes[kind].tolist()}"
+                f"the state, and `changes` has {d.events.changes[kind].tolist()}"
             )
     if d.events.still:
         total = np.zeros((steps, x.shape[1]))
@@ -234,7 +234,7 @@ def is_whole(group: h5py.Group, n: int) -> bool:
 
 
 def count_bytes(rows: Rows | None) -> int:
-    """Bytes that the rows take in the file at most, with one chunk per data set begun."""
+    """Bytes that the rows take in the file at most, with one new chunk per data set."""
     return 0 if rows is None else (24 + 8 * rows.change.shape[1]) * (len(rows.step) + CHUNK)
 
 

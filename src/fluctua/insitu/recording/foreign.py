@@ -153,7 +153,7 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     if time is None and units.dt is None:
         raise ValueError(
             f"{path} has no column of times; it has {_join_few(names)}. Give the interval, --set "
-            "dt=0.01, or say which it is, --map t=COLUMN."
+            "dt=0.01, or the column, --map t=COLUMN."
         )
     if number is not None:
         new = np.flatnonzero(np.diff(columns[number])) + 1

@@ -418,7 +418,7 @@ def _describe_prediction(chance: Judgement, steps: np.ndarray, d: Description) -
 
 
 def _check_trend(x: np.ndarray, d: Description) -> list[RecordingFinding]:
-    """Find a drift of one long record (T+1, M), or that it is too short to tell."""
+    """Find a drift of one long record (T+1, M), or that it is too short for one to be seen."""
     search = find_trend(x)
     time = search.memory * float(np.median(np.diff(d.t)))
     if search.trend is not None:

@@ -11,16 +11,6 @@
                                               tables, each with an attribute `checksum`
 
 See docs/recordings.md.
-
-/x           (trajectory, time, channel)   the states; complex as the compound {r, i} that h5py
-writes /time        (time)                        with attribute `units`
-/channel     (channel)                     names
-/trajectory  (trajectory)                  0, 1, 2, …: written last, so it says which trajectories
-are complete /context/*   (trajectory, …)               what is known of each trajectory
-/checksum    (trajectory)                  CRC-32 of its states, and in the upper half of its number
-and context /events/*    (event, …)                    of jump processes; see `event_rows`
-/parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables, each with an attribute
-`checksum`
 """
 
 from __future__ import annotations
@@ -151,7 +141,7 @@ def read_head(file: h5py.File, path: Path) -> Description:
     if texts.read_attribute(file, "format") != FORMAT:
         raise ValueError(
             f"{path} is an HDF5 file, but not a recording (no attribute format = {FORMAT!r}). If "
-            "it holds trajectories, say where: --map x=PATH --map t=PATH (in Python, "
+            "it holds trajectories, give their place: --map x=PATH --map t=PATH (in Python, "
             "mapping={'x': ..., 't': ...})."
         )
     version = int(file.attrs["format_version"])
@@ -230,7 +220,7 @@ def count_complete(file: h5py.File) -> Completeness:
     """Count the complete trajectories, by the numbers in `trajectory`, which are written last.
 
     A kill leaves one unfinished at most, with -1 in place of its number. Any other wrong number is
-    damage to the numbers, and says nothing against the trajectories that it belongs to.
+    damage to the numbers alone: the trajectories may be whole.
     """
     index = file["trajectory"][:]
     right = index == np.arange(len(index))
@@ -245,7 +235,7 @@ def count_complete(file: h5py.File) -> Completeness:
         if data.name not in ("/trajectory", "/checksum")
     }
     whole = min(lengths.values())
-    begun = max(len(index), *lengths.values())
+    started = max(len(index), *lengths.values())
     checks = file["checksum"].shape[0] if "checksum" in file else count
     if checks < count:
         damage.append(f"/trajectory counts {count} trajectories and /checksum has {checks}")
@@ -264,9 +254,9 @@ def count_complete(file: h5py.File) -> Completeness:
             for name in event_rows.list_flat_names(group)
             if name != "event" and group[name].shape[0] < wanted
         ]
-    if begun - count > 1:
+    if started - count > 1:
         damage.append(
-            f"{begun - count} trajectories at the end have no number, where a kill leaves "
+            f"{started - count} trajectories at the end have no number, where a kill leaves "
             "one at most"
         )
     return Completeness(min(count, whole), tuple(damage))
@@ -285,7 +275,7 @@ def _has_whole_states(file: h5py.File, n: int) -> bool:
         if "events" in file and not event_rows.is_whole(file["events"], n):
             return False
         return bool(file["checksum"][n] == compute_checksum(n, rows, file["x"][n]))
-    except OSError:  # a chunk that is not as its own checksum says
+    except OSError:  # a chunk whose own checksum differs
         return False
 
 

@@ -111,7 +111,7 @@ def find_observed_sites(description: Description, sites: int) -> np.ndarray:
     if len(description.channels) != sites:
         raise ValueError(
             f"the recording has {len(description.channels)} channels and its network {sites} "
-            "resonators; `observed` in its network table must say which ones they are."
+            "resonators; list those of the channels as `observed` in its network table."
         )
     return np.arange(sites)
 

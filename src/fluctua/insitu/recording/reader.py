@@ -86,7 +86,7 @@ def _bound_key(key: Any, size: int) -> Any:
 class FileCondition(NamedTuple):
     """Whether a file is as its writer left it.
 
-    incomplete: trajectories that were begun and not finished.
+    incomplete: trajectories that were started and not finished.
     interrupted: whether its writer was killed, or is writing now.
     damage: what is not as it was written, in words.
     """
@@ -104,7 +104,7 @@ class RecordingFile:
 
     description: the head.
     count: E, complete trajectories.
-    incomplete: trajectories that were begun and not finished, never shown.
+    incomplete: trajectories that were started and not finished, never shown.
     kind: "recording", "npz", "MATLAB v7.3" or "HDF5".
     x: `RecordedStates`.
     interrupted: whether its writer was killed, or is writing now.
@@ -307,7 +307,7 @@ def open_recording(
             )
         description = layout.read_head(file, path)
         (count, damage) = layout.count_complete(file)
-        begun = file["x"].shape[0]
+        started = file["x"].shape[0]
         damage = (
             *damage,
             *layout.find_damaged_tables(file),
@@ -316,7 +316,7 @@ def open_recording(
         if damage and not damaged:
             raise ValueError(
                 f"{path} is damaged: {'; '.join(damage)}. Nothing was changed. `fluctua inspect` "
-                f"says what is whole, and `fluctua convert {path} OUT.nc` copies it."
+                f"lists what is whole, and `fluctua convert {path} OUT.nc` copies it."
             )
         context = (
             {name: file["context"][name] for name in description.context}
@@ -331,7 +331,7 @@ def open_recording(
             CheckedStates(file["x"], checksums, path, numbers=context is None),
             count,
             context,
-            condition=FileCondition(begun - count, marked, damage),
+            condition=FileCondition(started - count, marked, damage),
             checksums=checksums,
             file=file,
         )

@@ -56,7 +56,7 @@ class TrendSearch(NamedTuple):
     trend: the drift that stands out most, or None.
     slowest: number of the slowest component.
     memory: its correlation time 1 + 2Σ|ρ|, in samples.
-    resolved: whether the record is long enough to tell its fluctuations from a drift.
+    resolved: whether the record is long enough to distinguish its fluctuations from a drift.
     """
 
     trend: RecordTrend | None
