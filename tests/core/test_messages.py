@@ -31,10 +31,10 @@ def test_states_as_nested_lists():
 
 
 def test_a_missing_entry_of_theta():
-    with pytest.raises(ValueError, match=r"the drift asks for theta\['kappa'\].*'f', 'k'"):
+    with pytest.raises(ValueError, match=r"the drift uses theta\['kappa'\].*'f', 'k'"):
         run(PROCESS._replace(drift=lambda th, x: -th["kappa"] * x))
     with pytest.raises(
-        ValueError, match=r"the terminal reward asks for theta\['ff'\].*Did you mean \"f\""
+        ValueError, match=r"the terminal reward uses theta\['ff'\].*Did you mean \"f\""
     ):
         run(objective=fl.Objective(terminal=lambda th, x: th["ff"] * x[0]))
 

@@ -92,7 +92,7 @@ def advise(
         refuse_options(context, FOR_NETWORKS, f"only recordings have these, and {source} is none.")
         if error is not None and trajectories is not None:
             raise ValueError(
-                "--error and --trajectories exclude each other: each follows from the other. Give one."
+                "--error and --trajectories follow from each other: give one of them."
             )
         keys = read_settings(settings, ADVISE_KEYS)
         advise_network(

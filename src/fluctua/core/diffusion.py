@@ -4,7 +4,7 @@ Where a component has no noise of its own, or fewer Wiener processes drive the s
 components, Q⁻¹ is the inverse on the range of σ: the score exists where ∂θμ and ∂θQ lie in that
 range. Elsewhere it is not a number, which `check_along` puts into words.
 
-A form has three operations at one state: products Q(θ')v with parameters that may be differentiated,
+A form has three operations at one state: products Q(θ')v, differentiable in the parameters,
 the solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient is the trace term of the
 full score.
 """

@@ -236,8 +236,8 @@ def _choose_subject(
         law = TRANSITIONS.get(score)
         if law is None:
             raise ValueError(
-                "a filter has only the transitions of `full_score` and `local_linear_score`; give one "
-                "of these as `score`."
+                "a filter has the transitions of `full_score` and `local_linear_score` only: give "
+                "one of these as `score`."
             )
         filtered = choose_filter(recording, model, law, readout)
         if filtered.process is not None:

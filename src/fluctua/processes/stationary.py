@@ -9,11 +9,11 @@ of which the record gives the sum up to a window w, as the mean over n of (gₙ 
 eligibility trace zₙ = Uₙ₋₁ + … + Uₙ₋w (Baxter and Bartlett). What later rewards would add is lost:
 too short a window is a bias, too long a one is noise. The sum over the window that follows, w … 2w,
 measures that bias, with as much noise as the gradient has. The process is Markov, so that its
-states hold all that rewards depend on: a slow mode with a small share in the fluctuations of the
-reward, and a large one in its response to a kick, is visible in them.
+states hold all that rewards depend on: they show a slow mode with a small share in the
+fluctuations of the reward and a large one in its response to a kick.
 
-ḡ responds to the kicks too, each by ∇J/N of N steps, which takes w/N of the gradient: the products are
-divided by 1 − w/N.
+ḡ responds to the kicks too, each by ∇J/N of N steps, which takes w/N of the gradient: the products
+are divided by 1 − w/N.
 
 A reward r(Xₙ, Xₙ₊₁) of a step is counted on arrival: gₙ also has r(Xₙ₋₁, Xₙ)/Δt, and Uₙ₋₁ is the
 first kick that acts on it.
@@ -86,8 +86,8 @@ class Change(NamedTuple):
 
 
 CUT_NOTE = (
-    "\n  → the correlation time of the slowest state is {:.4g}: […] include what the window may leave out; record "
-    "for longer"
+    "\n  → the correlation time of the slowest state is {:.4g}: […] include what the window may "
+    "leave out; record for longer"
 )
 """Printed where the window is shorter than it should be."""
 

@@ -21,8 +21,9 @@ from fluctua.tcmt.kernel import options as kernel_options
 class DriftCalibratedTwin:
     """Twin of a network for `fluctua.SelfCalibrating` that finds losses γ by the drift alone.
 
-    The noise of the losses is that of the model. A `Fused` also uses the noise, which determines
-    γ better where samples are close, and is wrong where they are far apart or the readout has noise.
+    The noise of the losses is that of the model. A `Fused` also uses the noise, which determines γ
+    better where samples are close, and is wrong where they are far apart or the readout has
+    noise.
     """
 
     fused: Fused

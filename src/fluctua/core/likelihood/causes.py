@@ -37,7 +37,8 @@ def _offset(finding: Finding, i: int, j: int) -> str:
 
 def _linear(finding: Finding, i: int, j: int) -> str:
     if i == j:
-        return f"Component {i} returns at another rate than its drift predicts {_show_size(finding)}."
+        size = _show_size(finding)
+        return f"Component {i} returns at another rate than its drift predicts {size}."
     return (
         f"The drift of component {i} depends on component {j} in another way than in the process "
         f"{_show_size(finding)}: channels that are swapped, rotated, conjugated, of another "

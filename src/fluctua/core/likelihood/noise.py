@@ -237,7 +237,7 @@ WITHOUT_NOISE: dict[str, float] = {
     "autocorrelation": 0.0,
     "whiteness": 1.0,
 }
-"""Result of a fit for a component that has no noise, but for the rows of `OF_STATE`, which are zero.
+"""Result of a fit for a component without noise, but for the rows of `OF_STATE`, which are zero.
 """
 
 OF_STATE = ("state_dependence", "state_dependence_z")
@@ -316,7 +316,7 @@ def _finish_fit(
     box = _test_whiteness(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
     spread = error(corrected)
     if not seen and _combined_significance(s2[noisy], s2_error[noisy]) > DOUBT:
-        # left in Q, because taking it off costs more than it is worth; but the error of Q must include it
+        # left in Q, because taking it off costs more than it is worth; the error of Q has it
         rate = -mean(sums["next_rate"]) / mixed.own
         weight = noisy / s2_error**2
         left = np.full(size, np.sum(weight * rate) / np.sum(weight))

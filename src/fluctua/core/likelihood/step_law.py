@@ -125,8 +125,8 @@ def displace_zeros(
     """θ ± δ with δ at the parameters that are zero; None if there are none.
 
     A parameter of zero hides its sign, its factor and its place: −w, 2w and wᵀ are the same law at
-    w = 0, whatever their scores, which obey both identities. Moved by a part of its
-    error from one step, 1/√E[U²], such a law differs. There are two sides because one may lie outside of the
+    w = 0, whatever their scores, which obey both identities. Moved by a part of its error from one
+    step, 1/√E[U²], such a law differs. There are two sides because one may lie outside of the
     parameters that are allowed: a probability of 0.99 + w.
     """
     vector, unravel = ravel_pytree(theta)

@@ -52,9 +52,9 @@ def fit_system(
 
     A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which
     shows whether the states carry observation noise; then the drift; then the noise about that
-    drift. Where `theta` was far off, the error of its drift is part of the rough noise, makes weights and
-    errors too large, and hides observation noise: both are then fitted again with the noise that
-    was found.
+    drift. If `theta` is far off, the error of its drift is part of the rough noise, makes weights
+    and errors too large, and hides observation noise: both are then fitted again with the noise
+    that was found.
 
     Args:
         source: trajectories or an open recording.

@@ -9,8 +9,8 @@ enters is their sum and their product. A θ without chi is of a network without 
 is then found several times better.
 
 Where a task runs several experiments side by side (isolation: forward and backward), they are
-copies of one device: ω, κ, χ and Γ are shared and fitted to all of them; each copy has drives of its
-own.
+copies of one device: ω, κ, χ and Γ are shared and fitted to all of them; each copy has
+drives of its own.
 
 The drift is linear in features of the state too, so a fit is quick (`core.likelihood.features`):
 

@@ -201,9 +201,7 @@ def _describe_noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         lines.append(
             f"  observation noise: none seen (standard deviation below {bound:.2g} in {which})"
         )
-    coloured = (
-        "the kicks are correlated over lags 2 to 8: coloured noise, or a drift that is wrong"
-    )
+    coloured = "the kicks are correlated over lags 2 to 8: coloured noise, or a drift that is wrong"
     lines.append(_format_verdict("white", n.whiteness, components, coloured))
     zs = n.state_dependence_z
     i, k = np.unravel_index(np.argmax(np.abs(zs)), zs.shape)
