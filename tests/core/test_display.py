@@ -14,6 +14,8 @@ import pytest
 import fluctua as fl
 from fluctua.core.display import html, records
 from fluctua.core.display.estimates import MAX_ROWS
+from fluctua.core.words import format_count
+from fluctua.learn.evaluate import Evaluation
 
 
 def drift(theta, x):
@@ -69,6 +71,28 @@ def test_an_estimate_is_the_same_in_both_forms():
     ]
     assert "500 trajectories" in text
     assert "corrected for skewness" in text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "trajectory", "1 trajectory"),
+        (0, "trajectory", "0 trajectories"),
+        (2000, "trajectory", "2,000 trajectories"),
+        (1, "batch", "1 batch"),
+        (2, "batch", "2 batches"),
+        (2, "setting", "2 settings"),
+    ],
+)
+def test_a_counted_noun_has_its_plural(number, noun, text):
+    assert format_count(number, noun) == text
+
+
+def test_records_of_one_trajectory_have_no_plural():
+    one = make_estimate(1, interval=None, value_interval=None)
+    evaluation = Evaluation(0.5, np.nan, np.nan, 1, 0.1)
+    texts = [repr(one), one._repr_html_(), repr(evaluation)]
+    assert all("1 trajectory" in text and "trajectories" not in text for text in texts)
 
 
 def test_without_intervals_there_is_no_column_for_them():

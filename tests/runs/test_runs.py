@@ -346,6 +346,18 @@ def test_stopped_by_the_caller_and_extended(finished, tmp_path):
     assert_same_run(finished, tmp_path / "run")
 
 
+def test_killed_before_its_summary_a_longer_run_is_concluded(run_copy):
+    early = (run_copy / "summary.json").read_bytes()
+    rows = runs.resume(run_copy, {"iterations": 14})
+    for _ in range(2):
+        next(rows)
+        assert not list(run_copy.glob("summary.*"))
+    rows.close()
+    (run_copy / "summary.json").write_bytes(early)  # as earlier versions left it
+    assert not list(runs.resume(run_copy))
+    assert json.loads((run_copy / "summary.json").read_text())["rows"] == 14
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(finished, run_copy):
     newest = checkpoint.list_checkpoints(run_copy / "checkpoints")[-1]
     content = bytearray(newest.read_bytes())

@@ -163,6 +163,17 @@ def test_a_summary_of_an_earlier_end_is_not_returned(tmp_path):
     assert again.summary == whole.summary
 
 
+def test_a_summary_is_removed_as_soon_as_a_run_goes_on(tmp_path):
+    trap.run(tmp_path / "run", 3)
+
+    def stop(row, record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trap.run(tmp_path / "run", 5, on_row=stop)
+    assert not list((tmp_path / "run").glob("summary.*"))
+
+
 def test_devices_of_an_array_count_the_same():
     """However many trajectories each has; errors are those between devices."""
     forces = (0.5, 0.0, -0.5)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fluctua.cli import files
 from fluctua.cli.common import say, show_progress, to_json
+from fluctua.core.words import format_count
 
 if TYPE_CHECKING:
     from fluctua.insitu.advice import FileAdvice
@@ -32,7 +33,6 @@ def advise_recording(
     """Measure what a recording allows, and print it."""
     from fluctua.insitu.advice import advise_file, is_stepped
     from fluctua.insitu.estimating import resolve_score
-    from fluctua.insitu.recording.description import format_count
     from fluctua.insitu.recording.model import load_model
     from fluctua.insitu.recording.reader import open_recording
 
@@ -108,7 +108,7 @@ def _describe_length(advice: FileAdvice, units: str) -> list[str]:
     return [
         "HOW LONG A RECORD",
         f"  From {c.duration:.4g}{unit} the gradient {reached} (window {c.window:.3g}, "
-        f"{r.recorded:,} batches).",
+        f"{format_count(r.recorded, 'batch')}).",
         f"  {_format_percent(r.error)} takes {time(r.whole)}.",
         f"  100 %, at which a step still points within 45° of uphill, takes {time(r.training)}.",
         f"  {_describe_standing_out(r)}",
@@ -125,13 +125,12 @@ def _describe_standing_out(r: Repetitions) -> str:
 def _describe_repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
     r = advice.repetitions
     lines = ["HOW MANY REPETITIONS"]
+    recorded = format_count(r.recorded, "trajectory")
     if r.reached is None:
-        lines.append(
-            f"  The gradient does not stand out yet from the noise of {r.recorded:,} trajectories."
-        )
+        lines.append(f"  The gradient does not stand out yet from the noise of {recorded}.")
     else:
         lines.append(
-            f"  {r.recorded:,} trajectories give the gradient to {_format_percent(r.reached)}, "
+            f"  {recorded} give the gradient to {_format_percent(r.reached)}, "
             "each component in units of its noise."
         )
     lines.append(f"  {_format_percent(r.error)} takes {_format_count(r.whole, rate)}.")

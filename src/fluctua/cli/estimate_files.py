@@ -14,6 +14,7 @@ import typer
 from fluctua.cli.common import Output, say, show_progress, to_json
 from fluctua.cli.files import ignore_reported_warnings, report_residuals, set_precision
 from fluctua.core.display.estimates import describe_estimate
+from fluctua.core.words import format_count
 from fluctua.insitu import estimating, pooling
 from fluctua.insitu.advice import Sampling
 from fluctua.insitu.pooling import EstimateOptions, Pooled, name_resonator
@@ -92,7 +93,7 @@ def _describe_method(pooled: Pooled, options: EstimateOptions, cluster: str | No
     """Number of files, where they were read, score and baseline, in words."""
     where = f" on the cluster at {cluster}" if cluster else ""
     many = len(pooled.files) > 1 or cluster is not None
-    count = f"{len(pooled.files)} files{where}, " if many else ""
+    count = f"{format_count(len(pooled.files), 'file')}{where}, " if many else ""
     by_filter = " of a filter" if pooled.result.score == estimating.FILTER else ""
     transitions = _join_transitions(pooled)
     return f"{count}{transitions} score{by_filter}, {options.baseline} baseline"

@@ -11,6 +11,7 @@ import typer
 from fluctua.cli import files, networks, options
 from fluctua.cli.common import EXPECTED, STOPPED, fail, say, show_progress
 from fluctua.cli.settings import parse_settings
+from fluctua.core.words import format_count
 
 if TYPE_CHECKING:
     from fluctua.runs.config import Config
@@ -68,7 +69,6 @@ def record(
 
     Ctrl-C leaves a usable file; the same command with --append continues exactly where it stopped.
     """
-    from fluctua.insitu.recording.description import format_count
     from fluctua.insitu.recording.simulate import describe
     from fluctua.insitu.recording.simulate import record as run
     from fluctua.runs.build import make_task
@@ -104,7 +104,7 @@ def record(
         again = " ".join(["fluctua", *sys.argv[1:], *([] if append else ["--append"])])
         say(
             "\n"
-            f"stopped with {done:,} of {trajectories:,} trajectories in {out}. "
+            f"stopped with {done:,} of {format_count(trajectories, 'trajectory')} in {out}. "
             f"Continue with: {again}"
         )
         raise typer.Exit(STOPPED) from None

@@ -11,6 +11,7 @@ import typer
 from fluctua.cli import files, options
 from fluctua.cli.common import EXPECTED, fail, say, show_progress, to_json
 from fluctua.cli.settings import Settings, read_settings
+from fluctua.core.words import format_count
 
 if TYPE_CHECKING:
     from fluctua.insitu.recording.inspection import Inspection
@@ -62,7 +63,6 @@ def inspect(
 
 
 def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
-    from fluctua.insitu.recording.description import format_count
 
     s = inspection.summary
     units = f", times in {s['time_units']}" if s["time_units"] else ""
@@ -145,7 +145,6 @@ def convert(
     are left out.
     """
     from fluctua.insitu.recording.conversion import convert as copy
-    from fluctua.insitu.recording.description import format_count
 
     try:
         with (

@@ -9,6 +9,7 @@ import typer
 
 from fluctua.cli.common import EXPECTED, fail, note, refuse_options, say
 from fluctua.cli.settings import Key, Keys, Settings, read_settings
+from fluctua.core.words import format_count
 
 FIG1_KEYS: Keys = {
     "inset": Key(str, "fig1: folder of the continuations from one breakpoint (RUNS/inset)"),
@@ -116,7 +117,8 @@ def _reproduce_fig1(
     for run in results.runs:
         say(
             f"σ_κ = {run.sigma_kappa:<5g} J = {run.J[-1]:.4f} ± {run.J_stderr:.4f} at iteration "
-            f"{run.iteration[-1] + 1:,}, {run.trajectories:,} trajectories ({run.name})"
+            f"{run.iteration[-1] + 1:,}, {format_count(run.trajectories, 'trajectory')} "
+            f"({run.name})"
         )
     for text in results.notes:
         note(text)

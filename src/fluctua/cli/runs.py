@@ -12,6 +12,7 @@ import typer
 from fluctua.cli import networks, options
 from fluctua.cli.common import EXPECTED, fail, say
 from fluctua.cli.settings import parse_settings
+from fluctua.core.words import format_count
 
 if TYPE_CHECKING:
     from fluctua.runs import evaluate as evaluation
@@ -116,7 +117,8 @@ def _print(path: Path, measured: list[evaluation.Measurement]) -> None:
             f"{m.spread:.3g}",
             f"{m.seconds:.1f}",
         )
-    say(f"{path}: {measured[0].trajectories:,} trajectories each, seed {measured[0].seed}")
+    each = format_count(measured[0].trajectories, "trajectory")
+    say(f"{path}: {each} each, seed {measured[0].seed}")
     Console().print(table)
 
 

@@ -1,4 +1,4 @@
-"""Words for people, without a number: hints and texts that a terminal can show."""
+"""Words for people: hints, counted nouns, and texts that a terminal can show."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def close_match(word: str, known: Iterable[str]) -> str:
     """
     matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
     return f' Did you mean "{matches[0]}"?' if matches else ""
+
+
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun: `1 trajectory`, `2,000 trajectories`, `3 batches`."""
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def can_redraw(console: Any) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
-from fluctua.insitu.recording.description import format_count
+from fluctua.core.words import format_count
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import TrendRemoval, subtract_trend

@@ -13,6 +13,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import jit
+from fluctua.core.words import format_count
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import describe_trend, find_trend
@@ -65,8 +66,8 @@ class SplitRecord(NamedTuple):
     def __repr__(self) -> str:
         name = self.recording.description.components[self.slowest]
         return (
-            f"{self.recording.count:,} stretches of {self.length:.4g}; {name}, the slowest, is "
-            f"correlated over {self.memory:.3g}: integrated autocorrelation time "
+            f"{format_count(self.recording.count, 'stretch')} of {self.length:.4g}; {name}, the "
+            f"slowest, is correlated over {self.memory:.3g}: integrated autocorrelation time "
             f"{self.autocorrelation_time:.3g}, {self.effective:,.0f} independent samples"
             + (f"\n→ not steady: {self.trend}" if self.trend else "")
         )

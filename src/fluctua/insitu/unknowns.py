@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.arrays import Array, Params
 from fluctua.core.likelihood.evidence import collect_evidence
 from fluctua.core.process import Process
 from fluctua.core.scores import full_score
 from fluctua.core.trajectories import Trajectories
+from fluctua.core.words import format_count
 from fluctua.insitu.translation import OperatingPoint, translate_process
 from fluctua.learn.belief import Belief, prior_precision, unflatten_like
 from fluctua.learn.effective import Effective
@@ -68,7 +69,7 @@ class DeviceFit(NamedTuple):
     report: str = ""
 
 
-def separate(parameters: Params, context: PyTree) -> OperatingPoint:
+def separate(parameters: Params, context: Any) -> OperatingPoint:
     """Settings, and the context with the unknowns, of parameters that hold both."""
     return OperatingPoint(parameters[SETTINGS], {**(context or {}), **parameters[UNKNOWNS]})
 
@@ -105,8 +106,8 @@ def fit_unknowns(
     values = unflatten_like(start, fit.belief.mean)
     variances = np.diag(np.linalg.inv(fit.belief.posterior_precision))
     errors = unflatten_like(start, np.sqrt(variances))
-    trajectories = sum(len(each.x) for _, each in runs)
-    head = f"CALIBRATION   {len(runs)} settings, {trajectories:,} trajectories\n"
+    used = format_count(sum(len(each.x) for _, each in runs), "trajectory")
+    head = f"CALIBRATION   {format_count(len(runs), 'setting')}, {used}\n"
     return DeviceFit(values, head + _tabulate(values, errors))
 
 

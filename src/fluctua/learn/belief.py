@@ -19,7 +19,7 @@ import scipy
 from fluctua.core.arrays import Params
 from fluctua.core.likelihood.evidence import Evidence
 from fluctua.core.text import names, with_error
-from fluctua.core.words import close_match
+from fluctua.core.words import close_match, format_count
 
 COLLINEAR = 1e-5
 """Relative pivot below which a direction counts as collinear; single precision has seven digits."""
@@ -299,7 +299,7 @@ def explain_watched(known: Posterior, start: np.ndarray) -> str:
 
 def _format_posterior(known: Posterior) -> str:
     """One line per family of unknowns, and χ² of the model."""
-    lines = [f"calibrated with {known.trajectories:,} trajectories"]
+    lines = [f"calibrated with {format_count(known.trajectories, 'trajectory')}"]
     rows = zip(
         jax.tree_util.tree_leaves_with_path(known.unknown),
         jax.tree.leaves(known.stderr),

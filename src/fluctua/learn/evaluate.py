@@ -26,6 +26,7 @@ from fluctua.core.protocols import Estimator
 from fluctua.core.recorded import evaluate_returns
 from fluctua.core.text import with_error
 from fluctua.core.trajectories import Substrate
+from fluctua.core.words import format_count
 
 FRESH = 0x4A
 """Sets the noise of an evaluation apart from that of a training with the same seed."""
@@ -48,8 +49,8 @@ class Evaluation(NamedTuple):
 
     def __repr__(self) -> str:
         return (
-            f"J = {with_error(self.J, self.J_stderr)}   {self.trajectories:,} trajectories, Δt = "
-            f"{self.dt:g}"
+            f"J = {with_error(self.J, self.J_stderr)}   "
+            f"{format_count(self.trajectories, 'trajectory')}, Δt = {self.dt:g}"
         )
 
 
@@ -133,8 +134,8 @@ class Evaluations(NamedTuple):
 
     def __repr__(self) -> str:
         size, count = self.returns.shape
-        each = "1 trajectory" if count == 1 else f"{count:,} trajectories"
-        head = f"{size:,} parameters, {each} each, Δt = {self.dt:g}"
+        each = format_count(count, "trajectory")
+        head = f"{format_count(size, 'parameter')}, {each} each, Δt = {self.dt:g}"
         rows = [
             f"  {k}: J = {with_error(float(self.J[k]), float(self.J_stderr[k]))}"
             for k in range(min(size, MAX_SHOWN))

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import tree_leaves_with_path
 
 from fluctua.core import baselines, check, draws, recorded
 from fluctua.core import estimate as estimates
@@ -31,6 +30,7 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.scores import full_score, select_score
 from fluctua.core.trajectories import Trajectories
+from fluctua.core.words import format_count
 from fluctua.learn import density_ratio
 
 MINIMUM_ESS = 20.0
@@ -57,8 +57,8 @@ class Reweighted(NamedTuple):
     def __repr__(self) -> str:
         far = ", ".join(f"{kl:.3g}" for kl in self.kl)
         line = (
-            f"worth {self.ess:.1f} of {self.estimate.count:,} trajectories; KL from where they "
-            f"were taken: {far}"
+            f"worth {self.ess:.1f} of {format_count(self.estimate.count, 'trajectory')}; KL from "
+            f"where they were taken: {far}"
         )
         if np.isnan(self.estimate.value_stderr):
             line += (
@@ -198,7 +198,7 @@ def _check_batches(theta: Params, batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _name_shapes(theta: Params) -> dict[str, Any]:
-    leaves = tree_leaves_with_path(theta)
+    leaves = jax.tree_util.tree_leaves_with_path(theta)
     return {"theta" + jax.tree_util.keystr(path): v.shape for path, v in leaves}
 
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fluctua.core.arrays import Params
+from fluctua.core.words import format_count
 from fluctua.plot.network import draw_panel
 from fluctua.plot.style import LOOK, WIDTH, save
 from fluctua.runs.reading import History, SavedRun, effective, read_history, read_run
@@ -43,9 +44,8 @@ def draw_before_after(network: Network, theta0: Params, theta1: Params, history:
         before, after = draw_panel(figure, grid[0], network, theta0, theta1)
         before.set_title(f"before:  $J$ = {history.J[0]:.3f}")
         measured = history.J[history.ensemble > 0]
-        after.set_title(
-            f"after {history.iteration[-1] + 1:,} iterations:  $J$ = {measured[-1]:.3f}"
-        )
+        used = format_count(int(history.iteration[-1]) + 1, "iteration")
+        after.set_title(f"after {used}:  $J$ = {measured[-1]:.3f}")
         draw_learning_curve(figure.add_subplot(grid[1]), history)
         return figure
 

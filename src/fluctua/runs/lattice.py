@@ -92,7 +92,7 @@ def resume(
         runfolder.require_room(place, files.need, files.advice)
         state = journal.read_state(files, report)
         over = explain_end(config, state)
-        if over and (place.path / "summary.json").exists():
+        if over and loop.read_summary(place, state) is not None:
             raise ValueError(
                 f"nothing is left to do in {folder}: {over}. To go on: --iterations, or --set "
                 "stop.max_trajectories and stop.max_minutes, with a larger number."
@@ -164,8 +164,8 @@ def complete(config: configuration.Config, folder: str | Path) -> dict[str, Any]
 
 def explain_end(config: configuration.Config, state: checkpoint.RunState) -> str:
     """Why a run is over, or an empty string."""
-    if state.now.iteration >= config.iterations:
-        return f"it has run its {config.iterations:,} iterations"
+    if over := loop.explain_iterations(state, config.iterations):
+        return over
     maximum = config.stop.max_trajectories
     minutes = config.stop.max_minutes
     if maximum and state.spent + ensemble_size(config, state.tier, state.now.iteration) > maximum:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
+from fluctua.core.words import format_count
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
 from fluctua.store import checkpoint, history
+from fluctua.store import summary as summaries
 from fluctua.store.folder import RunFolder
-from fluctua.store.summary import (
-    compare_steps,
-    find_fall,
-    format_peak,
-    format_values,
-    summarise_rows,
-)
 
 MIN_COVER = 0.8
 """Share of predictions within two standard errors, 95 % expected, below which they do not cover."""
@@ -34,9 +28,7 @@ def conclude(place: RunFolder, config: Config) -> dict[str, Any]:
     if not rows:
         return {}
     summary = gather_numbers(place, config, rows)
-    checkpoint.replace(place.path / "summary.txt", format_summary(summary).encode())
-    # last: the run is complete
-    checkpoint.replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    summaries.write(place, summary, format_summary(summary))
     return summary
 
 
@@ -53,10 +45,10 @@ def gather_numbers(place: RunFolder, config: Config, rows: list[history.Row]) ->
     else:
         model = _summarise_twin(place, config, theta)
     return {
-        **summarise_rows(rows),
+        **summaries.summarise_rows(rows),
         "final": final,
         "finer": finer,
-        **compare_steps(final, finer),
+        **summaries.compare_steps(final, finer),
         "escalations": sum("escalate" in row.event for row in rows),
         "rewinds": sum("rewind" in row.event for row in rows),
         "backend": config.backend,
@@ -65,7 +57,7 @@ def gather_numbers(place: RunFolder, config: Config, rows: list[history.Row]) ->
             name: _at_bound(theta[name], *getattr(config.bounds, name)) for name in FAMILIES
         },
         # J of a row without trajectories is the model's
-        **find_fall(
+        **summaries.find_fall(
             [row for row in history.effective(rows) if row.ensemble],
             final,
             config.baseline.kind == "twin",
@@ -100,22 +92,21 @@ def describe_method(config: Config) -> str:
 def format_summary(summary: dict[str, Any]) -> str:
     """The summary as text."""
     lines = [
-        *format_values(summary),
-        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
-        f"trajectories, {summary['seconds']:.1f} s on the {summary['backend']} backend",
+        *summaries.format_values(summary),
+        f"{summaries.format_training(summary)} on the {summary['backend']} backend",
         f"how        {summary['how']}",
     ]
     if summary["escalations"]:
         lines.append(
-            f"schedule   {summary['escalations']} escalations, {summary['rewinds']} of them with a "
-            "rewind"
+            f"schedule   {format_count(summary['escalations'], 'escalation')}, "
+            f"{summary['rewinds']} of them with a rewind"
         )
     bounds = (
         f"{name} in [{low:g}, {high:g}] ({summary['at_bounds'][name]:.0%} there)"
         for name, (low, high) in summary["bounds"].items()
     )
     lines.append("bounds     " + ", ".join(bounds))
-    lines += format_peak(summary)
+    lines += summaries.format_peak(summary)
     if "twin" in summary:
         each = (
             f"{name} {row['rms']:.1e} (±{row['error']:.1e})"
@@ -129,7 +120,8 @@ def format_summary(summary: dict[str, Any]) -> str:
             for name, row in known["families"].items()
         )
         lines.append(
-            f"unknowns   rms error after {known['trajectories']:,} trajectories: {', '.join(each)}"
+            f"unknowns   rms error after {format_count(known['trajectories'], 'trajectory')}: "
+            f"{', '.join(each)}"
         )
         pulls = ", ".join(f"{name} {row['pull']:.2g}" for name, row in known["families"].items())
         lines.append(f"cover      rms of error over its error bar, 1 expected: {pulls}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,27 +92,15 @@ def conclude(
             stacklevel=4,
         )
     with explain_failures(place):
-        checkpoint.replace(place.path / "summary.txt", format_summary(numbers).encode())
-        # last: it marks the run as complete
-        text = json.dumps(numbers, indent=1) + "\n"
-        checkpoint.replace(place.path / "summary.json", text.encode())
+        summary.write(place, numbers, format_summary(numbers))
     return numbers
-
-
-def read_summary(place: RunFolder, state: checkpoint.RunState) -> dict[str, Any] | None:
-    """The summary of a run that is complete; None if it is of an earlier end, or lacks a value."""
-    path = place.path / "summary.json"
-    numbers = json.loads(path.read_text()) if path.exists() else {}
-    is_complete = numbers.get("rows") == state.row and summary.FAILED not in numbers
-    return numbers if is_complete else None
 
 
 def format_summary(numbers: dict[str, Any]) -> str:
     """A summary as text."""
     lines = [
         *summary.format_values(numbers),
-        f"training   {numbers['iterations']:,} iterations, {numbers['trajectories']:,} "
-        f"trajectories, {numbers['seconds']:.1f} s",
+        summary.format_training(numbers),
         *summary.format_peak(numbers),
     ]
     return "\n".join([*lines, ""])

@@ -25,9 +25,8 @@ from fluctua.core.arrays import Params
 from fluctua.core.estimate import Estimate
 from fluctua.learn.predictions import MeasurementComparison
 from fluctua.learn.training import Record
-from fluctua.store import checkpoint, course, expectations, folder, history
+from fluctua.store import checkpoint, course, expectations, folder, history, summary
 from fluctua.store.files import describe_kind
-from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 
 Names = Callable[[Params], Mapping[str, np.ndarray]]
@@ -84,7 +83,7 @@ class RunFiles(NamedTuple):
         advice: how a run takes less space.
     """
 
-    place: RunFolder
+    place: folder.RunFolder
     settings: bytes
     run: str
     start: checkpoint.RunState
@@ -132,6 +131,7 @@ class Journal:
 
         comparison: what a calibrated model expected of this row.
         """
+        summary.remove(self.place)
         history.append(self.file, row, self.run)
         history.append_signal(
             self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr)
@@ -305,7 +305,7 @@ def read_state(files: RunFiles, report: Callable[[str], None]) -> checkpoint.Run
     return checkpoint.from_arrays(arrays, files.start.now)
 
 
-def read_owners(place: RunFolder) -> dict[str, str]:
+def read_owners(place: folder.RunFolder) -> dict[str, str]:
     """The fingerprints that history and parameters carry, by file; those without are left out."""
     marks = {}
     if place.history.is_file():
@@ -317,7 +317,7 @@ def read_owners(place: RunFolder) -> dict[str, str]:
     return {name: owner for name, owner in marks.items() if owner}
 
 
-def refuse_other(place: RunFolder, name: str, owner: str, run: str) -> None:
+def refuse_other(place: folder.RunFolder, name: str, owner: str, run: str) -> None:
     """Raise if a file carries the fingerprint of another run; files without one are accepted."""
     if owner and owner != run:
         raise ValueError(

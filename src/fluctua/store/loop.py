@@ -7,13 +7,15 @@ functions of `Loop`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from fluctua.core.arrays import Array
+from fluctua.core.words import format_count
 from fluctua.learn.training import Length, Record, Training, ascend
-from fluctua.store import folder, journal
+from fluctua.store import folder, journal, summary
 from fluctua.store.checkpoint import RunState, add_record
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, RunFiles
@@ -80,9 +82,14 @@ class Loop:
         """Why the training is over, or an empty string."""
         if self.finished is not None:
             return self.finished(state)
-        count = self.length.iterations
-        over = count is not None and state.now.iteration >= count
-        return f"it has run its {count:,} iterations" if over else ""
+        return explain_iterations(state, self.length.iterations)
+
+
+def explain_iterations(state: RunState, count: int | None) -> str:
+    """That a training has run its iterations, or an empty string. count: None for no limit."""
+    if count is None or state.now.iteration < count:
+        return ""
+    return f"it has run its {format_count(count, 'iteration')}"
 
 
 class Opened(NamedTuple):
@@ -113,6 +120,14 @@ def reopen(
     book = journal.reopen(files, lock, state, report=report, over=over)
     restore_memory(loop.training, state)
     return Opened(book, state)
+
+
+def read_summary(place: folder.RunFolder, state: RunState) -> dict[str, Any] | None:
+    """The summary of a run that is complete; None if it is of an earlier end, or lacks a value."""
+    path = place.path / summary.NUMBERS
+    numbers = json.loads(path.read_text()) if path.exists() else {}
+    is_complete = numbers.get("rows") == state.row and summary.FAILED not in numbers
+    return numbers if is_complete else None
 
 
 def restore_memory(training: Training, state: RunState) -> None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from fluctua.core.display.html import draw_curves
 from fluctua.core.text import with_error
-from fluctua.core.words import can_redraw
+from fluctua.core.words import can_redraw, format_count
 from fluctua.store.history import Row, effective
 
 RECENT = 10
@@ -101,7 +101,7 @@ class TrainingProgress:
         parts = [
             f"iteration {done:>5} of {self.limits.iterations:,}",
             f"J = {with_error(row.J, row.J_stderr)}" + ("" if row.ensemble else " by the model"),
-            f"{row.trajectories:,} trajectories",
+            format_count(row.trajectories, "trajectory"),
         ]
         if not self.is_over:
             is_last = done >= self.limits.iterations

@@ -160,7 +160,7 @@ def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) 
         files = _list_files(task, settings)
         runfolder.require_room(place, files.need)
         state = journal.read_state(files, report)
-        summary = conclusion.read_summary(place, state)
+        summary = loop.read_summary(place, state)
         if task.loop.explain_end(state) and summary is not None:
             lock.close()
             return RunResult(place.path, state.now.theta, summary)

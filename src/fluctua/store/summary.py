@@ -1,12 +1,16 @@
-"""Summary of a training of any system: numbers from its history, and lines of text."""
+"""Summary of a training of any system: its files, numbers from its history, and lines of text."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 
 from fluctua.core.text import with_error
+from fluctua.core.words import format_count
+from fluctua.store import checkpoint
+from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row, effective
 
 AROUND = 9
@@ -24,6 +28,20 @@ FAILED = "final_failed"
 """Entry of a summary with the reason why the final parameters could not be measured."""
 GRID = 3.0
 """Standard errors between J at two time steps above which a dependence is reported."""
+TEXT = "summary.txt"
+NUMBERS = "summary.json"
+
+
+def write(place: RunFolder, numbers: dict[str, Any], text: str) -> None:
+    """Write a summary as text and as numbers, which mark the run as complete."""
+    checkpoint.replace(place.path / TEXT, text.encode())
+    checkpoint.replace(place.path / NUMBERS, (json.dumps(numbers, indent=1) + "\n").encode())
+
+
+def remove(place: RunFolder) -> None:
+    """Remove the summary of an earlier end, as soon as a run goes on."""
+    (place.path / NUMBERS).unlink(missing_ok=True)
+    (place.path / TEXT).unlink(missing_ok=True)
 
 
 def summarise_rows(rows: list[Row]) -> dict[str, Any]:
@@ -82,8 +100,8 @@ def format_values(summary: dict[str, Any]) -> list[str]:
         return lines
     where = {DEVICE: " of the device", ESTIMATOR: " of the estimator"}
     lines.append(
-        f"J after    {value('final')}   final.npz, measured afresh with {final['trajectories']:,} "
-        f"trajectories{where.get(final.get('source'), '')}"
+        f"J after    {value('final')}   final.npz, measured afresh with "
+        f"{format_count(final['trajectories'], 'trajectory')}{where.get(final.get('source'), '')}"
     )
     if "finer" in summary:
         steps = f"{summary['finer']['dt']:g} instead of {final['dt']:g}"
@@ -95,6 +113,13 @@ def format_values(summary: dict[str, Any]) -> list[str]:
             "steps, and compare"
         )
     return lines
+
+
+def format_training(summary: dict[str, Any]) -> str:
+    """Iterations, trajectories and time of a training."""
+    iterations = format_count(summary["iterations"], "iteration")
+    trajectories = format_count(summary["trajectories"], "trajectory")
+    return f"training   {iterations}, {trajectories}, {summary['seconds']:.1f} s"
 
 
 def format_peak(summary: dict[str, Any]) -> list[str]:

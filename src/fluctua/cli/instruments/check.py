@@ -11,6 +11,7 @@ import typer
 from fluctua.cli.common import note, say, to_json
 from fluctua.cli.instruments.plan import complete_values, make_plan, report_incident
 from fluctua.cli.instruments.request import InstrumentSettings, Request, open_station
+from fluctua.core.words import format_count
 from fluctua.insitu.device_training.plan import Plan, count_work
 from fluctua.insitu.device_training.station import Station
 from fluctua.insitu.instrument.protocol import InstrumentError
@@ -136,7 +137,7 @@ def describe_check(name: str, check: InstrumentCheck, plan: Plan, devices: int) 
     if check.latency is not None:
         lines += _describe_latency(check.latency, plan, devices)
     lines += [("note", text) for text in check.notes]
-    lines.append(("used", f"{check.trajectories} trajectories"))
+    lines.append(("used", format_count(check.trajectories, "trajectory")))
     if check.ok:
         lines.append(("ok", "the instrument fits its model"))
     return "\n".join(f"{label:<{WIDTH}}{text}" for label, text in lines)
@@ -146,7 +147,7 @@ def _describe_instrument(check: InstrumentCheck) -> str:
     """` (IDENTITY): 2 settings, 21 times × 1 channel, 0.05 apart`."""
     knobs = sum(knob.size for knob in check.knobs)
     identity = f" ({check.identity})" if check.identity else ""
-    text = f"{identity}: {knobs} setting{'s' * (knobs > 1)}"
+    text = f"{identity}: {format_count(knobs, 'setting')}"
     return text if check.record is None else f"{text}, {_describe_record(check)}"
 
 
@@ -154,10 +155,8 @@ def _describe_record(check: InstrumentCheck) -> str:
     record = check.record
     assert record is not None
     apart = "apart" if record.regular else "apart on average"
-    count = len(record.channels)
-    return (
-        f"{record.times} times × {count} channel{'s' * (count > 1)}, {record.interval:.4g} {apart}"
-    )
+    channels = format_count(len(record.channels), "channel")
+    return f"{record.times} times × {channels}, {record.interval:.4g} {apart}"
 
 
 def _list_channels(check: InstrumentCheck) -> str:
@@ -208,8 +207,9 @@ def _describe_time(latency: Latency, plan: Plan, devices: int) -> str:
     seconds = latency.predict_seconds(work.acquisitions, work.trajectories)
     each = " per device" if devices > 1 else ""
     return (
-        f"{plan.iterations} iterations: {work.trajectories:,} trajectories in "
-        f"{work.acquisitions:,} acquisitions{each}, {_show_range(seconds, latency)}"
+        f"{format_count(plan.iterations, 'iteration')}: "
+        f"{format_count(work.trajectories, 'trajectory')} in "
+        f"{format_count(work.acquisitions, 'acquisition')}{each}, {_show_range(seconds, latency)}"
     )
 
 

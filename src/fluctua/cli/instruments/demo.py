@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluctua.cli.common import find_free_folder, say
 from fluctua.cli.instruments.plan import describe_plan, make_plan, report_incident, show_training
+from fluctua.core.words import format_count
 
 if TYPE_CHECKING:
     from fluctua.insitu.bench.demo import DemoResult
@@ -105,7 +106,7 @@ def _summarise(result: DemoResult) -> str:
         (
             "trained in situ",
             result.in_situ,
-            f"{result.rows[-1].trajectories:,} trajectories on the bench",
+            f"{format_count(result.rows[-1].trajectories, 'trajectory')} on the bench",
         ),
         ("trained with the bench's true parameters", result.true, ""),
     )

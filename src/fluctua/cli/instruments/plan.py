@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from fluctua.cli.common import note
+from fluctua.core.words import format_count
 from fluctua.insitu.device_training.choice import choose_calibration
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.device_training.run_and_resume import Rows
@@ -57,15 +58,16 @@ def _parse_readout(text: str) -> float:
 
 def describe_plan(plan: Plan) -> str:
     """What a training will do, in one line."""
+    iterations = format_count(plan.iterations, "iteration")
     if plan.calibration == "training":
         seldom = f", measured in one of {plan.measure_every}" if plan.measure_every > 1 else ""
         return (
-            f"plan       train and calibrate at once, {plan.iterations} iterations of "
-            f"{plan.trajectories}{seldom}"
+            f"plan       train and calibrate at once, {iterations} of {plan.trajectories}{seldom}"
         )
     return (
-        f"plan       calibrate at {plan.probes} settings, {plan.probe_trajectories} trajectories "
-        f"each; then train, {plan.iterations} iterations of {plan.trajectories}"
+        f"plan       calibrate at {format_count(plan.probes, 'setting')}, "
+        f"{format_count(plan.probe_trajectories, 'trajectory')} each; then train, {iterations} of "
+        f"{plan.trajectories}"
     )
 
 

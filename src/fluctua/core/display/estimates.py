@@ -16,6 +16,7 @@ from fluctua.core.text import (
     names,
     with_error,
 )
+from fluctua.core.words import format_count
 
 MAX_ROWS = 12
 """Components that are listed."""
@@ -96,7 +97,7 @@ def tabulate_estimate(estimate: Any, max_rows: int = MAX_ROWS) -> EstimateTable:
         )
     return EstimateTable(
         make_row("J", estimate.value, estimate.value_stderr, least, greatest),
-        f"{estimate.count:,} trajectories",
+        format_count(estimate.count, "trajectory"),
         remarks,
         [make_row(labels[i], gradient[i], error[i], low[i], high[i]) for i in shown],
         _summarise_arrays(estimate, z) if left_out else [],

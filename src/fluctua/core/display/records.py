@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fluctua.core.display import html
+from fluctua.core.words import format_count
 
 MAX_COMPONENTS = 8
 """Components of a state that are listed."""
@@ -122,8 +123,8 @@ def tabulate_trajectories(trajectories: Any) -> TrajectoriesTable:
     dtype = np.dtype(x.dtype)
     memory = _format_bytes(count * times * size * dtype.itemsize)
     title = (
-        f"{count:,} {_plural('trajectory', count)} × {times:,} times × {size:,} "
-        f"{_plural('component', size)}   {dtype}, {memory}"
+        f"{format_count(count, 'trajectory')} × {times:,} times × "
+        f"{format_count(size, 'component')}   {dtype}, {memory}"
     )
     parts = [] if _is_traced(trajectories.t) else [NamedPart("t", _describe_times(trajectories.t))]
     for name in ("context", "events"):
@@ -132,7 +133,7 @@ def tabulate_trajectories(trajectories: Any) -> TrajectoriesTable:
             parts.append(NamedPart(name, _describe_tree(tree)))
     if trajectories.group is not None and not _is_traced(trajectories.group):
         groups = len(np.unique(np.asarray(trajectories.group)))
-        parts.append(NamedPart("group", f"{groups:,} {_plural('device', groups)}"))
+        parts.append(NamedPart("group", format_count(groups, "device")))
     if _is_traced(x) or not count * times * size:
         return TrajectoriesTable(title, parts, [], [])
     first = min(count, max(1, MAX_BYTES // (times * size * dtype.itemsize)))
@@ -140,7 +141,7 @@ def tabulate_trajectories(trajectories: Any) -> TrajectoriesTable:
     states = np.asarray(x[:first, :last])
     notes = []
     if first < count:
-        notes.append(f"  ranges of the first {first:,} {_plural('trajectory', first)}")
+        notes.append(f"  ranges of the first {format_count(first, 'trajectory')}")
     if last < times:
         notes.append(f"  ranges of the first {last:,} times")
     if size > MAX_COMPONENTS:
@@ -165,7 +166,7 @@ def render_trajectories(trajectories: Any) -> str:
     table = tabulate_trajectories(trajectories)
     rows: list[Sequence[str]] = [(part.name, part.value, "") for part in table.parts]
     for row in table.ranges:
-        label = f"{row.name} of {len(row.curves)} trajectories"
+        label = f"{row.name} of {format_count(len(row.curves), 'trajectory')}"
         rows.append((row.name, row.text, html.draw_curves(list(row.curves), label=label)))
     table_html = html.make_table(rows, (), table.title)
     return f"<div>{table_html}{html.make_notes(table.notes)}</div>"
@@ -216,9 +217,3 @@ def _format_bytes(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} GB"
-
-
-def _plural(word: str, count: int) -> str:
-    if count == 1:
-        return word
-    return word[:-1] + "ies" if word.endswith("y") else word + "s"

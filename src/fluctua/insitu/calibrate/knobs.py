@@ -24,6 +24,7 @@ from fluctua.core.likelihood.drift import fit_drift
 from fluctua.core.process import Process
 from fluctua.core.text import with_error
 from fluctua.core.trajectories import Trajectories
+from fluctua.core.words import format_count
 from fluctua.insitu.calibrate.actuators import OwnGains, fit_knob_gains
 from fluctua.insitu.calibrate.fit import SystemFit, fit_system
 from fluctua.insitu.calibrate.network import LinearDrift, LinearModel, make_linear_model
@@ -229,8 +230,8 @@ def follow(
 
 def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[SystemFit]) -> str:
     """Report of a calibration: gains, losses, drive, noise, and what does not fit."""
-    trajectories = sum(f.drift.trajectories for f in fits)
-    lines = [f"CALIBRATION   {len(runs)} settings, {trajectories:,} trajectories"]
+    used = format_count(sum(f.drift.trajectories for f in fits), "trajectory")
+    lines = [f"CALIBRATION   {format_count(len(runs), 'setting')}, {used}"]
     lines += ["", describe_knobs(fit_gains(runs, fits))]
     last = fits[-1]
     lines += [

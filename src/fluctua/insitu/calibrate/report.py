@@ -12,6 +12,7 @@ import scipy
 from fluctua.core.likelihood.regression import ResidualReport
 from fluctua.core.likelihood.sources import student_factor
 from fluctua.core.text import names, with_error
+from fluctua.core.words import format_count
 from fluctua.insitu.calibrate.actuators import Gains, OwnGains
 from fluctua.insitu.calibrate.fit import Calibration
 from fluctua.insitu.recording.model import name_leaves
@@ -21,9 +22,7 @@ ALARM = 1e-3
 SHARED = 0.05
 """Correlation of kicks below which a diagonal Q is good enough."""
 
-FAR_APART = (
-    "Samples too far apart for Euler look like this too; fluctua advise FILE tests for it."
-)
+FAR_APART = "Samples too far apart for Euler look like this too; fluctua advise FILE tests for it."
 TOO_FAR = (
     "The cause is Euler's interval: what its step leaves out predicts the residuals (slope "
     "{:.2f} ± {:.2f}; 1 if so). Use --score local-linear (with --write estimate follows; "
@@ -83,10 +82,10 @@ def _describe_drift(c: Calibration) -> list[str]:
     known = np.isfinite(error)
     labels = names(c.fit.theta)
     z = np.where(known, (value - expected) / np.where(known, error, 1), 0)
+    kind = "trajectory" if c.stretches is None else "stretch"
     lines = [
         f"DRIFT   {known.sum()} of {len(value)} coefficients, from {c.fit.transitions:,} "
-        f"increments of {c.fit.trajectories:,} "
-        f"{'trajectories' if c.stretches is None else 'stretches'}"
+        f"increments of {format_count(c.fit.trajectories, kind)}"
     ]
     lines.append(f"  {'':<12} {'measured':>22} {'as set':>12} {'difference / error':>20}")
     order = np.argsort(-np.abs(z), kind="stable")[: min(MAX_ROWS, int(known.sum()))]

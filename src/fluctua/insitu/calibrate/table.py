@@ -28,11 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.arrays import Array, Params
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.likelihood.noise import is_observation_seen
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.text import names
+from fluctua.core.words import format_count
 from fluctua.insitu.calibrate import network, report
 from fluctua.insitu.calibrate.fit import Calibration, require_diffusion
 from fluctua.insitu.recording import description as heads
@@ -153,7 +154,8 @@ def _read_vector(table: Any, name: str, size: int) -> np.ndarray:
 
 def _describe_origin(table: Any) -> str:
     parts = [str(table["created"])[:10]] if "created" in table else []
-    parts += [f"{int(table['trajectories']):,} trajectories"] if "trajectories" in table else []
+    if "trajectories" in table:
+        parts.append(format_count(int(table["trajectories"]), "trajectory"))
     parts += [f"{table['transition']} transition"] if "transition" in table else []
     return ", ".join(parts) or "of unknown origin"
 
@@ -274,7 +276,7 @@ class ScaledDiffusion:
     f: Callable[..., Array]
     scale: tuple[float, ...]
 
-    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree, v: Array) -> Array:
+    def __call__(self, theta: Params, x: Array, t: Array, context: Any, v: Array) -> Array:
         """Q v. (M,)"""
         scale = jnp.asarray(self.scale, v.dtype)
         return scale * self.f(theta, x, t, context, scale * v)
@@ -329,7 +331,7 @@ def _mean_diffusion(
     dtype = jnp.result_type(float)
     times = jnp.asarray(data.t[n], dtype)
 
-    def average_trajectory(x: Array, context: PyTree) -> Array:
+    def average_trajectory(x: Array, context: Any) -> Array:
         def diagonal(pair):
             return jnp.diagonal(diffusion_matrix(process, theta, pair[0], pair[1], context))
 
@@ -360,7 +362,7 @@ class CorrectedDrift:
     linear: network.LinearDrift
     rest: tuple[tuple[str, tuple[float, ...]], ...]
 
-    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    def __call__(self, theta: Params, x: Array, t: Array, context: Any) -> Array:
         """μ. (M,)"""
         known = {name: jnp.asarray(value, x.dtype) for name, value in self.rest}
         return self.f(theta, x, t, context) + self.linear(known, x, t, None)

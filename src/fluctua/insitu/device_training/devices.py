@@ -13,6 +13,7 @@ import numpy as np
 
 from fluctua.core.arrays import PyTree
 from fluctua.core.trajectories import Trajectories
+from fluctua.core.words import format_count
 from fluctua.insitu.device_training.plan import Plan
 from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.guard import ResidualGuard
@@ -179,7 +180,9 @@ class CalibratedDevice:
         lost = archive.count_since(batches) if archive else 0
         if lost:
             self.substrate.counts[CUT_OFF] += lost
-            text = f"{lost} trajectories of what was cut off are kept and not used"
+            verb = "is" if lost == 1 else "are"
+            used = format_count(lost, "trajectory")
+            text = f"{used} of what was cut off {verb} kept and not used"
             self.note(Incident(CUT_OFF, lost, text))
 
     def drifts(self) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core.text import with_error
+from fluctua.core.words import format_count
 from fluctua.insitu.model import Model
 from fluctua.store import checkpoint, final
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row, effective, read
-from fluctua.store.summary import FAILED, summarise_rows
+from fluctua.store.summary import FAILED, summarise_rows, write
 
 TAIL = 10
 """The last iterations of which J is averaged are one in so many."""
@@ -64,8 +64,7 @@ def write_result(
     summary = summarise_result(rows, final.read(state), devices)
     with np.load(place.final) as file:
         text = describe_result(summary, dict(file), model, devices)
-    checkpoint.replace(place.path / "summary.txt", f"{text}\n".encode())
-    checkpoint.replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    write(place, summary, f"{text}\n")
 
 
 def summarise_result(
@@ -115,16 +114,17 @@ def describe_result(
     after = [f"{value('last')}   {which}{end['which']}"]
     last = ""
     if "final" in summary:
-        count = f"{summary['final']['trajectories']:,}"
-        after.insert(0, f"{value('final')}   measured at the end with {count} trajectories")
-        last = f", {count} of them at the end"
+        count = summary["final"]["trajectories"]
+        used = format_count(count, "trajectory")
+        after.insert(0, f"{value('final')}   measured at the end with {used}")
+        last = f", {count:,} of them at the end"
     elif FAILED in summary:
         after.append(f"the final evaluation failed: {summary[FAILED]}")
     lines = [
         f"J before   {value('start')}   the first iteration",
         *(f"{'' if k else 'J after':<11}{text}" for k, text in enumerate(after)),
-        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
-        f"trajectories on the {instruments}{last}",
+        f"training   {format_count(summary['iterations'], 'iteration')}, "
+        f"{format_count(summary['trajectories'], 'trajectory')} on the {instruments}{last}",
     ]
     for k, (name, setting) in enumerate(settings.items()):
         label = "" if k else "settings"

@@ -31,10 +31,11 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.likelihood.guard import DoubtError
 from fluctua.core.trajectories import Trajectories
+from fluctua.core.words import format_count
+from fluctua.insitu.instrument import connection as connections
 from fluctua.insitu.instrument import protocol
 from fluctua.insitu.instrument import visit as visits
 from fluctua.insitu.instrument.archive import Archive
-from fluctua.insitu.instrument.connection import Connection, DriverTimeout
 from fluctua.insitu.instrument.guard import ResidualGuard, find_dead
 from fluctua.insitu.instrument.repeats import Repeats
 
@@ -142,7 +143,7 @@ class InstrumentSubstrate:
         self.report = report
         self.sleep = sleep
         self.counts: Counter[str] = Counter()
-        self.connection: Connection | None = None
+        self.connection: connections.Connection | None = None
         self.identity = ""
         self.repeats = Repeats()
         self.warned: set[str] = set()
@@ -219,12 +220,10 @@ class InstrumentSubstrate:
     def describe(self) -> str:
         """Summarise the counts: `1,200 trajectories averaged; discarded: 3 clipped; 2 failures`."""
         lost = {k: n for k, n in self.counts.items() if k not in ("good", "failures")}
-        text = f"{self.counts['good']:,} trajectories averaged; discarded: "
+        text = f"{format_count(self.counts['good'], 'trajectory')} averaged; discarded: "
         text += ", ".join(f"{n:,} {k}" for k, n in lost.items()) or "none"
         failures = self.counts["failures"]
-        return text + (
-            f"; {failures} failure{'s' if failures > 1 else ''} retried" if failures else ""
-        )
+        return text + (f"; {format_count(failures, 'failure')} retried" if failures else "")
 
     @property
     def examines(self) -> bool:
@@ -240,7 +239,7 @@ class InstrumentSubstrate:
     def use(self, act: Callable[[protocol.Instrument], Any]) -> Any:
         """Return act(instrument), opening it if it is not open; failures are not retried."""
         if self.connection is None:
-            self.connection = Connection(self.connect)
+            self.connection = connections.Connection(self.connect)
         return self.connection.use(act, self.retry.limit)
 
     def _acquire(self, settings: Params, size: int) -> tuple[protocol.Batch, np.ndarray]:
@@ -267,7 +266,7 @@ class InstrumentSubstrate:
             except (protocol.InstrumentError, OSError) as error:
                 self.close()
                 failures += 1
-                hangs = hangs + 1 if isinstance(error, DriverTimeout) else 0
+                hangs = hangs + 1 if isinstance(error, connections.DriverTimeout) else 0
                 self.counts["failures"] += 1
                 self.report(Incident("failure", 0, str(error)))
                 if failures >= self.retry.attempts or hangs >= HANGS:
@@ -299,7 +298,7 @@ class InstrumentSubstrate:
             good &= ~bad
             if lost:
                 self.counts[kind] += lost
-                self.reason = f"{lost} of {size} trajectories {kind}" + (
+                self.reason = f"{lost} of {format_count(size, 'trajectory')} {kind}" + (
                     f": {detail}" if detail else ""
                 )
                 self.report(Incident(kind, lost, self.reason))

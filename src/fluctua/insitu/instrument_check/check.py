@@ -12,8 +12,9 @@ import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.core.trajectories import Trajectories
+from fluctua.core.words import format_count
+from fluctua.insitu.instrument import protocol
 from fluctua.insitu.instrument.guard import find_dead
-from fluctua.insitu.instrument.protocol import Instrument, InstrumentError, InvalidReply
 from fluctua.insitu.instrument.substrate import (
     REPEATED,
     Incident,
@@ -34,7 +35,7 @@ REPEATS = (
 
 
 def check_instrument(
-    connect: Callable[[], Instrument],
+    connect: Callable[[], protocol.Instrument],
     model: Model,
     *,
     trajectories: int = 20,
@@ -70,7 +71,7 @@ def check_instrument(
     check = _RunningCheck(substrate, model, trajectories, seed)
     try:
         check.run()
-    except (InstrumentError, OSError) as error:
+    except (protocol.InstrumentError, OSError) as error:
         check.explain(error)
     finally:
         substrate.close()
@@ -119,9 +120,12 @@ class _RunningCheck:
         counts = dict(self.substrate.counts)
         failures = counts.pop("failures", 0)
         lost = {kind: n for kind, n in counts.items() if kind != "good" and n}
-        self.notes += [f"{n} trajectories were {kind}" for kind, n in lost.items()]
+        self.notes += [
+            f"{format_count(n, 'trajectory')} {'was' if n == 1 else 'were'} {kind}"
+            for kind, n in lost.items()
+        ]
         if failures:
-            self.notes.append(f"{failures} failure{'s' * (failures > 1)} retried")
+            self.notes.append(f"{format_count(failures, 'failure')} retried")
         return InstrumentCheck(
             tuple(self.problems),
             self.substrate.ran,
@@ -149,7 +153,7 @@ class _RunningCheck:
         for _ in range(self.substrate.retry.attempts - 1):
             try:
                 return self.substrate.use(knobs.read_sheet)
-            except InvalidReply as error:
+            except protocol.InvalidReply as error:
                 self.substrate.close()
                 self.substrate.report(Incident("failure", 0, str(error)))
         return self.substrate.use(knobs.read_sheet)
@@ -224,7 +228,7 @@ class _RunningCheck:
             self.problems.append(f"the records are not those of the model. {cause}")
 
 
-def _set(settings: Params, instrument: Instrument) -> None:
+def _set(settings: Params, instrument: protocol.Instrument) -> None:
     instrument.set(settings)
 
 

@@ -175,12 +175,6 @@ def check_value(name: str, value: Any, group: str) -> Any:
     return array
 
 
-def format_count(number: int, noun: str) -> str:
-    """Format a number with its noun: `1 trajectory`, `2,000 trajectories`."""
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
 def format_now() -> str:
     """Format the present time as in files, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

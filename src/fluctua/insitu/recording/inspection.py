@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
+from fluctua.core.words import format_count
 from fluctua.insitu.recording import layout
-from fluctua.insitu.recording.description import Description, format_count
+from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.digitisation import Judgement, TieCounter, find_steps
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import LOST, describe_trend, find_trend

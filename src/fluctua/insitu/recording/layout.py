@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from fluctua.core.words import format_count
 from fluctua.insitu.recording import event_rows, texts
 from fluctua.insitu.recording.description import GROUPS, Description, EventKinds
 
@@ -238,10 +239,14 @@ def count_complete(file: h5py.File) -> Completeness:
     started = max(len(index), *lengths.values())
     checks = file["checksum"].shape[0] if "checksum" in file else count
     if checks < count:
-        damage.append(f"/trajectory counts {count} trajectories and /checksum has {checks}")
+        damage.append(
+            f"/trajectory counts {format_count(count, 'trajectory')} and /checksum has {checks}"
+        )
     if count > whole:
         short = min(lengths, key=lambda name: lengths[name])
-        damage.append(f"/trajectory counts {count} trajectories and {short} has {whole}")
+        damage.append(
+            f"/trajectory counts {format_count(count, 'trajectory')} and {short} has {whole}"
+        )
     elif count == whole - 1 and _has_whole_states(file, count):
         count += 1  # flushed with its checksum; only its number is missing
     if "events" in file:

@@ -14,9 +14,10 @@ import h5py
 import numpy as np
 
 from fluctua.core.trajectories import Trajectories, count_within
+from fluctua.core.words import format_count
 from fluctua.insitu.recording import foreign, layout, ownership, texts
 from fluctua.insitu.recording.checked import CheckedStates
-from fluctua.insitu.recording.description import Description, format_count
+from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.event_rows import EventReader
 from fluctua.store.files import require_file
 
