@@ -46,7 +46,7 @@ def fingerprint(tree) -> str:
     return digest.hexdigest()[:12]
 
 
-def of_kernel(result) -> str:
+def hash_kernel(result) -> str:
     parts = [
         result.returns,
         result.gradient,
@@ -106,7 +106,7 @@ def kernel_cases(spec, binned):
     return cases
 
 
-def of_kernels(rows, tree, device):
+def hash_kernels(rows, tree, device):
     """device: "cpu", "emulated", or the precision on a GPU."""
     kernel = module("fluctua.tcmt.kernel.run", "fluctua.tcmt.kernel")
     run_twin = module("fluctua.tcmt.kernel.twin", "fluctua.tcmt.twin_kernel").run_twin
@@ -139,11 +139,11 @@ def of_kernels(rows, tree, device):
                         continue
                     run = run_twin if is_twin else kernel.run
                     result = run(spec, SEED, count, dtype=dtype, samples=True, **where, **options)
-                    rows[f"{place} | {dtype} | {network}, {name}"] = of_kernel(result)
+                    rows[f"{place} | {dtype} | {network}, {name}"] = hash_kernel(result)
     sys.modules.pop("cupy", None)
 
 
-def of_jax(rows):
+def hash_jax(rows):
     import fluctua as fl
 
     process = fl.Process(
@@ -183,7 +183,7 @@ def of_jax(rows):
         )
 
 
-def of_tasks(rows):
+def hash_tasks(rows):
     from fluctua import tcmt
 
     binned = module("fluctua.tcmt.kernel.options", "fluctua.tcmt.kernel").Binned
@@ -224,12 +224,12 @@ class Rows(dict):
 
 def measure(tree: Path, file: Path | None) -> None:
     rows = Rows(file)
-    of_kernels(rows, tree, "cpu")
+    hash_kernels(rows, tree, "cpu")
     for double in (False, True):
         with jax.enable_x64(double):
-            of_jax(rows)
-            of_tasks(rows)
-    of_kernels(rows, tree, "emulated")
+            hash_jax(rows)
+            hash_tasks(rows)
+    hash_kernels(rows, tree, "emulated")
 
 
 def compare(before: dict[str, str], after: dict[str, str], file: Path | None) -> str:
@@ -260,6 +260,6 @@ if __name__ == "__main__":
         before, after = (json.loads(path.read_text()) for path in options.compare)
         print(compare(before, after, options.csv))
     elif options.gpu:
-        of_kernels(Rows(options.json), options.tree, options.gpu)
+        hash_kernels(Rows(options.json), options.tree, options.gpu)
     else:
         measure(options.tree, options.json)

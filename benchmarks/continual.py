@@ -460,7 +460,7 @@ def main() -> None:
             if options.way
             else []
         )
-        measured = study.measured(trainings, jobs, options.processes)
+        measured = study.measure_jobs(trainings, jobs, options.processes)
         study.write(
             path, list(dict.fromkeys(kept + [p for p in measured if p.way != "before" or not kept]))
         )

@@ -109,7 +109,7 @@ def entries(task: tcmt.Task, theta: dict[str, jax.Array]) -> Iterator[Entry]:
     if modulated:
 
         def group(n):
-            return rivals.grouped(task, theta, jax.random.key(2), n)
+            return rivals.leave_out_groups(task, theta, jax.random.key(2), n)
 
         yield Entry("16 share a modulation, leave one out", group, like="time only")
     yield Entry(

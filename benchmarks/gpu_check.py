@@ -186,7 +186,7 @@ def table(times: dict[str, dict[str, list]], tests: str) -> str:
     return "\n".join([*lines, "", f"Tests on the GPU: {tests.strip('= ')}", ""])
 
 
-def installed(folder: Path) -> Path:
+def is_installed(folder: Path) -> Path:
     command = [
         sys.executable,
         "-m",
@@ -214,7 +214,7 @@ if __name__ == "__main__":
         print(json.dumps(measure(given.measure)))
         sys.exit()
     given.out.mkdir(parents=True, exist_ok=True)
-    package = given.package or installed(Path(tempfile.mkdtemp(prefix="fluctua-")))
+    package = given.package or is_installed(Path(tempfile.mkdtemp(prefix="fluctua-")))
     packages = {"new": package.resolve()}
     if given.old:
         packages["old"] = (given.old / "src").resolve()

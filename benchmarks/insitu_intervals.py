@@ -99,7 +99,7 @@ def simulate(recipe, key, theta, trajectories, x0, t):
     return jax.vmap(one)(trajectories)
 
 
-def unbiased(task, theta, data, scores, table):
+def correct_estimates(task, theta, data, scores, table):
     """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) Σ_{fine steps of n} U, of every trajectory. (E, P)"""
     reward = jax.vmap(jax.vmap(lambda x, t: task.objective.running(theta, x, t)), in_axes=(0, None))
     g = reward(jnp.asarray(data.x[:, :-1]), jnp.asarray(data.t[:-1]))
@@ -127,7 +127,7 @@ def run(task, theta, batches, batch, key, until):
             if k == 0:
                 tables[every] = fl.mean_return_to_go(task.objective, theta, data)
                 continue
-            right = unbiased(
+            right = correct_estimates(
                 task, theta, data, u.reshape(batch, -1, c, u.shape[-1]).sum(axis=2), tables[every]
             )
             truth[every].append(right)
@@ -159,7 +159,7 @@ def run(task, theta, batches, batch, key, until):
     )
 
 
-def compared(theta, pair, gradient):
+def compare(theta, pair, gradient):
     """Relative bias of each family beyond noise, what noise alone gives, and χ² of all
     parameters.
     """
@@ -229,7 +229,7 @@ def main():
     found, gradients, count = run(task, theta, batches, options.batch, jax.random.key(1), until)
     table = [
         {"score": name, "interval": every * DT, "trajectories": count}
-        | compared(theta, found[name, every], gradients[every])
+        | compare(theta, found[name, every], gradients[every])
         for name, every in CASES
     ]
     text = report(table, count)

@@ -37,7 +37,7 @@ EVALUATED, AT = 64, (0, 10, 20, 30, 45, 60, 75, 90, 105, 120, 135, 150)
 """Trajectories of a J, and the iterations whose settings are measured."""
 
 
-def sheet_of(given: argparse.Namespace) -> device.Sheet:
+def make_sheet(given: argparse.Namespace) -> device.Sheet:
     """20 % of everything, and detunings that turn by 0.05 in 1,000 trajectories."""
     return device.Sheet(
         rows=given.rows,
@@ -68,7 +68,7 @@ def value(sheet: device.Sheet, settings: dict[str, np.ndarray], shots: int) -> t
 
 def train(given: argparse.Namespace) -> None:
     """One training, and J of its settings on the way."""
-    sheet = sheet_of(given)
+    sheet = make_sheet(given)
     plan = Plan(
         iterations=given.iterations,
         trajectories=2,

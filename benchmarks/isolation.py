@@ -44,7 +44,7 @@ class Power(NamedTuple):
     stderr: float
 
 
-def directed(
+def measure_direction(
     config: Config, direction: str, amplitude: float | None = None, **options: float
 ) -> tcmt.Task:
     """One direction of the experiment. options: sigma_w and dt, where they are not those of the
@@ -83,7 +83,7 @@ def both_ways(
 
     (forward, its error, backward, its error)
     """
-    ways = [directed(config, way, amplitude, **options) for way in DIRECTIONS]
+    ways = [measure_direction(config, way, amplitude, **options) for way in DIRECTIONS]
     return [
         number for k, task in enumerate(ways) for number in power(task, theta, trajectories, seed=k)
     ]
@@ -126,7 +126,7 @@ def detunings(config: Config, theta: Params, every: int = 100) -> dict[str, np.n
     """Every resonator's ω, χ and time-averaged |ψ|² without noise, both ways. (N,)"""
     seen = {}
     for way in DIRECTIONS:
-        run = directed(config, way, sigma_w=0.0).estimator("cpu", baseline="none").run
+        run = measure_direction(config, way, sigma_w=0.0).estimator("cpu", baseline="none").run
         amplitudes = run(jax.random.key(0), theta, 2, scores=False, record_every=every).trajectories
         seen[f"intensity_{way}"] = np.mean(np.abs(amplitudes[0, :-1]) ** 2, axis=0)
     own = {name: np.asarray(theta[name], float) for name in ("omega", "chi")}

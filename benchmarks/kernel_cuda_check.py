@@ -318,7 +318,7 @@ def time_one_pass(cp, quick):
     }
     for count in (1000,) if quick else (1000, 20_000):
         for name, (spec, options) in variants.items():
-            ensemble = ensemble_of(spec, count, **options)
+            ensemble = make_ensemble(spec, count, **options)
             device = cuda.LoadedNetwork(cp, ensemble, make_plan(ensemble))
             few = min(count, device.chunk)
             bare = event_time(cp, lambda d=device, n=few: d.launch(0, n, 0), repeat)
@@ -340,7 +340,7 @@ def time_one_pass(cp, quick):
             )
 
 
-def ensemble_of(spec, count, baseline=None, **options):
+def make_ensemble(spec, count, baseline=None, **options):
     return KernelJob(spec, 0, count, KernelOptions(backend="cuda", **options), table=baseline)
 
 
@@ -361,7 +361,7 @@ HOW = "blocks × threads × sites, clusters at once, registers, bytes of stack"
 
 def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
     spec = paper_lattice(rows, columns, steps=2_000, sigma_kappa=sigma_kappa)
-    ensemble = ensemble_of(spec, count, baseline=np.linspace(0.2, 0, 2_001), **options)
+    ensemble = make_ensemble(spec, count, baseline=np.linspace(0.2, 0, 2_001), **options)
     device = cuda.LoadedNetwork(cp, ensemble, make_plan(ensemble))
     launch = event_time(
         cp, lambda: device.launch(0, min(count, device.chunk), 0), 3 if rows < 64 else 1
@@ -371,7 +371,7 @@ def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
     name = (
         f"{rows} × {columns}"
         + (f", σ_κ = {sigma_kappa}" if sigma_kappa else "")
-        + "".join(map(_said, options.items()))
+        + "".join(map(_describe_option, options.items()))
     )
     print(
         f"  {name:26} {launch:11.3f}ms {alone:9.3f}ms {each * alone:19.2f}  "
@@ -381,7 +381,7 @@ def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
     )
 
 
-def _said(option):
+def _describe_option(option):
     return f", {option[0] if option[1] is True else option[1]}"
 
 
@@ -441,7 +441,7 @@ def time_calls(cp, in_parts):
                 direct = wall(
                     lambda s=spec, n=count, b=table: kernel.run(s, 0, n, backend="cuda", baseline=b)
                 )[0]
-                ensemble = ensemble_of(spec, count, baseline=table)
+                ensemble = make_ensemble(spec, count, baseline=table)
                 alone = kernel_time(
                     cp, cuda.LoadedNetwork(cp, ensemble, make_plan(ensemble)), count
                 )
@@ -519,7 +519,7 @@ def time_parts(cp, estimator, count):
     )
     values = check.host_parameters(theta)
     spec = estimator._spec(values)
-    ensemble = ensemble_of(spec, count, baseline=estimator.baseline)
+    ensemble = make_ensemble(spec, count, baseline=estimator.baseline)
     plan = make_plan(ensemble)
     device = cuda.LoadedNetwork(cp, ensemble, plan)
     part = device.add_moments(device.launch(0, count, 0))
@@ -533,7 +533,7 @@ def time_parts(cp, estimator, count):
         "its time step is watched": lambda: estimator.watch(estimator.task, values),
         "the network's arrays": lambda: estimator._spec(values),
         "seeds of a key": lambda: estimate_seeds(key),
-        "an ensemble": lambda: ensemble_of(spec, count, baseline=estimator.baseline),
+        "an ensemble": lambda: make_ensemble(spec, count, baseline=estimator.baseline),
         "its plan": lambda: make_plan(ensemble),
         "on the device": lambda: cuda.LoadedNetwork(cp, ensemble, plan),
         "of that, the copy": device._upload,

@@ -45,7 +45,7 @@ def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
     steps = STEPS // 20 if quick else STEPS
     slow_steps = 100 if quick else 400 if backend == "cpu" else 4000
     kernels = [
-        timed(
+        time_calls(
             f"{backend} kernel, {name}",
             kernel_call(backend, trajectories, steps, **options),
             trajectories,
@@ -55,7 +55,7 @@ def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
         for name, options in VARIANTS.items()
     ]
     slow = kernel_call("jax", trajectories, slow_steps)
-    reference = timed("JAX reference, time-only", slow, trajectories, slow_steps, repeats)
+    reference = time_calls("JAX reference, time-only", slow, trajectories, slow_steps, repeats)
     return {
         "machine": describe_machine(backend),
         "backend": backend,
@@ -65,7 +65,7 @@ def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
     }
 
 
-def timed(
+def time_calls(
     name: str,
     call: Callable[[], Any],
     trajectories: int,

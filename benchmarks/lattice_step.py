@@ -145,7 +145,7 @@ def along(task: tcmt.Task, spread: bool, theta: Any, dw: Any) -> Any:
     return total + rewards.terminal(theta, x, None)
 
 
-def of_paths(
+def average_paths(
     system: System, step: str, dt: float, paths: int, spread: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """J and ∇J of the path without noise, then of `paths` paths with.
@@ -224,9 +224,9 @@ class Row(NamedTuple):
     gradient_hidden: float
 
 
-def measured(system: System, paths: int) -> list[Row]:
+def measure_steps(system: System, paths: int) -> list[Row]:
     """Every step against the reference."""
-    j, g = of_paths(system, "rk4", system.reference, paths, spread=True)
+    j, g = average_paths(system, "rk4", system.reference, paths, spread=True)
     sizes = np.cumsum([np.size(system.theta[name]) for name in FAMILIES])[:-1]
 
     def parts(v):
@@ -243,7 +243,7 @@ def measured(system: System, paths: int) -> list[Row]:
     for step, sizes_of_step in system.steps.items():
         for dt in sizes_of_step:
             begun = time.perf_counter()
-            other_j, other_g = of_paths(system, step, dt, paths)
+            other_j, other_g = average_paths(system, step, dt, paths)
             dj, dg, mean = other_j - j, other_g - g, g[1:].mean(axis=0)
             chance = norm(dg[1:].std(axis=0, ddof=1) / np.sqrt(paths), mean)
             above = norm(dg[1:].mean(axis=0), mean) ** 2 - chance**2
@@ -438,7 +438,7 @@ def main() -> None:
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     if not options.figure_only:
-        rows = [row for system in systems() for row in measured(system, options.paths)]
+        rows = [row for system in systems() for row in measure_steps(system, options.paths)]
         with (OUT / "lattice.csv").open("w", newline="", encoding="utf-8") as file:
             shown = ([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
             csv.writer(file).writerows([Row._fields, *shown])

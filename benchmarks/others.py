@@ -339,7 +339,7 @@ def contest(problem: Problem, name: str) -> list[Point]:
     ]
 
 
-def curves_of(points: list[Point], task: str, name: str) -> list[np.ndarray]:
+def find_curves(points: list[Point], task: str, name: str) -> list[np.ndarray]:
     """(spent, J) of every seed that is not the tuning's. (·, 2)"""
     rows = [p for p in points if (p.task, p.method) == (task, name)]
     return [np.array([(p.trajectories, p.J) for p in rows if p.seed == seed]) for seed in SEEDS]
@@ -358,7 +358,7 @@ def table(points: list[Point], problems: list[Problem]) -> str:
             continue
         start, ends = problem.value(np.zeros(problem.size)), {}
         for name in present:
-            ends[name] = [curve[-1, 1] for curve in curves_of(points, problem.name, name)]
+            ends[name] = [curve[-1, 1] for curve in find_curves(points, problem.name, name)]
         top = max(np.mean(v) for v in ends.values()) if problem.best is None else problem.best
         half = start + 0.5 * (top - start)
         best = f", {top:.4g} at best" if problem.best is not None else ""
@@ -371,7 +371,9 @@ def table(points: list[Point], problems: list[Problem]) -> str:
             "| --- | --- | --- | --- | --- |",
         ]
         for name in present:
-            first = [_reached(curve, half) for curve in curves_of(points, problem.name, name)]
+            first = [
+                _find_reached(curve, half) for curve in find_curves(points, problem.name, name)
+            ]
             settings = next(
                 p.settings
                 for p in points
@@ -389,7 +391,7 @@ def table(points: list[Point], problems: list[Problem]) -> str:
     return "\n".join(lines)
 
 
-def _reached(curve: np.ndarray, level: float) -> str:
+def _find_reached(curve: np.ndarray, level: float) -> str:
     beyond = np.flatnonzero(curve[:, 1] >= level)
     return f"{int(curve[beyond[0], 0]):,}" if beyond.size else "–"
 
@@ -403,7 +405,7 @@ def draw(points: list[Point], problems: list[Problem]) -> Figure:
             figure.subplots(1, len(problems)), problems, "ab", strict=False
         ):
             for method in METHODS:
-                runs = curves_of(points, problem.name, method)
+                runs = find_curves(points, problem.name, method)
                 if not all(len(run) for run in runs):
                     continue
                 spent = np.array(runs[0][:, 0])

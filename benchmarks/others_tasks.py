@@ -91,13 +91,13 @@ def trap() -> Problem:
     """
     middle = RAMP + OFFSETS
 
-    def centres_of(u):
+    def find_centres(u):
         return middle + AROUND * np.clip(u, -1, 1)
 
     exact = jax.jit(lambda centres: -work(centres, mean_positions(centres)))
 
     def measure(seed: int, u: np.ndarray) -> float:
-        rng, centres = np.random.default_rng(seed), centres_of(u)
+        rng, centres = np.random.default_rng(seed), find_centres(u)
         force = np.repeat(centres, HELD) * DT + np.sqrt(2 * DT) * rng.standard_normal(
             SETTINGS * HELD
         )
@@ -159,7 +159,7 @@ def trap() -> Problem:
     best = float(exact(jnp.asarray(middle + inside)))
 
     def value(u):
-        return float(exact(jnp.asarray(centres_of(u))))
+        return float(exact(jnp.asarray(find_centres(u))))
 
     return Problem("trap", SETTINGS, 4_000, measure, value, boxed, best)
 
@@ -192,15 +192,15 @@ def lattice() -> Problem:
     centre, width = np.asarray(centre, float), np.asarray(width, float)
     run = task.estimator("cpu", baseline="none", threads=1).run  # type: ignore[attr-defined]
 
-    def theta_of(u):
+    def make_theta(u):
         return unravel(jnp.asarray(centre + width * np.clip(u, -1, 1), jnp.float32))
 
     def measure(seed: int, u: np.ndarray) -> float:
         # the kernels run two at least; the second is not looked at
-        return float(run(jax.random.key(seed), theta_of(u), 2, scores=False).returns[0])
+        return float(run(jax.random.key(seed), make_theta(u), 2, scores=False).returns[0])
 
     def value(u):
-        return run(jax.random.key(2**31 - 1), theta_of(u), 64, scores=False).value
+        return run(jax.random.key(2**31 - 1), make_theta(u), 64, scores=False).value
 
     made = {
         "score": lambda: task.estimator("cpu", baseline="carried", threads=1),

@@ -419,12 +419,8 @@ def _cuda_by_hand(
 def report(result: dict[str, Any]) -> str:
     """ns per trajectory and step of everyone, and how many times the kernel's."""
     lines = []
-    for process, count in dict.fromkeys(
-        (r["process"], r["group"]) for r in _grouped(result["rows"])
-    ):
-        rows = [
-            r for r in _grouped(result["rows"]) if (r["process"], r["group"]) == (process, count)
-        ]
+    for process, count in dict.fromkeys((r["process"], r["group"]) for r in _group(result["rows"])):
+        rows = [r for r in _group(result["rows"]) if (r["process"], r["group"]) == (process, count)]
         lines += [f"{process}, {count:,} trajectories", *_lines(rows), ""]
     for name, start in result["starts"].items():
         lines.append(
@@ -440,7 +436,7 @@ def report(result: dict[str, Any]) -> str:
     )
 
 
-def _grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _group(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with the ensemble that they belong to: the twin of JAX has fewer trajectories."""
     most: dict[str, int] = {}
     out = []

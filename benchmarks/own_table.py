@@ -25,7 +25,7 @@ COLOURS = {
 SIMULATION = "simulation only"
 
 
-def merged(paths):
+def merge(paths):
     rows, starts = [], {}
     for path in paths:
         part = json.loads(Path(path).read_text())
@@ -37,7 +37,7 @@ def merged(paths):
     return {"machine": part["machine"], "rows": rows, "starts": starts}
 
 
-def ns_of(rows, process, who, what, count):
+def find_ns(rows, process, who, what, count):
     most = (
         2_000 if (who, what) == ("JAX", "twin") else count
     )  # in batches: as much for each of more
@@ -74,7 +74,7 @@ def table(result):
     for process, count in dict.fromkeys((r["process"], r["trajectories"]) for r in rows):
 
         def ns(who, what, process=process, count=count):
-            return ns_of(rows, process, who, what, count)
+            return find_ns(rows, process, who, what, count)
 
         own = ns("kernel", "time")
         cells = [
@@ -100,7 +100,7 @@ def draw(panels):
             processes = list(dict.fromkeys(r["process"] for r in rows))
             for k, (who, colour) in enumerate(COLOURS.items()):
                 what = SIMULATION if who in ("diffrax", "torchsde") else "time"
-                points = [(i, ns_of(rows, p, who, what, count)) for i, p in enumerate(processes)]
+                points = [(i, find_ns(rows, p, who, what, count)) for i, p in enumerate(processes)]
                 points = [(i + 0.16 * (k - 2), v) for i, v in points if v is not None]
                 if points:
                     axes.bar(*zip(*points, strict=True), width=0.15, color=colour, label=who)
@@ -123,7 +123,7 @@ def main():
     parser.add_argument("--cuda", nargs="+", required=True)
     options = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    results = {"cpu": merged(options.cpu), "cuda": merged(options.cuda)}
+    results = {"cpu": merge(options.cpu), "cuda": merge(options.cuda)}
     for name, result in results.items():
         text = json.dumps(result, indent=None, separators=(",", ":")).replace(
             '{"process"', '\n{"process"'

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fluctua import tcmt
-from lattice_speed import DT, STEPS, kernel_call, table, timed
+from lattice_speed import DT, STEPS, kernel_call, table, time_calls
 from machine import describe_machine
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     count, repeats = options.trajectories, 1 if options.quick else 3
     steps = STEPS // 20 if options.quick else STEPS
     slow = 100 if options.quick else 400 if options.backend == "cpu" else 4000
-    ours = timed(
+    ours = time_calls(
         f"{options.backend} kernel, time-only",
         kernel_call(options.backend, count, steps),
         count,
@@ -125,7 +125,7 @@ def main() -> None:
     rows = [ours]
     for name, make in peers:
         try:
-            rows.append(timed(name, make(), count, slow, repeats, scores=False))
+            rows.append(time_calls(name, make(), count, slow, repeats, scores=False))
         except ImportError as error:
             print(f"{name}: left out, {error}")
     print(table(rows))

@@ -105,7 +105,7 @@ NETWORKS = {
 }
 
 
-def events_of(network: Network, count: int = 64) -> float:
+def count_events(network: Network, count: int = 64) -> float:
     """Events of a trajectory, on average."""
     record = fl.simulator(network.process, network.start, network.t)(
         jax.random.key(9), network.theta, count
@@ -159,7 +159,7 @@ def callers(network: Network, backend: str, count: int) -> Iterator[tuple[str, C
 
 def rows(name: str, backend: str, counts: list[int], rounds: int) -> list[str]:
     network = NETWORKS[name]()
-    events = events_of(network)
+    events = count_events(network)
     lines = []
     for count in counts:
         calls = dict(callers(network, backend, count))

@@ -258,7 +258,7 @@ class Pulled:
 # ---------------------------------------------------------------------------------------- measuring
 
 
-def problem_of(regime: str, sigma: float, seed: int) -> Problem:
+def make_problem(regime: str, sigma: float, seed: int) -> Problem:
     """The device of a regime."""
     if regime == "lattice":
         return lattice(seed)
@@ -271,7 +271,7 @@ def trainings(job: tuple[str, float, int, tuple[str, ...]]) -> list[Point]:
     """Trainings of some ways on one device."""
     regime, sigma, seed, ways = job
     warnings.simplefilter("ignore", RuntimeWarning)  # `skewed` is warned of, as it should be
-    problem, points = problem_of(regime, sigma, seed), []
+    problem, points = make_problem(regime, sigma, seed), []
     begin = problem.value(problem.theta)
     for way in ways:
         points.append(Point(regime, sigma, seed, way, 0, begin))
@@ -307,7 +307,7 @@ def jobs() -> list[tuple[str, float, int, tuple[str, ...]]]:
 # ------------------------------------------------------------------------------------------ results
 
 
-def runs_of(
+def find_runs(
     points: Sequence[Point], regime: str, way: str, sigma: float | None = None
 ) -> list[np.ndarray]:
     """(trajectories, J) of every seed. (·, 2)"""
@@ -325,7 +325,7 @@ TITLES = {
 
 def table(points: Sequence[Point]) -> str:
     """J at the end, three seeds, of every regime and of the sweep."""
-    spent = {regime: int(runs_of(points, regime, "direct")[0][-1, 0]) for regime in TITLES}
+    spent = {regime: int(find_runs(points, regime, "direct")[0][-1, 0]) for regime in TITLES}
     columns = [
         "gradient",
         "knows",
@@ -337,10 +337,12 @@ def table(points: Sequence[Point]) -> str:
 
     lines = ["J on the device, seeds 0, 1, 2, and measured trajectories", ""]
     lines += [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
-    starts = [ends([run[:1] for run in runs_of(points, regime, "direct")], 3) for regime in TITLES]
+    starts = [
+        ends([run[:1] for run in find_runs(points, regime, "direct")], 3) for regime in TITLES
+    ]
     lines.append(f"| start | | {' | '.join(starts)} |")
     for name, way in WAYS.items():
-        cells = [ends(runs_of(points, regime, name), 3) for regime in TITLES]
+        cells = [ends(find_runs(points, regime, name), 3) for regime in TITLES]
         lines.append(f"| {way.label} | {way.knows} | {' | '.join(cells)} |")
     lines += ["", "Double well with a quadratic reward: J on the device, mean of three seeds", ""]
     lines += [
@@ -366,7 +368,7 @@ def draw(points: Sequence[Point]) -> Figure:
         panels = figure.subplots(2, 2).ravel()
         for axes, (regime, title), name in zip(panels, TITLES.items(), "abc", strict=False):
             for way, (label, _, ink, _) in WAYS.items():
-                runs = runs_of(points, regime, way)
+                runs = find_runs(points, regime, way)
                 if not runs:
                     continue
                 # seeds are other devices: their J differ by more than the ways do on one of them
@@ -376,7 +378,10 @@ def draw(points: Sequence[Point]) -> Figure:
             letter(axes, name)
         mean = {
             way: np.array(
-                [np.mean([run[-1, 1] for run in runs_of(points, "sweep", way, s)]) for s in SIGMAS]
+                [
+                    np.mean([run[-1, 1] for run in find_runs(points, "sweep", way, s)])
+                    for s in SIGMAS
+                ]
             )
             for way in WAYS
         }
@@ -406,7 +411,7 @@ def main() -> None:
     options = parser.parse_args()
     path = options.out / "curves.csv.gz"
     if options.processes:
-        study.write(path, study.measured(trainings, jobs(), options.processes))
+        study.write(path, study.measure_jobs(trainings, jobs(), options.processes))
     points = study.read(path, Point)
     text = table(points)
     (options.out / "table.md").write_text(text + "\n", encoding="utf-8")

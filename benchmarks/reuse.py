@@ -360,7 +360,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         ]
 
 
-def grouped(rows: list[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
+def group_rows(rows: list[dict[str, Any]], *names: str) -> dict[tuple, list[dict[str, Any]]]:
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for entry in rows:
         groups.setdefault(tuple(entry[name] for name in names), []).append(entry)
@@ -382,7 +382,7 @@ def table(folder: Path) -> Iterator[str]:
         f"{'problem':<28} {'step':<18} {'KL (nats)':>10} {'ESS/N':>9} {'half left at':>14} "
         f"{'2 % left at':>13}"
     )
-    for (problem, step), rows in grouped(read(folder / "reach.csv"), "problem", "step").items():
+    for (problem, step), rows in group_rows(read(folder / "reach.csv"), "problem", "step").items():
         whole = min(rows, key=lambda entry: abs(np.log(entry["fraction"])))
         yield (
             f"{problem:<28} {step:<18} {whole['kl'] / whole['fraction'] ** 2:>10.3g} "
@@ -396,13 +396,13 @@ def table(folder: Path) -> Iterator[str]:
         yield f"{'problem':<14} {'method':<42}" + "".join(
             f"{f'J after {v:.0%}':>20}" for v in levels
         )
-        for (problem, method), rows in grouped(entries, "problem", "method").items():
+        for (problem, method), rows in group_rows(entries, "problem", "method").items():
             most = max(entry["trajectories"] for entry in rows)
             cells = []
             for level in levels:
                 near = [
                     seed_rows[int(level * (len(seed_rows) - 1))]
-                    for seed_rows in grouped(rows, "seed").values()
+                    for seed_rows in group_rows(rows, "seed").values()
                 ]
                 J = [entry["J"] for entry in near]
                 cells.append(f"{np.mean(J):.4f} ± {np.std(J, ddof=1) if len(J) > 1 else 0:.4f}")
@@ -418,7 +418,9 @@ def draw(folder: Path) -> Figure:
         figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
         axes = figure.subplots(2, 3)
         panels = list(axes.flat)
-        for (problem, step), rows in grouped(read(folder / "reach.csv"), "problem", "step").items():
+        for (problem, step), rows in group_rows(
+            read(folder / "reach.csv"), "problem", "step"
+        ).items():
             panels[0].plot(
                 [r["fraction"] for r in rows],
                 [r["share"] for r in rows],
@@ -440,11 +442,11 @@ def draw(folder: Path) -> Figure:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
         curves = [*read(folder / "training.csv"), *read(folder / "natural.csv")]
         for panel, (problem, rows) in zip(
-            panels[2:], grouped(curves, "problem").items(), strict=False
+            panels[2:], group_rows(curves, "problem").items(), strict=False
         ):
-            for method, some in grouped(rows, "method").items():
-                seeds = [[e["J"] for e in v] for v in grouped(some, "seed").values()]
-                spent = [e["trajectories"] for e in next(iter(grouped(some, "seed").values()))]
+            for method, some in group_rows(rows, "method").items():
+                seeds = [[e["J"] for e in v] for v in group_rows(some, "seed").values()]
+                spent = [e["trajectories"] for e in next(iter(group_rows(some, "seed").values()))]
                 (line,) = panel.plot(spent, np.mean(seeds, axis=0), label=method[0])
                 low, high = np.min(seeds, axis=0), np.max(seeds, axis=0)
                 panel.fill_between(spent, low, high, color=line.get_color(), alpha=0.2, lw=0)

@@ -38,12 +38,12 @@ def draws(task: tcmt.Task, key: jax.Array, count: int, group: int = 1) -> Any:
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, group, axis=0), each)
 
 
-def grouped(
+def leave_out_groups(
     task: tcmt.Task, theta: dict[str, jax.Array], key: jax.Array, count: int, group: int = 16
 ) -> Samples:
     """Σ_n (λ̂ₙ₊₁ − mean of the others' λ̂ₙ₊₁)Uₙ, trajectory by trajectory. Leaves (E, ·)"""
     k_context, k_noise = jax.random.split(key)
-    samples = _grouped(
+    samples = _leave_out_groups(
         task.process,
         task.objective,
         group,
@@ -71,7 +71,7 @@ def critic(
     run = task.estimator("cpu" if jax.default_backend() == "cpu" else "cuda", baseline="none").run  # type: ignore[attr-defined]
     every = (len(task.t) - 1) // knots
     result = run(k_learn, theta, learn, record_every=every, scores=False)
-    values = fitted(task, theta, result.trajectories, result.returns, every)
+    values = fit_returns(task, theta, result.trajectories, result.returns, every)
     samples = _critic(
         task.process,
         task.objective,
@@ -85,7 +85,9 @@ def critic(
     return {name: np.asarray(value) for name, value in samples.items()}
 
 
-def fitted(task: tcmt.Task, theta: Any, psi: np.ndarray, returns: np.ndarray, every: int) -> Values:
+def fit_returns(
+    task: tcmt.Task, theta: Any, psi: np.ndarray, returns: np.ndarray, every: int
+) -> Values:
     """Ridge regression of the returns-to-go on the states at each knot, joined by straight
     lines. psi (E, K+1, N)
     """
@@ -134,7 +136,7 @@ def _add(total: Any, weight: jax.Array, score: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _grouped(
+def _leave_out_groups(
     process: Any, objective: Any, group: int, count: int, theta: Any, t: Any, context: Any, key: Any
 ) -> Any:
     dt = (t[-1] - t[0]) / (len(t) - 1)

@@ -17,7 +17,7 @@ from fluctua.tcmt.kernel.twin import run_twin
 from kernel_cpu import paper_lattice
 
 
-def timed(function):
+def time_call(function):
     function()
     begun = time.perf_counter()
     result = function()
@@ -53,11 +53,11 @@ def main():
     every, piece = gpus.list_gpus, gpus.PIECE
     for name, run in cases.items():
         gpus.list_gpus = lambda cp: numbers[:1]
-        one, alone = timed(run)
+        one, alone = time_call(run)
         gpus.PIECE = 2**40
-        _, whole = timed(run)
+        _, whole = time_call(run)
         gpus.PIECE, gpus.list_gpus = piece, lambda cp: numbers
-        several, shared = timed(run)
+        several, shared = time_call(run)
         gpus.list_gpus = every
         bits = "the same bits" if same(one, several) else "OTHER BITS"
         print(

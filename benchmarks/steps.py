@@ -57,13 +57,13 @@ class Bias(NamedTuple):
     gradient_error: float
 
 
-def steps_of(name: str) -> dict[str, Any]:
+def list_steps(name: str) -> dict[str, Any]:
     """The steps that a process is run with."""
     more = {"exponential": LINEAR[name]} if name in LINEAR else {}
     return {"euler": "euler", "heun": "heun", "rk4": "rk4", **more}
 
 
-def stepped(name: str, own: Own, step: Any) -> fl.Process:
+def set_step(name: str, own: Own, step: Any) -> fl.Process:
     """The process with a step; Euler's needs no components named."""
     return check.process(
         own.process._replace(
@@ -82,15 +82,15 @@ def chains(name: str, own: Own, count: int) -> Iterator[tuple[str, float, np.nda
     runs = [("euler left", "euler", own.objective)]
     runs += [
         (label, step, integrate_by_trapezoids(own.objective))
-        for label, step in steps_of(name).items()
+        for label, step in list_steps(name).items()
     ]
     if own.objective.running is None:
         runs = runs[1:]
     for label, step, objective in runs:
-        process, rewards = stepped(name, own, step), check.objective(objective)
+        process, rewards = set_step(name, own, step), check.objective(objective)
         for coarser in COARSER:
             if x0.size == 1:
-                value, slope = _integrated(
+                value, slope = _integrate(
                     process, rewards, finest // coarser, theta, x0, h * coarser
                 )
                 yield (
@@ -101,12 +101,12 @@ def chains(name: str, own: Own, count: int) -> Iterator[tuple[str, float, np.nda
                 )
                 continue
             dw = kicks.reshape(finest // coarser, coarser, count, -1).sum(axis=1)
-            values, slopes = _differentiated(process, rewards, theta, x0, h * coarser, dw)
+            values, slopes = _differentiate(process, rewards, theta, x0, h * coarser, dw)
             yield label, h * coarser, np.asarray(values), np.asarray(slopes)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _differentiated(
+def _differentiate(
     process: Any, rewards: Any, theta: Any, x0: Any, dt: Any, dw: Any
 ) -> tuple[Any, Any]:
     """Returns (E,) of trajectories with the kicks dw (T, E, M), and their derivatives (E, P)."""
@@ -132,7 +132,7 @@ def _differentiated(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _integrated(
+def _integrate(
     process: Any, rewards: Any, steps: int, theta: Any, x0: Any, dt: Any
 ) -> tuple[Any, Any]:
     """J of one state with a terminal reward, and its derivatives, by quadrature over the
@@ -185,8 +185,8 @@ def costs(name: str, timed: int, repeats: int) -> dict[str, float]:
         own = PROCESSES[name]()
         count = min(timed, int(4e9 / (own.cost * own.steps)))
         t = jnp.asarray(own.dt * np.arange(own.steps + 1), jnp.float32)
-        for label, step in steps_of(name).items():
-            process = stepped(name, own, step)
+        for label, step in list_steps(name).items():
+            process = set_step(name, own, step)
             estimator = fl.ppgt(fl.simulator(process, own.start, t, backend="cpu"), own.objective)
             calls[label] = partial(estimator, jax.random.key(0), own.theta, count)
             calls[label]()
@@ -280,10 +280,10 @@ def read(text: str) -> dict[str, tuple[dict[str, list[Bias]], float, dict[str, f
 def figure(results: dict[str, tuple[dict[str, list[Bias]], float, dict[str, float]]]) -> plt.Figure:
     """Bias of the gradient against the time of a trajectory, a panel a process."""
     with plt.rc_context(LOOK):
-        return _drawn(results)
+        return _draw(results)
 
 
-def _drawn(results: dict[str, tuple[dict[str, list[Bias]], float, dict[str, float]]]) -> plt.Figure:
+def _draw(results: dict[str, tuple[dict[str, list[Bias]], float, dict[str, float]]]) -> plt.Figure:
     chart, panels = plt.subplots(2, 3, figsize=(7.2, 4.6), layout="constrained")
     panels = panels.ravel()
     for axes, (name, (rows, _, cost)) in zip(panels, results.items(), strict=False):

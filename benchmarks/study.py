@@ -16,7 +16,7 @@ Point = TypeVar("Point", bound=NamedTuple)
 Job = TypeVar("Job")
 
 
-def measured(
+def measure_jobs(
     study: Callable[[Job], list[Point]], jobs: Sequence[Job], processes: int
 ) -> list[Point]:
     """The points of all jobs, in their order."""

@@ -101,7 +101,7 @@ def draw_work(axes: Axes, rows: np.ndarray, least: float, best: float) -> None:
     axes.legend(loc="best")
 
 
-def best_of(example: Any) -> float:
+def find_best(example: Any) -> float:
     """The least work of the family of protocols on its grid: the work is quadratic in the
     parameters.
     """
@@ -121,7 +121,7 @@ PLANS: dict[str, tuple[Any, int, int]] = {
 """Example, iterations, trajectories an iteration."""
 
 
-def trained(out: Path, share: float) -> None:
+def train_both(out: Path, share: float) -> None:
     """Train both and leave curves, protocols and a table."""
     lines, protocols = [], {}
     for name, (example, iterations, count) in PLANS.items():
@@ -163,7 +163,7 @@ def draw(out: Path) -> Figure:
         draw_kicked(axes[0, 1], thetas["kicked_trap"])
         for place, (name, (example, *_)) in zip(axes[1], PLANS.items(), strict=True):
             rows = np.loadtxt(out / f"{name}.csv", delimiter=",", skiprows=1)
-            draw_work(place, rows, example.LEAST, best_of(example))
+            draw_work(place, rows, example.LEAST, find_best(example))
         for place, mark in zip(axes.ravel(), "abcd", strict=True):
             letter(place, mark)
     return figure
@@ -180,5 +180,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.share:
-        trained(options.out, options.share)
+        train_both(options.out, options.share)
     save(draw(options.out), options.out / "transport")

@@ -50,7 +50,7 @@ def main(count, dt):
         plain = None
         for name, baseline in {"time only": "time", **twins}.items():
             estimator = task.estimator(baseline=baseline)
-            variance, seconds = measured(estimator, theta, count)
+            variance, seconds = measure(estimator, theta, count)
             plain = plain or variance
             lines.append(row(sigma, name, [plain[f] / variance[f] for f in theta], seconds))
             if name == "twin":
@@ -67,7 +67,7 @@ def main(count, dt):
     return "\n".join(lines) + "\n"
 
 
-def measured(estimator, theta, count):
+def measure(estimator, theta, count):
     jax.block_until_ready(estimator(jax.random.key(0), theta, count).gradient)  # compile
     begun = time.perf_counter()
     estimate = estimator(jax.random.key(0), theta, count)

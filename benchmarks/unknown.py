@@ -72,7 +72,7 @@ class Curve(NamedTuple):
     J: np.ndarray
 
 
-def label_of(config: Config) -> str:
+def make_label(config: Config) -> str:
     """What sets a training apart from the others, in words."""
     d, c, t = config.device, config.calibration, config.task
     if d.read != "all":
@@ -111,7 +111,7 @@ def read_curve(folder: Path) -> Curve:
     config = parse(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
     rows = history.effective(history.read(folder / "history.csv"))
     spent = {row.iteration: row.trajectories for row in rows}
-    label = label_of(config)
+    label = make_label(config)
     end = (
         json.loads((folder / "summary.json").read_text())["final"]["J"]
         if (folder / "summary.json").exists()

@@ -34,15 +34,15 @@ def centre(protocol, t, ahead=0):
     return jnp.append(protocol, END)[jnp.round(t * STEPS).astype(int) + ahead]
 
 
-def switched(x, before, after):
+def compute_work(x, before, after):
     return ((x[0] - after) ** 2 - (x[0] - before) ** 2) / 2
 
 
 process = fl.Process(lambda p, x, t: centre(p, t) - x, lambda p, x: jnp.sqrt(2.0) * jnp.ones(1))
 start = fl.Density(lambda p, x: -(x[0] ** 2) / 2, lambda key, p: jax.random.normal(key, (1,)))
 gained = fl.Objective(
-    initial=lambda p, x: -switched(x, 0.0, p[0]),
-    per_step=lambda p, x, x_next, t: -switched(x_next, centre(p, t), centre(p, t, 1)),
+    initial=lambda p, x: -compute_work(x, 0.0, p[0]),
+    per_step=lambda p, x, x_next, t: -compute_work(x_next, centre(p, t), centre(p, t, 1)),
 )
 estimator = fl.ppgt(fl.simulator(process, start, T), gained)
 RAMP = END * (jnp.arange(STEPS) + 0.5) / STEPS

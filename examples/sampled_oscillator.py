@@ -40,7 +40,7 @@ def transition(theta):
     return block[2:, 2:].T, block[2:, 2:].T @ block[:2, 2:]
 
 
-def measured(count, seed=5):
+def measure(count, seed=5):
     """Stands for the instrument: exact samples of the true bead, from rest at 1."""
     rng, (step, covariance) = np.random.default_rng(seed), transition(TRUE)
     x, root = np.tile([1.0, 0.0], (count, SAMPLES + 1, 1)), np.linalg.cholesky(covariance)
@@ -54,7 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
     head = insitu.files.Description(
         INTERVAL * np.arange(SAMPLES + 1), ("position", "velocity"), parameters=SET
     )
-    insitu.files.save(path, head, measured(2000))
+    insitu.files.save(path, head, measure(2000))
     with insitu.files.open(path) as recording:
         fit = insitu.calibrate.fit_drift(recording, process, SET, transition=fl.scores.local_linear)
         for name, value in fit.theta.items():
@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as folder:
 # Samples of three beads, and what the calibration found of the trap.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
-left.plot(INTERVAL * np.arange(SAMPLES + 1), measured(3)[..., 0].T, ".-", lw=0.5)
+left.plot(INTERVAL * np.arange(SAMPLES + 1), measure(3)[..., 0].T, ".-", lw=0.5)
 left.set(xlabel="time", ylabel="position")
 for k, (name, value) in enumerate(fit.theta.items()):
     right.errorbar(

@@ -122,14 +122,14 @@ def test_internal_packages_hold_a_docstring_only():
 
 
 def test_public_packages_list_their_names():
-    def listed(folder):
+    def list_names(folder):
         assignments = [
             node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.Assign)
         ]
         values = [node.value for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
         return set(ast.literal_eval(values[0])) if values else set()
 
-    assert not {within(folder) for folder in PUBLIC if exports(folder) - listed(folder)}
+    assert not {within(folder) for folder in PUBLIC if exports(folder) - list_names(folder)}
 
 
 def test_no_module_is_shadowed_by_a_name_that_its_package_exports():
@@ -157,7 +157,7 @@ def test_variables_say_what_they_hold():
     """Not what was done to them: names as below fit everything."""
     empty = {"told", "said", "found", "given"}
 
-    def bound(node):
+    def find_bound(node):
         """The name that a node gives to something, if it does."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return node.id
@@ -167,7 +167,9 @@ def test_variables_say_what_they_hold():
             else getattr(node, "name", None)
         )
 
-    names = {(within(path), bound(node)) for path in MODULES for node in ast.walk(parsed(path))}
+    names = {
+        (within(path), find_bound(node)) for path in MODULES for node in ast.walk(parsed(path))
+    }
     assert not {(path, name) for path, name in names if name in empty}
 
 

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import fluctua
-from docstring_worlds import begin_example, world_of
+from docstring_worlds import begin_example, find_world
 from public_names import find_public
 
 SOURCE = Path(fluctua.__file__).parent
@@ -65,7 +65,7 @@ def test_example(module, example, tmp_path, monkeypatch):
     checker = doctest.OutputChecker() if public else Checker()
     with jax.enable_x64(False):  # as users have it
         example.globs = (
-            begin_example(public) if public else world_of(module.__name__) | vars(module)
+            begin_example(public) if public else find_world(module.__name__) | vars(module)
         )
         doctest.DocTestRunner(checker, verbose=False, optionflags=FLAGS).run(
             example, out=report.append

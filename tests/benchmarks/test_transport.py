@@ -39,14 +39,14 @@ def test_least_work():
     """The chains' optima tend to those of continuous time with the step: 0.2 % at 100 steps,
     1.2 % at 60.
     """
-    assert transport.best_of(transport.moving_trap) == pytest.approx(25 / 3, rel=2e-3)
+    assert transport.find_best(transport.moving_trap) == pytest.approx(25 / 3, rel=2e-3)
     assert pytest.approx(2.90787, rel=1e-5) == transport.kicked_trap.LEAST
-    assert transport.best_of(transport.kicked_trap) == pytest.approx(2.90787, rel=1.3e-2)
+    assert transport.find_best(transport.kicked_trap) == pytest.approx(2.90787, rel=1.3e-2)
 
 
 def test_protocols_are_drawn(tmp_path, monkeypatch):
     short = {name: (example, 2, 20) for name, (example, *_) in transport.PLANS.items()}
     monkeypatch.setattr(transport, "PLANS", short)
-    transport.trained(tmp_path, 1.0)
+    transport.train_both(tmp_path, 1.0)
     assert "moving_trap: W" in (tmp_path / "table.txt").read_text()
     assert_legible(transport.draw(tmp_path))

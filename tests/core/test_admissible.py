@@ -193,11 +193,11 @@ def test_what_leaves_its_own_trajectory_out_is_served(baseline):
 def test_a_baseline_is_tried_once_per_estimator():
     calls = []
 
-    def counted(kick):
+    def count_calls(kick):
         calls.append(kick.returns.shape)
         return jnp.zeros(())
 
-    estimator = THE.estimator(baseline=fl.baselines.Baseline(counted), initial_baseline="none")
+    estimator = THE.estimator(baseline=fl.baselines.Baseline(count_calls), initial_baseline="none")
     estimator(jax.random.key(0), THE.theta, COUNT)
     traced = len(calls)
     estimator(jax.random.key(1), THE.theta, COUNT)

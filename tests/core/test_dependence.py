@@ -58,14 +58,14 @@ def test_marks_cover_the_slopes_of_products_and_sums():
     )
     where = np.asarray(left) != 0
 
-    def filled(v):
+    def fill(v):
         rows = [
             v * number if there else number
             for number, there in zip(left.ravel(), where.ravel(), strict=True)
         ]
         return jnp.stack(rows).reshape(left.shape)
 
-    product = lambda v: jnp.einsum("bij,jk->kbi", filled(v), right).sum(axis=0)
+    product = lambda v: jnp.einsum("bij,jk->kbi", fill(v), right).sum(axis=0)
     slopes = np.asarray(jax.jacfwd(product)(1.0))
     marks = find_slopes(product, jnp.array(1.0))
     assert marks.shape == slopes.shape

@@ -17,7 +17,7 @@ from double_well import (
     THETA,
     euler,
     running,
-    solved,
+    solve,
     terminal,
 )
 from problems import flat, tolerance
@@ -27,8 +27,8 @@ E = 20_000
 
 @pytest.mark.long
 def test_grid_solution_is_converged_and_is_the_limit_of_the_euler_scheme():
-    *_, value, gradient = solved()
-    *_, rough_value, rough = solved(points=301, steps=100)
+    *_, value, gradient = solve()
+    *_, rough_value, rough = solve(points=301, steps=100)
     # Second order: the error of the fine grid is a third of its distance from the rough one.
     # Measured: 7e-6 for J and at most 3e-5 for the gradient, a hundredth of the standard errors
     # below.
@@ -42,7 +42,7 @@ def test_grid_solution_is_converged_and_is_the_limit_of_the_euler_scheme():
 
 
 def test_estimate_agrees_with_the_adjoint_equation(key):
-    *_, value, gradient = solved()
+    *_, value, gradient = solve()
     t = jnp.linspace(0, END, STEPS + 1)
     estimator = fluctua.ppgt(fluctua.simulator(PROCESS, START, t), OBJECTIVE)
     estimate = estimator(key, THETA, E)
@@ -66,7 +66,7 @@ def test_estimate_agrees_with_the_adjoint_equation(key):
 def test_adjoint_is_the_mean_return_to_go(key):
     since = 0.5
     # Feynman–Kac: λ(x, t) = E[λ̂ | X_t = x], from trajectories that all start at x at time t.
-    x, t, adjoint, *_ = solved()
+    x, t, adjoint, *_ = solve()
     times = jnp.linspace(since, END, 1 + round((END - since) / 0.01))
     places = (-1.2, 0.3, 1.4)
     for place, k in zip(places, jax.random.split(key, len(places)), strict=True):

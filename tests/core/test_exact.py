@@ -35,7 +35,7 @@ def assert_agrees(estimate, the):
     assert np.abs(z).max() < tolerance(z.size), z
 
 
-def recorded(key, the, count=E, **options):
+def estimate_recorded(key, the, count=E, **options):
     """The estimate from paths that are only given, not simulated on the way."""
     paths = the.simulator(key, the.theta, count)
     return fluctua.gradient(
@@ -85,7 +85,7 @@ def test_simulated(key, make, kind):
 )
 def test_recorded(key, make, kind):
     the = problem(make, kind)
-    estimate = recorded(key, the)
+    estimate = estimate_recorded(key, the)
     assert_agrees(estimate, the)
     # The comparison can see a factor of two in every component. (The shortest fade has a larger
     # variance.)
@@ -96,7 +96,7 @@ def test_recorded(key, make, kind):
 @pytest.mark.long
 def test_drift_score_recorded(key):
     the = without_noise_parameters(multiplicative, "fixed")
-    assert_agrees(recorded(key, the, score=fluctua.scores.drift_score), the)
+    assert_agrees(estimate_recorded(key, the, score=fluctua.scores.drift_score), the)
 
 
 def test_drift_score_is_the_full_score_where_the_noise_has_no_parameters():

@@ -16,7 +16,7 @@ GROUP = np.repeat(np.arange(5) + 7, COUNTS)  # any numbers will do
 TAU, SIGMA, MEAN = 0.5, 1.0, 0.3
 
 
-def drawn(seed):
+def draw_samples(seed):
     """Samples of devices that differ by τ, with trajectories that differ by σ."""
     rng = np.random.default_rng(seed)
     own = MEAN + TAU * rng.normal(size=(5, 3))
@@ -29,7 +29,7 @@ def test_errors_between_groups_cover_the_population():
     """Of 400 repeats: variance (τ² + σ²⟨1/n⟩)/K, its estimate and both its parts unbiased, 95 %
     covered.
     """
-    repeats = [reduce_samples(drawn(seed)) for seed in range(400)]
+    repeats = [reduce_samples(draw_samples(seed)) for seed in range(400)]
     means = np.array([[*e.gradient["a"], e.value] for e in repeats])
     variance = np.array([[*e.stderr["a"], e.value_stderr] for e in repeats]) ** 2
     expected = (TAU**2 + SIGMA**2 * np.mean(1 / COUNTS)) / 5
@@ -38,7 +38,7 @@ def test_errors_between_groups_cover_the_population():
     assert abs(means.var() - expected) < 4 * expected * np.sqrt(2 / n)
     assert abs(variance.mean() - expected) < 4 * expected * np.sqrt(2 / 4 / n)
     pooled = np.array(
-        [reduce_samples(drawn(seed)._replace(group=None)).value_stderr for seed in range(40)]
+        [reduce_samples(draw_samples(seed)._replace(group=None)).value_stderr for seed in range(40)]
     )
     assert (
         np.mean(pooled**2) < 0.8 * expected
@@ -56,15 +56,15 @@ def test_errors_between_groups_cover_the_population():
 
 
 def test_every_group_counts_the_same():
-    estimate = reduce_samples(drawn(0))
-    rows = np.asarray(drawn(0).returns, float)
+    estimate = reduce_samples(draw_samples(0))
+    rows = np.asarray(draw_samples(0).returns, float)
     means = [rows[k == GROUP].mean() for k in np.unique(GROUP)]
     np.testing.assert_allclose(estimate.value, np.mean(means), rtol=1e-6)
     np.testing.assert_allclose(estimate.groups.values, means, rtol=1e-6)
     np.testing.assert_array_equal(estimate.groups.counts, COUNTS)
     np.testing.assert_array_equal(estimate.groups.group, np.arange(5) + 7)
     assert "5 devices" in str(estimate)
-    alone = reduce_samples(Samples(*drawn(0)[:2], np.zeros(GROUP.size, int)))
+    alone = reduce_samples(Samples(*draw_samples(0)[:2], np.zeros(GROUP.size, int)))
     assert np.isnan(alone.value_stderr)  # nothing is known of the population
     assert float(alone.groups.value_stderr) > 0
 

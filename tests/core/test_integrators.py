@@ -89,7 +89,7 @@ def z_scores(estimate, name):
     return np.array([(estimate.value - value) / estimate.value_stderr, *jax.tree.leaves(z)])
 
 
-def slope_of(errors):
+def fit_slope(errors):
     return np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
 
 
@@ -110,7 +110,7 @@ def test_the_order_of_a_step(step, order):
             process, START, jnp.linspace(0, 2, n + 1), wiener=no_noise, integrator=step
         )(jax.random.key(0), SPIRAL, 1).x[0, -1]
         errors = [np.abs(end(n, step) - end(640, "rk4")).max() for n in (20, 40, 80)]
-    np.testing.assert_allclose(slope_of(errors), order, atol=0.15)
+    np.testing.assert_allclose(fit_slope(errors), order, atol=0.15)
 
 
 def test_an_exponential_step_is_exact_for_a_linear_drift():
@@ -244,16 +244,16 @@ def test_the_gradient_of_a_step_whose_position_goes_first():
     estimator = fl.ppgt(fl.simulator(process, START, T), objective)
     estimate = estimator(jax.random.key(5), SPIRAL, 20_000)
 
-    def z_scores_of(advance):
+    def compute_z_scores(advance):
         exactly = jax.jit(jax.grad(lambda theta: value(theta, advance)))(SPIRAL)
         pairs = jax.tree.map(
             lambda g, e, s: (g - e) / s, estimate.gradient, exactly, estimate.stderr
         )
         return np.array(jax.tree.leaves(pairs))
 
-    z = z_scores_of(advance_position_first)
+    z = compute_z_scores(advance_position_first)
     assert np.abs(z).max() < tolerance(z.size), z
-    assert np.abs(z_scores_of(advance_together)).max() > 2 * tolerance(z.size)
+    assert np.abs(compute_z_scores(advance_together)).max() > 2 * tolerance(z.size)
 
 
 @pytest.mark.parametrize(("noiseless", "order"), [((0,), 1), ((), 2)])
@@ -277,7 +277,7 @@ def test_the_order_at_samples_of_one_time(noiseless, order):
             return float((rate - (after - START) / dt)[1])
 
         errors = np.array([measure_error(dt) for dt in intervals])
-    np.testing.assert_allclose(slope_of(np.abs(errors)), order, atol=0.1)
+    np.testing.assert_allclose(fit_slope(np.abs(errors)), order, atol=0.1)
     if noiseless:
         slopes = errors / intervals  # c + bΔt: twice the finer less the coarser leaves c
         expected = -4.0 * float(START[1]) / 2

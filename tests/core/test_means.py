@@ -135,7 +135,7 @@ def plain(size):
     return np.stack([*gradient, RATIO(*m)], axis=1)
 
 
-def z_of(rows):
+def compute_z(rows):
     truth = np.array([*(exact_slope()[n] for n in THETA), exact(THETA)])
     return (rows.mean(axis=0) - truth) / (rows.std(axis=0, ddof=1) / np.sqrt(len(rows)))
 
@@ -145,8 +145,8 @@ def test_the_bias_of_the_plug_in_is_gone():
     """With 60 trajectories the plug-in is off by many errors of 2,000 groups, and what is left
     here is within them.
     """
-    assert np.abs(z_of(plain(60))).max() > 6
-    assert np.abs(z_of(estimates(60)[0])).max() < 4
+    assert np.abs(compute_z(plain(60))).max() > 6
+    assert np.abs(compute_z(estimates(60)[0])).max() < 4
 
 
 @pytest.mark.long
@@ -163,7 +163,7 @@ def test_leaving_the_curvature_in_would_show():
         for name in THETA
     ]
     rows.append(RATIO(*(part.returns.mean(axis=1) for part in (a, b))))
-    assert np.abs(z_of(np.stack(rows, axis=1))[:-1]).max() > 5
+    assert np.abs(compute_z(np.stack(rows, axis=1))[:-1]).max() > 5
 
 
 @pytest.mark.long

@@ -81,7 +81,7 @@ def samples(made, baseline):
     return terms.sum(axis=0) + step(-1, None, THE.t[0], made.returns, made.initial) + made.explicit
 
 
-def z_of(made, baseline=None):
+def compute_z(made, baseline=None):
     """z of every component of the gradient; the default baseline is the library's."""
     baseline = fluctua.baselines.optimal() if baseline is None else baseline
     each = jax.jit(samples, static_argnums=1)(made, baseline.function)
@@ -91,7 +91,7 @@ def z_of(made, baseline=None):
         return z_scores(estimate, THE)[:-1]  # J itself is not touched by any of the errors
 
 
-def accepted(z):
+def is_accepted(z):
     return np.abs(z).max() < tolerance(z.size)
 
 
@@ -122,9 +122,9 @@ def test_unchanged_it_is_the_estimator_of_the_library():
 
 
 def test_unchanged_it_is_accepted():
-    assert accepted(z_of(parts(), fluctua.baselines.none()))
-    assert accepted(z_of(parts(), fluctua.baselines.optimal()))
-    assert accepted(z_of(first(FEW, parts()), BINNED))
+    assert is_accepted(compute_z(parts(), fluctua.baselines.none()))
+    assert is_accepted(compute_z(parts(), fluctua.baselines.optimal()))
+    assert is_accepted(compute_z(first(FEW, parts()), BINNED))
 
 
 # --------------------------------------------------------------------------------- a wrong equation
@@ -145,7 +145,7 @@ WRONG_SUM = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", WRONG_SUM)
 def test_wrong_sum(name):
-    z = z_of(WRONG_SUM[name](parts()))
+    z = compute_z(WRONG_SUM[name](parts()))
     assert np.abs(z).max() > REJECTED, z
 
 
@@ -188,7 +188,7 @@ def with_derivatives_after_the_kick(process, theta, step):
     ],
 )
 def test_wrong_score(score):
-    z = z_of(parts(score))
+    z = compute_z(parts(score))
     assert np.abs(z).max() > REJECTED, z
 
 
@@ -199,7 +199,7 @@ def test_a_constant_in_the_score_shows_best_without_baseline():
     # where there is none.
     sigma = sorted(THE.theta).index("sigma")
     plain, based = (
-        np.abs(z_of(parts(without_the_trace), b))[sigma]
+        np.abs(compute_z(parts(without_the_trace), b))[sigma]
         for b in (fluctua.baselines.none(), fluctua.baselines.optimal())
     )
     assert plain > 5 * based
@@ -213,7 +213,7 @@ def test_a_constant_in_the_score_shows_best_without_baseline():
 def test_bins_of_the_state_after_the_kick():
     # The bin then knows the kick, and what is subtracted is the very signal.
     made = parts()._replace(state=paths().x[:, 1:])
-    z = z_of(first(FEW, made), BINNED)
+    z = compute_z(first(FEW, made), BINNED)
     assert np.abs(z).max() > REJECTED, z
 
 
@@ -245,7 +245,7 @@ def test_baseline_that_includes_the_trajectory_itself(baseline):
 @pytest.mark.long
 @pytest.mark.parametrize("baseline", [fluctua.baselines.mean(), fluctua.baselines.optimal()])
 def test_leave_one_out_baselines_are_right_even_for_four_trajectories(baseline):
-    assert accepted(z_of_small_ensembles(baseline.function))
+    assert is_accepted(z_of_small_ensembles(baseline.function))
 
 
 # --------------------------------------------------------------------------------- what is no error
@@ -261,4 +261,4 @@ def test_earlier_rewards_only_add_variance(baseline):
     whole = jnp.broadcast_to(made.returns[:, None], made.to_go.shape)
     at_n = jnp.append(made.returns[:, None], made.to_go[:, :-1], axis=1)
     for to_go in (at_n, whole):
-        assert accepted(z_of(made._replace(to_go=to_go), baseline))
+        assert is_accepted(compute_z(made._replace(to_go=to_go), baseline))

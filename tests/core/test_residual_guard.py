@@ -27,7 +27,7 @@ def noise(scale):
     return PROCESS._replace(noise=lambda th, x: scale * PROCESS.noise(th, x))
 
 
-def sampled(x, t, process=PROCESS):
+def take_samples(x, t, process=PROCESS):
     return examine(process, THETA, fl.Trajectories(t, x))
 
 
@@ -100,7 +100,7 @@ def test_a_unit_is_named_where_noise_and_interval_are_off_too(change, cause):
 @pytest.mark.long
 def test_readout_noise_and_coarse_sampling():
     readout = DATA.x + 0.05 * np.random.default_rng(0).normal(size=DATA.x.shape)
-    residuals = sampled(readout, T)
+    residuals = take_samples(readout, T)
     assert "noise of the readout" in residuals.cause
     assert residuals.v[0] == pytest.approx(1 + 2 * 0.05**2 / (0.3**2 * 0.01), rel=0.05)
     assert examine(PROCESS, THETA, fl.Trajectories(T, readout), readout=0.05**2).cause == ""

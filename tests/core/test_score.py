@@ -98,7 +98,7 @@ seeds = st.integers(0, 2**31)
 
 
 @cache
-def compiled(score, form, shape):
+def compile_scores(score, form, shape):
     """(theta, step) -> (score, the same by automatic differentiation), compiled once per shape."""
 
     @jax.jit
@@ -120,7 +120,7 @@ def assert_close(got, expected):
 @given(seed=seeds)
 def test_full_score_is_the_derivative_of_the_log_density(form, shape, seed):
     case = Case(seed, *shape)
-    assert_close(*compiled(full_score, form, shape)(case.theta, case.step))
+    assert_close(*compile_scores(full_score, form, shape)(case.theta, case.step))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -128,7 +128,7 @@ def test_full_score_is_the_derivative_of_the_log_density(form, shape, seed):
 @given(seed=seeds)
 def test_drift_score_agrees_where_parameters_enter_the_drift_only(form, seed):
     case = Case(seed, 3, 2)
-    got, expected = compiled(drift_score, form, (3, 2))(case.theta, case.step)
+    got, expected = compile_scores(drift_score, form, (3, 2))(case.theta, case.step)
     for family in ("a", "b"):
         assert_close(got[family], expected[family])
     assert not ravel_pytree(got["s"])[0].any()

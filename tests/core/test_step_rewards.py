@@ -166,7 +166,7 @@ def plain_parts(trajectories):
         )
         score = jax.vmap(lambda *step: ravel_pytree(u(*step))[0])(x[:-1], x[1:], t[:-1], dt)
 
-        def paid(th):
+        def sum_rewards(th):
             running = jax.vmap(lambda x, t: rewards.running(th, x, t, None))(x[:-1], t[:-1]) * dt
             step = jax.vmap(lambda x, x_next, t, dt: rewards.per_step(th, x, x_next, t, dt, None))(
                 x[:-1], x[1:], t[:-1], dt
@@ -175,12 +175,12 @@ def plain_parts(trajectories):
             return jnp.append(running, last), jnp.concatenate([first[None], step])
 
         slope = lambda f: ravel_pytree(jax.grad(f)(the.theta))[0]
-        explicit = slope(lambda th: sum(jnp.sum(part) for part in paid(th)))
+        explicit = slope(lambda th: sum(jnp.sum(part) for part in sum_rewards(th)))
         return (
             score,
             slope(lambda th: the.start.log_density(th, x[0], None)),
             explicit,
-            *paid(the.theta),
+            *sum_rewards(the.theta),
         )
 
     return Parts(*jax.jit(jax.vmap(one))(x))
@@ -193,7 +193,7 @@ def many():
     return trajectories, plain_parts(trajectories)
 
 
-def written_out(parts, meets, at_start, explicit=1.0):
+def estimate_by_hand(parts, meets, at_start, explicit=1.0):
     """G (E, P): each score with what it meets, less its mean."""
     terms = jnp.einsum("en,enp->ep", meets - meets.mean(axis=0), parts.score)
     return terms + (at_start - at_start.mean())[:, None] * parts.initial + explicit * parts.explicit
@@ -219,7 +219,7 @@ def largest(samples):
 def test_written_out_it_is_the_library():
     the = problem(driven_rotor)
     trajectories, parts = many()
-    assert largest(written_out(parts, parts.to_go[:, 1:], parts.to_go[:, 0])) < tolerance(8)
+    assert largest(estimate_by_hand(parts, parts.to_go[:, 1:], parts.to_go[:, 0])) < tolerance(8)
     few = fl.Trajectories(trajectories.t, trajectories.x[:200])
     made = plain_parts(few)
     plain = (
@@ -238,12 +238,12 @@ def test_written_out_it_is_the_library():
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_mutations_are_rejected(mutation):
     _, parts = many()
-    assert largest(written_out(parts, *mutation(parts))) > 6
+    assert largest(estimate_by_hand(parts, *mutation(parts))) > 6
 
 
 def test_without_explicit_terms_it_is_rejected():
     _, parts = many()
-    assert largest(written_out(parts, parts.to_go[:, 1:], parts.to_go[:, 0], explicit=0.0)) > 6
+    assert largest(estimate_by_hand(parts, parts.to_go[:, 1:], parts.to_go[:, 0], explicit=0.0)) > 6
 
 
 # -------------------------------------------------------------------------------------- other doors

@@ -9,7 +9,7 @@ import pytest
 
 import fluctua as fl
 from processes import numbers_printed_by
-from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
+from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, store
 
 BASELINES = {
     "optimal": fl.baselines.optimal(),
@@ -22,7 +22,7 @@ BASELINES = {
     "name", ["optimal", "binned", pytest.param("table", marks=pytest.mark.long)]
 )
 def test_streamed_equals_recorded_equals_chunked(name):
-    baseline, whole = BASELINES[name], stored(37)
+    baseline, whole = BASELINES[name], store(37)
     streamed = fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=baseline)(KEY, THETA, 37)
     recorded = fl.gradient(PROCESS, OBJECTIVE, THETA, whole, baseline=baseline)
     parts = [
@@ -42,7 +42,7 @@ def test_a_substrate_that_is_not_a_simulator():
 
 
 def test_lazy_arrays_are_read_block_by_block(tmp_path):
-    whole = stored(50)
+    whole = store(50)
     path = tmp_path / "x.npy"
     np.save(path, np.asarray(whole.x))
     lazy = fl.Trajectories(T, np.load(path, mmap_mode="r"), whole.context)
@@ -53,7 +53,7 @@ def test_lazy_arrays_are_read_block_by_block(tmp_path):
 
 
 def test_trajectories_do_not_depend_on_how_many_there_are():
-    np.testing.assert_array_equal(stored(5).x, stored(9).x[:5])
+    np.testing.assert_array_equal(store(5).x, store(9).x[:5])
 
 
 def test_mean_return_to_go_is_the_table_a_pilot_makes():

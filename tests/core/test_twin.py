@@ -36,7 +36,7 @@ def off(error):
     return lambda theta: jax.tree.map(lambda v: (1 + error) * v, theta)
 
 
-def z_of(estimate, gradient, value=None):
+def compute_z(estimate, gradient, value=None):
     """(estimate − exact)/standard error of every component, and of J last if it is known."""
     exact = flat(gradient)
     z = (flat(estimate.gradient) - exact) / np.hypot(
@@ -66,7 +66,7 @@ def test_unbiased_however_wrong_the_twin(key, make, kind, order):
             k, the.theta, E
         )
         estimate = fl.reduce_samples(sum_parts(parts))
-        z = z_of(estimate, the.exact_gradient, the.exact_value)
+        z = compute_z(estimate, the.exact_gradient, the.exact_value)
         assert np.abs(z).max() < tolerance(len(ERRORS) * z.size), (error, z)
         if kind != "fade 0":  # whose variance is larger
             assert (np.abs(flat(the.exact_gradient)) / flat(estimate.stderr)).min() > 8
@@ -87,7 +87,7 @@ def test_unbiased_on_recordings(key):
     estimate = fl.gradient(
         the.process, the.objective, the.theta, paths, start=the.moving_start, baseline=twin
     )
-    z = z_of(estimate, the.exact_gradient, the.exact_value)
+    z = compute_z(estimate, the.exact_gradient, the.exact_value)
     assert np.abs(z).max() < tolerance(z.size), z
 
 
@@ -97,7 +97,7 @@ def test_unbiased_with_another_process_for_a_twin(key):
     the = problem(non_normal)
     poor = fl.Process(lambda th, x: -x, lambda th, x: 0.3 * jnp.ones(3))
     estimate = the.estimator(baseline=fl.Twin(process=poor, order=2, batch=2000))(key, the.theta, E)
-    z = z_of(estimate, the.exact_gradient, the.exact_value)
+    z = compute_z(estimate, the.exact_gradient, the.exact_value)
     assert np.abs(z).max() < tolerance(z.size), z
 
 
@@ -106,7 +106,7 @@ def test_drift_score(key):
     the = without_noise_parameters(multiplicative, "fixed")
     twin = fl.Twin(off(0.05), order=2, batch=2000)
     estimate = the.estimator(score=fl.scores.drift_score, baseline=twin)(key, the.theta, E)
-    z = z_of(estimate, the.exact_gradient, the.exact_value)
+    z = compute_z(estimate, the.exact_gradient, the.exact_value)
     assert np.abs(z).max() < tolerance(z.size), z
 
 
@@ -117,7 +117,9 @@ def test_double_well(key):
     for error, k in zip(ERRORS, jax.random.split(key, len(ERRORS)), strict=True):
         twin = fl.Twin(off(error), order=2, batch=2000)
         estimate = fl.ppgt(simulator, OBJECTIVE, baseline=twin)(k, THETA, E)
-        z = np.append(z_of(estimate, gradient), (estimate.value - value) / estimate.value_stderr)
+        z = np.append(
+            compute_z(estimate, gradient), (estimate.value - value) / estimate.value_stderr
+        )
         assert np.abs(z).max() < tolerance(len(ERRORS) * z.size), (error, z)
 
 
@@ -218,7 +220,7 @@ def test_the_table_of_one_run_serves_another(key):
     estimator = the.estimator(baseline=fl.Twin(off(0.05), batch=2000))
     table = estimator.split(k_other, the.theta, 2000).mean_lambda
     with_table = fl.reduce_samples(sum_parts(estimator.split(k_run, the.theta, E, table)))
-    z = z_of(with_table, the.exact_gradient, the.exact_value)
+    z = compute_z(with_table, the.exact_gradient, the.exact_value)
     assert np.abs(z).max() < tolerance(z.size), z
     left_out = estimator(k_run, the.theta, E)
     bare = the.estimator(baseline=fl.Twin(off(0.05), baseline=fl.baselines.none(), batch=2000))(

@@ -155,7 +155,7 @@ def samples(made, omit=(), *, sign=1, late=0, full=True):
     return direct, correction + start[:, None] * made.initial
 
 
-def z_of(parts):
+def compute_z(parts):
     each = np.asarray(parts[0] + parts[1])
     return (each.mean(axis=0) - flat(THE.exact_gradient)) / (
         each.std(axis=0, ddof=1) / np.sqrt(len(each))
@@ -176,7 +176,7 @@ def test_written_out_it_is_the_librarys():
 
 @pytest.mark.long
 def test_unchanged_it_is_accepted():
-    z = z_of(samples(parts()))
+    z = compute_z(samples(parts()))
     assert np.abs(z).max() < tolerance(z.size), z
 
 
@@ -196,7 +196,7 @@ def test_unchanged_it_is_accepted():
     ids=str,
 )
 def test_an_error_is_rejected(change):
-    z = z_of(samples(parts(), **change))
+    z = compute_z(samples(parts(), **change))
     assert np.abs(z).max() > REJECTED, z
 
 
@@ -212,5 +212,5 @@ def test_an_error_is_rejected(change):
     ids=str,
 )
 def test_what_only_adds_noise_is_accepted(change):
-    z = z_of(samples(parts(), **change))
+    z = compute_z(samples(parts(), **change))
     assert np.abs(z).max() < tolerance(z.size), z

@@ -11,7 +11,7 @@ import pytest
 
 import fluctua as fl
 from processes import numbers_printed_by
-from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
+from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, store
 
 TWINS = {
     "first order": fl.Twin(batch=10),
@@ -25,7 +25,7 @@ TWINS = {
 )
 def test_streamed_equals_recorded_equals_chunked(name):
     # 14 steps in segments of 4, the last one short; 37 trajectories in batches of 9 and 10
-    twin, whole = TWINS[name], stored(37)
+    twin, whole = TWINS[name], store(37)
     streamed = fl.ppgt(RUN, OBJECTIVE, process=PROCESS, baseline=twin)(KEY, THETA, 37)
     recorded = fl.gradient(PROCESS, OBJECTIVE, THETA, whole, baseline=twin)
     parts = [

@@ -58,7 +58,7 @@ def linear_answer():
     return jax.jit(jax.grad(value))(THETA)
 
 
-def simulated(key, count):
+def simulate(key, count):
     run = fl.simulator(
         PROCESS, jnp.array([1.0, 0.0]), T, context=lambda key: {"force": jnp.array(0.4)}
     )
@@ -67,7 +67,7 @@ def simulated(key, count):
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
-    data = simulated(jax.random.key(8), 2000)
+    data = simulate(jax.random.key(8), 2000)
     path = tmp_path_factory.mktemp("r") / "r.nc"
     insitu.files.save(path, HEAD, np.asarray(data.x), {"force": np.asarray(data.context["force"])})
     with insitu.files.open(path) as r:
@@ -112,7 +112,7 @@ def test_observation_noise_is_corrected_for(key, tmp_path):
     quarter.
     """
     exact, s = flat(linear_answer()), 0.2
-    data = simulated(key, 30_000)
+    data = simulate(key, 30_000)
     noisy = data._replace(x=data.x + s * jax.random.normal(jax.random.key(1), data.x.shape))
     insitu.files.save(
         tmp_path / "r.nc",
@@ -259,12 +259,12 @@ def _nan(x):
     return x
 
 
-def _held(x):
+def _hold_sample(x):
     x[5, 20] = x[5, 19]
     return x
 
 
-def _clipped(x):
+def _clip(x):
     return np.minimum(x, np.quantile(x, 0.98))
 
 
@@ -281,8 +281,8 @@ def _dead(x):
     ("spoil", "what", "text"),
     [
         (_nan, "not finite", "trajectory 3 at time index 7, component 1"),
-        (_held, "dropped samples", "1 sample in 1 of 40 trajectories repeats"),
-        (_clipped, "clipping", "clipped above"),
+        (_hold_sample, "dropped samples", "1 sample in 1 of 40 trajectories repeats"),
+        (_clip, "clipping", "clipped above"),
         (_drifting, "drift", "between the first and the last 10 trajectories"),
         (_dead, "dead channel", r"x\[2\] never changes"),
     ],

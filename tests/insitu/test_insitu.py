@@ -65,7 +65,7 @@ def truth():
     return parts | {"diffusion": amplitude**2 / 2} | quiet
 
 
-def fitted(settings, **options):
+def fit_settings(settings, **options):
     return fit_system(recorded(settings, **options), *knobs._make_model(TASK, settings))
 
 
@@ -74,7 +74,7 @@ def fitted(settings, **options):
 
 def test_least_squares_find_the_hidden_parameters():
     settings = device.reset_settings(SHEET)
-    fit, true = fitted(settings), truth() | device.compute_parameters(SHEET, HIDDEN, settings)
+    fit, true = fit_settings(settings), truth() | device.compute_parameters(SHEET, HIDDEN, settings)
     theta, stderr = fit.drift.theta, fit.drift.stderr
     z = np.concatenate([(theta[name] - true[name]) / stderr[name] for name in theta])
     assert np.abs(z).max() < 4
@@ -93,7 +93,7 @@ def test_readout_noise_is_told_from_the_noise_of_the_resonators():
         ageing=0.0,
         readout=0.02,
     )
-    noise = fitted(device.reset_settings(SHEET), sheet=loud).noise
+    noise = fit_settings(device.reset_settings(SHEET), sheet=loud).noise
     z = (noise.diffusion - np.tile(truth()["diffusion"], 2)) / noise.diffusion_stderr
     assert np.abs(z).max() < 4
     assert np.abs((noise.observation_variance - 0.02**2) / noise.observation_stderr).max() < 4

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def message_of(*arguments):
+def read_message(*arguments):
     """What the command complains of, on one line."""
     done = CliRunner().invoke(app, [str(a) for a in arguments])
     assert done.exit_code == 2, done.output
@@ -63,13 +63,13 @@ def message_of(*arguments):
 )
 def test_estimate_names_what_is_wrong(folder, monkeypatch, options, answer):
     monkeypatch.chdir(folder)
-    assert answer in message_of("estimate", "r.npz", "--model", "model.py:model", *options)
+    assert answer in read_message("estimate", "r.npz", "--model", "model.py:model", *options)
 
 
 def test_a_model_that_does_not_run_is_named_with_the_line(folder):
     estimate = ("estimate", folder / "r.npz", "--params", folder / "k.npz", "--model")
-    assert "SyntaxError, line 7" in message_of(*estimate, f"{folder}/typo.py:model")
-    assert "ZeroDivisionError, line 7 of fails.py: division by zero" in message_of(
+    assert "SyntaxError, line 7" in read_message(*estimate, f"{folder}/typo.py:model")
+    assert "ZeroDivisionError, line 7 of fails.py: division by zero" in read_message(
         *estimate, f"{folder}/fails.py:model"
     )
 
@@ -99,33 +99,35 @@ def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
     ],
 )
 def test_a_bench_that_cannot_be_says_why(options, answer):
-    assert answer in message_of("virtual-bench", *options)
+    assert answer in read_message("virtual-bench", *options)
 
 
 def test_a_port_in_use_is_called_so():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} of 127.0.0.1 is in use" in message_of("virtual-bench", "--port", port)
+        assert f"port {port} of 127.0.0.1 is in use" in read_message(
+            "virtual-bench", "--port", port
+        )
 
 
 def test_a_bench_that_is_off_is_asked_about_on_every_kind_of_line(folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert "switched on?" in message_of(
+    assert "switched on?" in read_message(
         "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new"
     )
-    assert "positive number of seconds" in message_of(
+    assert "positive number of seconds" in read_message(
         "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--set", "timeout=-1"
     )
     pytest.importorskip("pyvisa_py")
-    assert "switched on?" in message_of(
+    assert "switched on?" in read_message(
         "insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new"
     )
 
 
 def test_resuming_refuses_options_it_would_not_follow(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({}))
-    answer = message_of(
+    answer = read_message(
         "insitu", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal"
     )
     assert "--trajectories, --baseline: cannot be changed with --resume" in answer
@@ -141,8 +143,8 @@ def test_folders_that_cannot_take_a_run(folder):
         loop.run(None, model, loop.Plan(), folder / "full")
     with pytest.raises(ValueError, match=r"note.txt cannot be written: File exists"):
         loop.run(None, model, loop.Plan(), folder / "note.txt")
-    assert "is a folder; give the name of a file" in message_of("record", folder / "full")
-    assert "is a file, not a folder" in message_of("record", folder / "note.txt" / "run.nc")
+    assert "is a folder; give the name of a file" in read_message("record", folder / "full")
+    assert "is a file, not a folder" in read_message("record", folder / "note.txt" / "run.nc")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "estimate"])
@@ -156,7 +158,7 @@ def test_folders_that_cannot_take_a_run(folder):
 def test_runs_without_a_network_are_named(tmp_path, command, name, text):
     (tmp_path / name).touch()
     (tmp_path / "final.npz").touch()
-    answer = message_of(command, tmp_path)
+    answer = read_message(command, tmp_path)
     assert text in answer
     assert "summary.txt" in answer
     assert "Presets" not in answer
@@ -198,7 +200,7 @@ def test_what_cannot_be_calibrated_is_named(folder, command, name, states, sente
         "--params",
         folder / "k.npz",
     )
-    assert sentence in message_of(*words)
+    assert sentence in read_message(*words)
 
 
 READERS = {
@@ -231,11 +233,11 @@ def test_what_never_ends_is_not_read(folder, tmp_path, monkeypatch, command, kin
         (tmp_path / "link.py").symlink_to(path)
         path = tmp_path / "link.py"
     words = [word.replace("{}", str(path)) for word in READERS[command]]
-    assert f"{path} is a {kind}" in message_of(*words).replace("\n", "")
+    assert f"{path} is a {kind}" in read_message(*words).replace("\n", "")
 
 
 def test_a_run_that_is_a_pipe_is_no_folder(tmp_path):
     pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
     os.mkfifo(tmp_path / "run")
     for words in (("plot",), ("watch",), ("train", "--resume"), ("insitu", "train", "--resume")):
-        assert "there is no" in message_of(*words, tmp_path / "run")
+        assert "there is no" in read_message(*words, tmp_path / "run")

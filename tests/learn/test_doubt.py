@@ -42,7 +42,7 @@ MODEL = fl.ppgt(
 )
 
 
-def device_of(process=PROCESS, fault=lambda x: x):
+def make_device(process=PROCESS, fault=lambda x: x):
     simulate = fl.simulator(process, START, T)
 
     def measure(key, theta, count):
@@ -52,26 +52,26 @@ def device_of(process=PROCESS, fault=lambda x: x):
     return measure
 
 
-def made(device, **options):
+def make_estimator(device, **options):
     return fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.3, samples=0, **options)
 
 
-def held(x):
+def delay_samples(x):
     """A delay of three samples."""
     return jnp.concatenate([jnp.repeat(x[:, :1], 3, axis=1), x[:, :-3]], axis=1)
 
 
-GAIN = device_of(fault=lambda x: 1.2 * x)
+GAIN = make_device(fault=lambda x: 1.2 * x)
 FAULTS = {
-    "gain of 5 %": (device_of(fault=lambda x: 1.05 * x), 40, "noise amplitude"),
-    "delay": (device_of(fault=held), 40, "held, stuck, delayed"),
+    "gain of 5 %": (make_device(fault=lambda x: 1.05 * x), 40, "noise amplitude"),
+    "delay": (make_device(fault=delay_samples), 40, "held, stuck, delayed"),
     "multiplicative noise": (
-        device_of(fl.Process(drift, lambda p, x: SIGMA * (1 + 0.3 * x))),
+        make_device(fl.Process(drift, lambda p, x: SIGMA * (1 + 0.3 * x))),
         40,
         "depends on",
     ),
     "cubic": (
-        device_of(fl.Process(lambda p, x: drift(p, x) - 0.5 * x**3, steady)),
+        make_device(fl.Process(lambda p, x: drift(p, x) - 0.5 * x**3, steady)),
         2000,
         "term|drift|rate",
     ),
@@ -89,7 +89,7 @@ def learn(estimator, device, count):
 def test_a_wrong_structure_is_named(fault):
     """Within four calls; the surprise of the score says nothing of any of them."""
     device, count, words = FAULTS[fault]
-    estimator = made(device, on_doubt="continue")
+    estimator = make_estimator(device, on_doubt="continue")
     with pytest.warns(RuntimeWarning, match=words):
         learn(estimator, device, count)
     assert estimator.doubt
@@ -106,7 +106,10 @@ def test_a_wrong_structure_is_named(fault):
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_every_correction_is_guarded(correction):
-    right, wrong = made(device_of(), correction=correction), made(GAIN, correction=correction)
+    right, wrong = (
+        make_estimator(make_device(), correction=correction),
+        make_estimator(GAIN, correction=correction),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for i in range(3):
@@ -123,7 +126,7 @@ def test_a_run_stops_after_doubt_and_goes_on_if_asked(tmp_path):
 
     def failing(key, theta, count):
         calls.append(count)
-        return (device_of() if len(calls) < 3 else GAIN)(key, theta, count)
+        return (make_device() if len(calls) < 3 else GAIN)(key, theta, count)
 
     def describe(estimator):
         return fl.Training(estimator, THETA, optax.sgd(1e-3), trajectories=40, seed=1)
@@ -132,15 +135,15 @@ def test_a_run_stops_after_doubt_and_goes_on_if_asked(tmp_path):
         pytest.warns(RuntimeWarning, match="noise amplitude"),
         pytest.raises(DoubtError, match="noise amplitude"),
     ):
-        fl.run(describe(made(failing)), 6, tmp_path / "run")
+        fl.run(describe(make_estimator(failing)), 6, tmp_path / "run")
     assert len(calls) == 3  # nothing is measured after it
     rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
     assert len(rows) == 1 + 3
     assert "doubt: the trajectories are not those of the model. The noise amplitude" in rows[-1]
     with pytest.raises(DoubtError, match="noise amplitude"):  # remembered
-        fl.run(describe(made(failing)), 6, tmp_path / "run")
+        fl.run(describe(make_estimator(failing)), 6, tmp_path / "run")
     assert len(calls) == 3
-    again = made(failing, on_doubt="continue")
+    again = make_estimator(failing, on_doubt="continue")
     with pytest.warns(RuntimeWarning, match="noise amplitude"):
         fl.run(describe(again), 6, tmp_path / "run")
     assert len(calls) == 6 + 1  # and the final evaluation
@@ -152,7 +155,7 @@ def test_doubt_in_the_last_iteration_ends_the_run_with_an_error(tmp_path):
         pytest.raises(DoubtError, match="noise amplitude"),
     ):
         fl.run(
-            fl.Training(made(GAIN), THETA, optax.sgd(1e-3), trajectories=40),
+            fl.Training(make_estimator(GAIN), THETA, optax.sgd(1e-3), trajectories=40),
             iterations=1,
             folder=tmp_path / "run",
         )
@@ -161,8 +164,8 @@ def test_doubt_in_the_last_iteration_ends_the_run_with_an_error(tmp_path):
 
 def test_sums_of_the_tests_are_part_of_the_state():
     """A gain of 3 % takes several calls to show; another estimator goes on where one left off."""
-    device = device_of(fault=lambda x: 1.03 * x)
-    whole, first, second = (made(device, on_doubt="continue") for _ in range(3))
+    device = make_device(fault=lambda x: 1.03 * x)
+    whole, first, second = (make_estimator(device, on_doubt="continue") for _ in range(3))
     doubts = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -190,4 +193,4 @@ def test_the_alarm_of_the_score_is_as_likely_for_few_unknowns_as_for_many():
 
 def test_what_on_doubt_can_be():
     with pytest.raises(ValueError, match=r"`on_doubt`.*'go on'"):
-        made(device_of(), on_doubt="go on")
+        make_estimator(make_device(), on_doubt="go on")

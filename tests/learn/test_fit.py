@@ -35,19 +35,19 @@ FAR = [("drift", -4.0), ("drift", 4.0), ("noise", 0.01), ("noise", 8.0)]
 TRUTHS = {"drift": 1.0, "noise": 0.6, "both": np.array([1.0, 0.6])}
 
 
-def of_drift(theta, phi):
+def use_drift(theta, phi):
     return {"k": theta * jnp.exp(phi), "sigma": jnp.array(0.3)}
 
 
-def of_noise(theta, phi):
+def use_noise(theta, phi):
     return {"k": theta, "sigma": phi}
 
 
-def of_both(theta, phi):
+def use_both(theta, phi):
     return {"k": theta * jnp.exp(phi[0]), "sigma": phi[1]}
 
 
-EFFECTIVE = {"drift": of_drift, "noise": of_noise, "both": of_both}
+EFFECTIVE = {"drift": use_drift, "noise": use_noise, "both": use_both}
 
 
 def measure(case, truth, seed, calls, count):
@@ -162,11 +162,11 @@ def test_a_run_that_keeps_trajectories_goes_on_bit_for_bit(tmp_path):
     start, spread = (jnp.asarray(v) for v in STARTS["both"])
 
     def device(key, theta, count):
-        return SIMULATOR(key, of_both(theta, jnp.asarray(TRUTHS["both"])), count)
+        return SIMULATOR(key, use_both(theta, jnp.asarray(TRUTHS["both"])), count)
 
     def train(folder, iterations):
         estimator = fl.SelfCalibrating(
-            MODEL, device, of_both, start, spread, samples=0, forget_after=9
+            MODEL, device, use_both, start, spread, samples=0, forget_after=9
         )
         training = fl.Training(estimator, THETA, optax.adam(0.05), trajectories=4, seed=5)
         return fl.run(training, iterations, folder)
@@ -196,7 +196,7 @@ def test_a_fit_that_has_not_settled_says_so():
 
 def test_noise_is_not_fitted_by_the_score_of_the_drift():
     model = fl.ppgt(SIMULATOR, OBJECTIVE, baseline=fl.Twin(), score=fl.scores.drift_score)
-    estimator = fl.SelfCalibrating(model, SIMULATOR, of_noise, jnp.array(0.3), 0.3, samples=0)
+    estimator = fl.SelfCalibrating(model, SIMULATOR, use_noise, jnp.array(0.3), 0.3, samples=0)
     with pytest.raises(ValueError, match="`drift_score`"):
         estimator.learn(*measure("noise", 0.6, 0, 1, 4)[0])
 

@@ -21,7 +21,7 @@ def by_hand(means, squares, theta):
     return path[1:]
 
 
-def applied(rule, means, squares, theta):
+def apply_rule(rule, means, squares, theta):
     theta, path = jnp.asarray(theta), []
     state = rule.init(theta)
     for mean, square in zip(means, squares, strict=True):
@@ -40,19 +40,19 @@ def test_equals_the_equations_with_the_clamp_at_work():
     squares[10] = 1e-9 * squares[10]  # far below the average: the clamp holds h up
     squares[20] = 1e9 * squares[20]  # and far above
     np.testing.assert_allclose(
-        applied(rms_ascent(), means, squares, np.zeros(4)),
+        apply_rule(rms_ascent(), means, squares, np.zeros(4)),
         by_hand(means, squares, np.zeros(4)),
         rtol=1e-12,
     )
 
 
 def test_first_step_is_the_signal_to_noise_ratio_and_uphill():
-    (after,) = applied(rms_ascent(0.1), [[3.0, -3.0]], [[36.0, 36.0]], np.zeros(2))
+    (after,) = apply_rule(rms_ascent(0.1), [[3.0, -3.0]], [[36.0, 36.0]], np.zeros(2))
     np.testing.assert_allclose(after, [0.05, -0.05], rtol=1e-8)  # α·mean/RMS = 0.1·(±1/2)
 
 
 def test_a_component_without_signal_stays():
-    (after,) = applied(rms_ascent(), [[0.0]], [[0.0]], np.ones(1))
+    (after,) = apply_rule(rms_ascent(), [[0.0]], [[0.0]], np.ones(1))
     assert after == 1
 
 

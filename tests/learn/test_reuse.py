@@ -32,7 +32,7 @@ OLD, NEW = jnp.array(0.3), jnp.array(0.5)
 
 
 @cache
-def pushed(seed=0, count=20_000):
+def simulate_pushed(seed=0, count=20_000):
     return RUN(jax.random.key(seed), OLD, count)
 
 
@@ -45,7 +45,7 @@ def pushed_weights(x, new, old):
 
 
 def test_weights_and_divergence_of_a_constant_force():
-    paths = pushed()
+    paths = simulate_pushed()
     found = fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, paths)])
     np.testing.assert_allclose(
         found.weights, pushed_weights(np.asarray(paths.x), NEW, OLD), rtol=1e-9
@@ -59,7 +59,7 @@ def test_effective_number_of_log_normal_weights():
     """ESS/N = E[w]²/E[w²] = exp(−s²), s² = 2 KL; its error by the delta method, with E[wᵏ] =
     exp(k(k−1)s²/2).
     """
-    found = fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, pushed())])
+    found = fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, simulate_pushed())])
     count = found.estimate.count
     s2 = 2 * found.kl[0]
     m1, m2, m3, m4 = (np.exp(k * (k - 1) * s2 / 2) for k in (1, 2, 3, 4))
@@ -72,7 +72,9 @@ def test_effective_number_of_log_normal_weights():
 
 def test_J_and_gradient_of_a_constant_force():
     for weights in ("normalised", "plain"):
-        estimate = fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, pushed())], weights=weights).estimate
+        estimate = fl.reweighted(
+            PUSHED, SQUARE, NEW, [(OLD, simulate_pushed())], weights=weights
+        ).estimate
         value, slope = NEW**2 * HORIZON**2 + SIGMA**2 * HORIZON, 2 * NEW * HORIZON**2
         assert abs(estimate.value - value) < 4 * estimate.value_stderr
         assert abs(estimate.gradient - slope) < 4 * estimate.stderr
@@ -82,7 +84,7 @@ def test_J_and_gradient_of_a_constant_force():
 
 
 def test_nothing_changes_where_the_trajectories_were_taken():
-    paths = pushed(count=500)
+    paths = simulate_pushed(count=500)
     found = fl.reweighted(PUSHED, SQUARE, OLD, [(OLD, paths)])
     plain = fl.gradient(PUSHED, SQUARE, OLD, paths)
     assert found.ess == 500
@@ -116,7 +118,7 @@ def exact_at(make, the, theta):
     return jax.jit(jax.value_and_grad(value))(theta)
 
 
-def moved(theta, seed, size):
+def move(theta, seed, size):
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda v: v + size * jnp.asarray(rng.normal(size=v.shape)), theta)
 
@@ -136,7 +138,7 @@ def z_at(estimate, exact):
 )
 def test_linear_chains_at_other_parameters(make, kind):
     the = without_noise_parameters(make, kind)
-    new = moved(the.theta, 1, 0.15 if kind == "fixed" else 0.1)
+    new = move(the.theta, 1, 0.15 if kind == "fixed" else 0.1)
     paths = the.simulator(jax.random.key(2), the.theta, 20_000)
     exact = exact_at(make, the, new)
     for weights in ("normalised", "plain"):
@@ -160,7 +162,7 @@ def test_linear_chains_at_other_parameters(make, kind):
 @pytest.mark.long
 def test_two_batches_by_the_balance_heuristic():
     the = without_noise_parameters(ornstein_uhlenbeck, "density")
-    thetas = [moved(the.theta, seed, 0.15) for seed in (3, 4)]
+    thetas = [move(the.theta, seed, 0.15) for seed in (3, 4)]
     new = jax.tree.map(lambda a, b: (a + b) / 2, *thetas)
     batches = [
         (th, the.simulator(jax.random.key(n), th, 4000 + 2000 * n)) for n, th in enumerate(thetas)
@@ -203,7 +205,7 @@ def test_error_bars_cover():
     hold than chance allows.
     """
     repeats, count, truth = 200, 200, exact_force(NEW)
-    paths = pushed(seed=5, count=repeats * count)
+    paths = simulate_pushed(seed=5, count=repeats * count)
     x, held = np.asarray(paths.x), np.zeros(2, int)
     for k in range(repeats):
         some = fl.Trajectories(paths.t, x[k * count : (k + 1) * count])
@@ -371,13 +373,16 @@ def test_a_batch_that_is_worth_nothing_is_refused_with_the_numbers():
     with pytest.raises(
         ValueError, match=r"200 trajectories are worth .* `minimum_ess` is 20.*KL = 816"
     ):
-        fl.reweighted(PUSHED, SQUARE, far, [(OLD, pushed(count=200))])
-    assert fl.reweighted(PUSHED, SQUARE, far, [(OLD, pushed(count=200))], minimum_ess=0).ess < 10
+        fl.reweighted(PUSHED, SQUARE, far, [(OLD, simulate_pushed(count=200))])
+    assert (
+        fl.reweighted(PUSHED, SQUARE, far, [(OLD, simulate_pushed(count=200))], minimum_ess=0).ess
+        < 10
+    )
 
 
 def test_plain_weights_keep_their_value_and_lose_their_error_bar():
     """What is discarded for its large weights would be missing from the mean."""
-    paths, far = pushed(count=100), jnp.array(1.4)
+    paths, far = simulate_pushed(count=100), jnp.array(1.4)
     found = fl.reweighted(PUSHED, SQUARE, far, [(OLD, paths)], weights="plain")
     known = fl.reweighted(PUSHED, SQUARE, far, [(OLD, paths)], weights="plain", minimum_ess=0)
     assert found.ess < 20
@@ -400,7 +405,7 @@ def test_plain_weights_are_unbiased_over_all_batches_and_not_over_those_with_an_
     weights.
     """
     seeds, count, far = 100, 100, OLD + SIGMA
-    paths = pushed(seed=8, count=seeds * count)
+    paths = simulate_pushed(seed=8, count=seeds * count)
     x = np.asarray(paths.x).reshape(seeds, count, *paths.x.shape[1:])
     found = [
         fl.reweighted(
@@ -422,11 +427,13 @@ def test_trajectories_of_other_parameters_than_said_are_warned_of():
     they were taken.
     """
     with pytest.warns(RuntimeWarning, match="not those of the process"):
-        fl.reweighted(PUSHED, SQUARE, OLD + 40, [(OLD + 40, pushed(count=200))], minimum_ess=0)
+        fl.reweighted(
+            PUSHED, SQUARE, OLD + 40, [(OLD + 40, simulate_pushed(count=200))], minimum_ess=0
+        )
 
 
 def test_mistakes_are_named():
-    paths = pushed(count=50)
+    paths = simulate_pushed(count=50)
     with pytest.raises(TypeError, match="pairs"):
         fl.reweighted(PUSHED, SQUARE, NEW, (OLD, paths))
     with pytest.raises(ValueError, match=r"batch 0.*\(2,\)"):
@@ -449,7 +456,7 @@ def own(process, theta, step: Step):
 
 
 def test_prints_what_it_is_worth():
-    text = repr(fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, pushed(count=500))]))
+    text = repr(fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, simulate_pushed(count=500))]))
     assert "of 500 trajectories" in text
     assert "KL from where they were taken: 0.0816" in text
     assert "∂J/∂theta" in text

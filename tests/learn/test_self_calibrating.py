@@ -36,12 +36,12 @@ def effective(theta, phi):
     return {"b": phi["gain"] * theta["b"] + phi["offset"], "k": theta["k"] + phi["loss"]}
 
 
-def device_of(hidden, process=PROCESS, of=effective):
+def make_device(hidden, process=PROCESS, of=effective):
     simulate = fl.simulator(process, jnp.array([START]), T)
     return lambda key, theta, count: simulate(key, of(theta, hidden), count)
 
 
-def drawn(seed, spread=0.2):
+def draw_hidden(seed, spread=0.2):
     z = np.random.default_rng(seed).normal(size=3)
     return {
         name: jnp.asarray(value + spread * n)
@@ -85,7 +85,7 @@ def least_squares(batches, spread):
 
 
 def test_the_calibration_is_the_exact_posterior():
-    device = device_of(drawn(1))
+    device = make_device(draw_hidden(1))
     estimator, batches = fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, samples=0), []
     for i in range(4):
         theta = settings(i)
@@ -103,8 +103,8 @@ def test_the_calibration_is_the_exact_posterior():
 
 
 def test_information_of_every_tenth_step_is_nearly_that_of_all():
-    x = device_of(drawn(1))(jax.random.key(0), THETA, 10)
-    estimator = fl.SelfCalibrating(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
+    x = make_device(draw_hidden(1))(jax.random.key(0), THETA, 10)
+    estimator = fl.SelfCalibrating(MODEL, make_device(draw_hidden(1)), effective, NOMINAL, 0.2)
     all_, some = (
         collect_evidence(
             PROCESS, full_score, estimator.at, THETA, estimator.belief.start, x, every=every
@@ -118,7 +118,7 @@ def test_information_of_every_tenth_step_is_nearly_that_of_all():
 
 def test_the_score_alone_is_that_of_the_evidence():
     """And the information of several trajectories is the sum over them."""
-    data = device_of(drawn(2))(jax.random.key(3), THETA, 5)
+    data = make_device(draw_hidden(2))(jax.random.key(3), THETA, 5)
     estimator = fl.SelfCalibrating(MODEL, None, effective, NOMINAL, 0.2)
     u = estimator.belief.mean
     common = (PROCESS, full_score, estimator.at, THETA, u)
@@ -142,12 +142,12 @@ class Apart(CalibratableProcess):
     fails = False
 
 
-@pytest.mark.parametrize("hidden", [drawn(4), {**drawn(4), "gain": jnp.array(9.0)}])
+@pytest.mark.parametrize("hidden", [draw_hidden(4), {**draw_hidden(4), "gain": jnp.array(9.0)}])
 def test_tests_beside_the_model_change_nothing(hidden):
     """The same estimates, states and events as where the tests come first."""
     pair = [
         fl.SelfCalibrating(
-            model, device_of(hidden), effective, NOMINAL, 0.2, on_doubt="continue", simulated=8
+            model, make_device(hidden), effective, NOMINAL, 0.2, on_doubt="continue", simulated=8
         )
         for model in (CalibratableProcess(MODEL), Apart(MODEL))
     ]
@@ -168,7 +168,9 @@ def test_tests_beside_the_model_change_nothing(hidden):
 
 def test_a_model_that_fails_loses_no_tests(monkeypatch):
     """What was measured is learnt and tested, and the error of the model is raised."""
-    estimator = fl.SelfCalibrating(Apart(MODEL), device_of(drawn(4)), effective, NOMINAL, 0.2)
+    estimator = fl.SelfCalibrating(
+        Apart(MODEL), make_device(draw_hidden(4)), effective, NOMINAL, 0.2
+    )
     monkeypatch.setattr(Apart, "fails", True)
     with pytest.raises(FloatingPointError, match="the model is gone"):
         estimator(jax.random.key(0), THETA, 10)
@@ -184,9 +186,15 @@ def test_the_error_bar_covers_the_calibration_too(correction):
     # not asked of it.
     repetitions, z, alone = 40, [], []
     for seed in range(repetitions):
-        hidden = drawn(seed)
+        hidden = draw_hidden(seed)
         estimator = fl.SelfCalibrating(
-            MODEL, device_of(hidden), effective, NOMINAL, 0.2, correction=correction, simulated=100
+            MODEL,
+            make_device(hidden),
+            effective,
+            NOMINAL,
+            0.2,
+            correction=correction,
+            simulated=100,
         )
         for i in range(3):
             estimator.options = replace(estimator.options, samples=8 * (i == 2))
@@ -215,8 +223,8 @@ def test_noise_of_the_readout_is_taken_off():
     """y = x + ε on every sample, 800 trajectories; the stiffness is told by how x scatters,
     with a variance of 0.03.
     """
-    hidden, errors = drawn(1), {}
-    device, noise = device_of(hidden), 0.05
+    hidden, errors = draw_hidden(1), {}
+    device, noise = make_device(hidden), 0.05
 
     def noisy(key, theta, count):
         x = device(key, theta, count)
@@ -248,7 +256,7 @@ def test_forgetting_follows_a_device_that_drifts():
         hidden = dict(NOMINAL)
         estimator = fl.SelfCalibrating(
             MODEL,
-            device_of(hidden),
+            make_device(hidden),
             effective,
             NOMINAL,
             0.5,
@@ -274,7 +282,7 @@ def test_forgetting_follows_a_device_that_drifts():
 
 def test_a_device_that_jumps_is_noticed():
     hidden = dict(NOMINAL)
-    estimator = fl.SelfCalibrating(MODEL, device_of(hidden), effective, NOMINAL, 0.2, samples=0)
+    estimator = fl.SelfCalibrating(MODEL, make_device(hidden), effective, NOMINAL, 0.2, samples=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for i in range(5):
@@ -290,7 +298,7 @@ def test_a_device_that_jumps_is_learnt_anew(tmp_path):
     forgotten without one.
     """
     hidden = dict(NOMINAL)
-    device, calls = device_of(hidden), []
+    device, calls = make_device(hidden), []
 
     def jumping(key, theta, count):
         calls.append(count)
@@ -323,7 +331,7 @@ def test_the_surprise_is_chi_squared():
     values = []
     for seed in range(40):
         estimator = fl.SelfCalibrating(
-            MODEL, device_of(drawn(seed)), effective, NOMINAL, 0.2, samples=0
+            MODEL, make_device(draw_hidden(seed)), effective, NOMINAL, 0.2, samples=0
         )
         for i in range(2):
             estimator(jax.random.fold_in(jax.random.key(seed), i), settings(i), 4)
@@ -361,10 +369,10 @@ def richer(theta, phi):
 @pytest.mark.long
 @pytest.mark.parametrize("cubic", [0.0, 0.5])
 def test_a_wrong_structure_is_found_and_mended(cubic):
-    hidden = {**drawn(3), "cubic": jnp.asarray(cubic)}
+    hidden = {**draw_hidden(3), "cubic": jnp.asarray(cubic)}
     simulate = fl.simulator(CUBIC, jnp.array([START]), T)
     model = fl.ppgt(simulate, OBJECTIVE, process=CUBIC, baseline=fl.Twin())
-    device = device_of(hidden, CUBIC, richer)
+    device = make_device(hidden, CUBIC, richer)
     start = {**NOMINAL, "cubic": jnp.array(0.0)}
     made = lambda watch: fl.SelfCalibrating(
         model, device, richer, start, 0.5, watch=watch, samples=0, on_doubt="continue"
@@ -389,11 +397,11 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
 
 @pytest.mark.long
 def test_doubt_names_what_is_watched_where_residuals_fail_too():
-    hidden = {**drawn(3), "cubic": jnp.asarray(1.5)}
+    hidden = {**draw_hidden(3), "cubic": jnp.asarray(1.5)}
     simulate = fl.simulator(CUBIC, jnp.array([START]), T)
     model = fl.ppgt(simulate, OBJECTIVE, process=CUBIC, baseline=fl.Twin())
     start = {**NOMINAL, "cubic": jnp.array(0.0)}
-    device = device_of(hidden, CUBIC, richer)
+    device = make_device(hidden, CUBIC, richer)
     watching = fl.SelfCalibrating(model, device, richer, start, 0.5, watch=["cubic"], samples=0)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
@@ -431,9 +439,9 @@ def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
     """States do not tell what a detector makes of them: the prior is what is known of it."""
     objective = fl.Objective(running=lambda p, x: p["detector"] * x[0])
     model = fl.ppgt(SIMULATOR, objective, baseline=fl.Twin())
-    device = device_of(NOMINAL)
+    device = make_device(NOMINAL)
 
-    def of_device(theta, trajectories):
+    def measure_returns(theta, trajectories):
         return 1.3 * DT * trajectories.x[:, :-1, 0].sum(axis=1)
 
     def measure(**options):
@@ -442,7 +450,7 @@ def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
         )
         return estimator(jax.random.key(0), THETA, 50)
 
-    believed, measured, without = measure(), measure(returns=of_device), measure(samples=0)
+    believed, measured, without = measure(), measure(returns=measure_returns), measure(samples=0)
     np.testing.assert_allclose(measured.value, 1.3 * believed.value, rtol=1e-5)
     sampling = float(without.value_stderr)
     np.testing.assert_allclose(measured.value_stderr, 1.3 * sampling, rtol=1e-5)
@@ -454,7 +462,7 @@ def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
 
 def test_calls_that_measure_nothing_cost_nothing():
     estimator = fl.SelfCalibrating(
-        MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=3
+        MODEL, make_device(draw_hidden(1)), effective, NOMINAL, 0.2, measure_every=3
     )
     records = list(
         fl.train(fl.Training(estimator, THETA, optax.sgd(0.0), trajectories=4), iterations=7)
@@ -470,7 +478,7 @@ def describe(estimator, **options):
 
 def test_a_run_goes_on_bit_for_bit(tmp_path):
     made = lambda: fl.SelfCalibrating(
-        MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=2
+        MODEL, make_device(draw_hidden(1)), effective, NOMINAL, 0.2, measure_every=2
     )
     whole = fl.run(describe(made(), bounds=(0.1, 3.0)), 5, tmp_path / "whole")
     fl.run(describe(made(), bounds=(0.1, 3.0)), 3, tmp_path / "part")
@@ -479,7 +487,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
 
 
 def test_an_empty_state_is_that_before_the_first_call():
-    estimator = fl.SelfCalibrating(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
+    estimator = fl.SelfCalibrating(MODEL, make_device(draw_hidden(1)), effective, NOMINAL, 0.2)
     begin = estimator.state
     before = estimator(jax.random.key(0), THETA, 4)
     estimator(jax.random.key(1), THETA, 4)
@@ -494,7 +502,7 @@ def test_an_empty_state_is_that_before_the_first_call():
 def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path):
     """With steps=1 all of it is taken; a run that takes a part goes on bit for bit."""
     made = lambda **options: fl.SelfCalibrating(
-        MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0, **options
+        MODEL, make_device(draw_hidden(1)), effective, NOMINAL, 0.2, samples=0, **options
     )
     all_of_it, measured, part = (
         made(correction="weighted", steps=1),
@@ -514,7 +522,7 @@ def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path
 
 
 def test_what_is_wrong_is_named():
-    device = device_of(drawn(1))
+    device = make_device(draw_hidden(1))
     with pytest.raises(TypeError, match="split"):
         fl.SelfCalibrating(lambda *_: None, device, effective, NOMINAL, 0.2)
     with pytest.raises(TypeError, match="has a twin"):
@@ -543,7 +551,7 @@ def test_what_is_wrong_is_named():
         noisy(jax.random.key(0), THETA, 4)
 
 
-def best_of(phi, k):
+def find_best(phi, k):
     """The force b at which J is highest, and −∂²J/∂b²: J is quadratic in b."""
     J = lambda b: exact({"b": b, "k": k}, phi)
     slope, bend = jax.jit(lambda b: (jax.grad(J)(b), -jax.grad(jax.grad(J))(b)))(jnp.array(0.0))
@@ -557,7 +565,7 @@ def test_training_recovers_from_a_jump(tmp_path):
     δφ of its posterior.
     """
     k, hidden, calls = THETA["k"], dict(NOMINAL), []
-    device = device_of(hidden, of=lambda b, phi: effective({"b": b, "k": k}, phi))
+    device = make_device(hidden, of=lambda b, phi: effective({"b": b, "k": k}, phi))
 
     def jumping(key, b, count):
         calls.append(count)
@@ -566,7 +574,7 @@ def test_training_recovers_from_a_jump(tmp_path):
 
     of = lambda b, phi: effective({"b": b, "k": k}, phi)
     estimator = fl.SelfCalibrating(MODEL, jumping, of, NOMINAL, 0.5, samples=0, renew=True)
-    b, bend = best_of({**NOMINAL, "offset": jnp.asarray(0.0)}, k)
+    b, bend = find_best({**NOMINAL, "offset": jnp.asarray(0.0)}, k)
     rows = []
     result = fl.run(
         fl.Training(estimator, jnp.asarray(b), optax.sgd(1 / bend), trajectories=20),
@@ -576,7 +584,7 @@ def test_training_recovers_from_a_jump(tmp_path):
     )
     assert [row.iteration for row in rows if row.event] == [4]
     J = lambda b: float(exact({"b": jnp.asarray(b), "k": k}, hidden))
-    top, bend = best_of(hidden, k)
+    top, bend = find_best(hidden, k)
     lost, regret = J(top) - J(b), J(top) - J(result.theta)
     slope = jax.jit(jax.grad(lambda phi, b: exact_slope({"b": b, "k": k}, phi)["b"]))(
         hidden, jnp.asarray(top)
@@ -598,7 +606,7 @@ def test_another_task_keeps_what_is_known(tmp_path):
     )
     made = lambda: fl.SelfCalibrating(
         lambda call: MODEL if call < 3 else away,
-        device_of(drawn(1)),
+        make_device(draw_hidden(1)),
         effective,
         NOMINAL,
         0.2,
@@ -610,7 +618,7 @@ def test_another_task_keeps_what_is_known(tmp_path):
     fl.run(describe(whole), 5, tmp_path / "whole", on_row=on_row)
     assert [row.event for row, _ in rows] == ["", "", "", "new task", ""]
     assert whole.calibration.trajectories == 20
-    one = fl.SelfCalibrating(away, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0)
+    one = fl.SelfCalibrating(away, make_device(draw_hidden(1)), effective, NOMINAL, 0.2, samples=0)
     for row, record in rows[:4]:
         estimate = one(jax.random.fold_in(jax.random.key(5), row.iteration), record.theta, 4)
     assert np.array_equal(flat(estimate.gradient), flat(rows[3][1].estimate.gradient))

@@ -8,7 +8,7 @@ from fluctua import tcmt
 from fluctua.core.draws import no_noise
 from fluctua.paper.training import compute_exposure
 from kernel_reference import noise_seed
-from run_folders import trained
+from run_folders import make_trained
 
 
 def test_exposure_of_one_resonator_is_exact():
@@ -29,7 +29,7 @@ def test_exposure_of_one_resonator_is_exact():
 def test_exposure_sees_the_modulation_and_not_the_noise(key):
     network = tcmt.rectangular(3, 3)
     task = tcmt.transmission(network, horizon=4.0, dt=1e-2, sigma_kappa=0.3)
-    theta = {k: np.asarray(v) for k, v in trained(network).items()}
+    theta = {k: np.asarray(v) for k, v in make_trained(network).items()}
     seed = noise_seed(key)
     got = compute_exposure(seed, task, theta, count=4)
     still = compute_exposure(seed, tcmt.transmission(network, horizon=4.0, dt=1e-2), theta)

@@ -17,7 +17,7 @@ from fluctua.plot.training import (
 )
 from fluctua.runs.reading import effective, read_history, read_run
 from fluctua.store.folder import RunFolder
-from run_folders import trained, write_figure_runs
+from run_folders import make_trained, write_figure_runs
 
 SMALL = tcmt.rectangular(4, 5)
 
@@ -39,7 +39,7 @@ def test_before_and_after_share_their_scales(folder):
         for axes in (before, after)
     ]
     assert norms[0].vmax == norms[1].vmax == np.abs(run.trained["chi"]).max()
-    assert_legible(draw_before_after(SMALL, {}, trained(SMALL), run.history))
+    assert_legible(draw_before_after(SMALL, {}, make_trained(SMALL), run.history))
 
 
 def test_iterations_count_from_one_as_on_the_console(folder):

@@ -27,7 +27,7 @@ def theta(chi_size):
     return {"omega": omega, "kappa": kappa, "chi": chi_size * draw(keys[2], "chi")}
 
 
-def turned(values):
+def turn_lattice(values):
     """The parameters of the lattice turned by 180°: sites, and so sorted bonds, in reverse
     order.
     """
@@ -42,7 +42,7 @@ def turned(values):
     }
 
 
-def isolated(values):
+def compute_isolation(values):
     return evaluate(CONFIG, values, trajectories=2, sigma_w=0.0).J
 
 
@@ -51,16 +51,18 @@ def test_there_is_no_isolation_without_kerr_effect():
     forward, _, backward, _ = both_ways(CONFIG, linear, 2, sigma_w=0.0)
     assert forward > 0.02  # power does arrive
     assert abs(forward - backward) < ROUNDING
-    assert abs(isolated(linear)) < ROUNDING
+    assert abs(compute_isolation(linear)) < ROUNDING
     assert abs(exact.value(make_task(CONFIG, sigma_w=0.0), linear)) < 1e-12
-    assert abs(isolated(theta(KERR))) > 100 * ROUNDING
+    assert abs(compute_isolation(theta(KERR))) > 100 * ROUNDING
 
 
 def test_isolation_is_forward_minus_backward_and_changes_its_sign_with_the_lattice():
     values = theta(KERR)
     forward, _, backward, _ = both_ways(CONFIG, values, 2, sigma_w=0.0)
-    assert isolated(values) == pytest.approx(forward - backward, abs=ROUNDING)
-    assert isolated(turned(values)) == pytest.approx(-isolated(values), abs=ROUNDING)
+    assert compute_isolation(values) == pytest.approx(forward - backward, abs=ROUNDING)
+    assert compute_isolation(turn_lattice(values)) == pytest.approx(
+        -compute_isolation(values), abs=ROUNDING
+    )
 
 
 def test_a_run_reads_back_as_the_task_it_was_trained_for(tmp_path):

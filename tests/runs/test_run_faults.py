@@ -169,7 +169,7 @@ def test_a_kill_during_set_up_leaves_a_folder_that_can_be_used(tmp_path, monkeyp
 # ---------------------------------------------------------------------------------- files and disks
 
 
-def damaged(path, how):
+def damage_run(path, how):
     content = path.read_bytes()
     if how == "empty":
         path.write_bytes(b"")
@@ -187,7 +187,7 @@ def damaged(path, how):
 
 @pytest.mark.parametrize("how", ["empty", "cut", "a directory", "without a family", "gone"])
 def test_parameters_that_are_damaged_are_set_aside_and_the_run_goes_on(run_copy, longer, how):
-    damaged(run_copy / "parameters.h5", how)
+    damage_run(run_copy / "parameters.h5", how)
     shown = invoke("plot", run_copy)
     assert shown.exit_code == 2
     assert "parameters.h5" in shown.output

@@ -26,7 +26,7 @@ from fluctua.runs.config import PRESETS, apply_changes, digest, read_stamp
 from fluctua.runs.reading import read_course, read_run
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
-from lattice_runs import TINY, assert_same_run, rows_of
+from lattice_runs import TINY, assert_same_run, read_rows
 from processes import environment_to_die_in, read_until, wait_until, wait_until_busy
 
 CONFIG = apply_changes(PRESETS["demo"], TINY)
@@ -291,7 +291,7 @@ def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(escalated
     assert kills >= 3
     list(runs.resume(killed))
     assert_same_run(escalated, killed)
-    assert any("rewind" in row.event for row in rows_of(killed))
+    assert any("rewind" in row.event for row in read_rows(killed))
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
@@ -403,7 +403,7 @@ def test_a_branch_goes_on_from_where_another_run_stands(finished, tmp_path):
     rows = [
         row for row, _ in runs.branch(tmp_path / "trunk", tmp_path / "branch", {"iterations": 12})
     ]
-    expected = rows_of(finished)[7:]
+    expected = read_rows(finished)[7:]
     assert [row._replace(seconds=0.0, row=row.row + 7) for row in rows] == expected
     for path in checkpoint.list_checkpoints(tmp_path / "branch" / "checkpoints"):
         path.unlink()
@@ -425,7 +425,7 @@ def test_a_branch_with_another_ensemble_by_command(finished, tmp_path):
         tmp_path / "few",
     )
     assert done.exit_code == 0, done.output
-    assert [(row.iteration, row.ensemble) for row in rows_of(tmp_path / "few")] == [
+    assert [(row.iteration, row.ensemble) for row in read_rows(tmp_path / "few")] == [
         (12, 8),
         (13, 8),
     ]

@@ -12,7 +12,7 @@ from fluctua.runs.config import PRESETS, apply_changes
 from fluctua.runs.evaluate import evaluate
 from fluctua.scale import distributed as scaling
 from fluctua.scale.distributed import Distributed
-from lattice_runs import TINY, assert_same_run, rows_of
+from lattice_runs import TINY, assert_same_run, read_rows
 
 CONFIG = apply_changes(
     PRESETS["demo"],
@@ -39,7 +39,7 @@ def test_a_run_in_shards_goes_on_to_the_bit(tmp_path):
 def test_shards_change_the_rounding_and_nothing_else(tmp_path):
     runs.complete(CONFIG, tmp_path / "shards")
     runs.complete(apply_changes(CONFIG, {"ensemble.shards": 0}), tmp_path / "sum")
-    for a, b in zip(rows_of(tmp_path / "shards"), rows_of(tmp_path / "sum"), strict=True):
+    for a, b in zip(read_rows(tmp_path / "shards"), read_rows(tmp_path / "sum"), strict=True):
         np.testing.assert_allclose(
             a.J, b.J, rtol=1e-5
         )  # float32, and a rule that divides by small numbers

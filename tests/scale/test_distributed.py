@@ -25,7 +25,7 @@ NETWORK = tcmt.initial_parameters(jax.random.key(1), TASK.network)
 RATES = {**NETWORK, "gamma_e": jnp.full(2, 0.5)}
 
 
-def of_trap(baseline=None):
+def estimate_trap(baseline=None):
     return fl.ppgt(trap.SIMULATOR, trap.OBJECTIVE, process=trap.PROCESS, baseline=baseline)
 
 
@@ -34,9 +34,9 @@ def kernels(**options):
 
 
 CASES = {
-    "jax, time": (lambda: of_trap(), trap.THETA),
-    "jax, none": (lambda: of_trap("none"), trap.THETA),
-    "jax, twin": (lambda: of_trap(fl.Twin(batch=20)), trap.THETA),
+    "jax, time": (lambda: estimate_trap(), trap.THETA),
+    "jax, none": (lambda: estimate_trap("none"), trap.THETA),
+    "jax, twin": (lambda: estimate_trap(fl.Twin(batch=20)), trap.THETA),
     "kernels, time": (lambda: kernels(), NETWORK),
     "kernels, none": (lambda: kernels(baseline="none", antithetic=True), NETWORK),
     "kernels, rates": (lambda: kernels(baseline="none"), RATES),
@@ -140,10 +140,13 @@ def test_groups_stay_together():
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: of_trap("optimal"), "'optimal'"),
-        (lambda: of_trap("mean"), "'mean'"),
-        (lambda: of_trap(fl.baselines.binned(lambda theta, x: x[0])), "'binned'"),
-        (lambda: of_trap(fl.baselines.Baseline(lambda kick: kick.returns.mean())), "one's own"),
+        (lambda: estimate_trap("optimal"), "'optimal'"),
+        (lambda: estimate_trap("mean"), "'mean'"),
+        (lambda: estimate_trap(fl.baselines.binned(lambda theta, x: x[0])), "'binned'"),
+        (
+            lambda: estimate_trap(fl.baselines.Baseline(lambda kick: kick.returns.mean())),
+            "one's own",
+        ),
         (lambda: kernels(baseline="optimal"), "'optimal'"),
         (lambda: kernels(baseline=fl.baselines.binned()), "'binned'"),
     ],
@@ -162,7 +165,7 @@ def test_what_cannot_be_cut_is_refused():
     with pytest.raises(TypeError, match="got function"):
         fl.distributed(lambda key, theta, count: None, None)
     with pytest.raises(ValueError, match="`shards` .* got 0"):
-        fl.distributed(of_trap(), None, shards=0)
+        fl.distributed(estimate_trap(), None, shards=0)
 
 
 def test_an_error_names_the_trajectory_of_the_whole_ensemble():
@@ -217,10 +220,10 @@ def test_a_training_goes_on_where_it_was_cut_off(tmp_path):
     def describe(estimator):
         return fl.Training(estimator, *arguments(), trajectories=70)
 
-    alone = fl.distributed(of_trap(), None, shards=4)
+    alone = fl.distributed(estimate_trap(), None, shards=4)
     whole = fl.run(describe(alone), 6, tmp_path / "whole")
-    fl.run(describe(chaotic(of_trap(), 3, shards=4)), 3, tmp_path / "cut")
-    again = chaotic(of_trap(), 8, shards=4, seed=9)
+    fl.run(describe(chaotic(estimate_trap(), 3, shards=4)), 3, tmp_path / "cut")
+    again = chaotic(estimate_trap(), 8, shards=4, seed=9)
     ended = fl.run(describe(again), 6, tmp_path / "cut")
     assert_same(ended.theta, whole.theta)
     a, b = (
@@ -237,6 +240,6 @@ def arguments():
 
 
 def test_the_pool_is_closed_with_the_estimator():
-    with chaotic(of_trap(), 2) as sharded:
+    with chaotic(estimate_trap(), 2) as sharded:
         assert isinstance(sharded, Distributed)
     assert sharded.pool.alive == []

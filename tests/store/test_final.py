@@ -139,16 +139,16 @@ def test_a_device_that_fails_at_the_end_loses_nothing(tmp_path):
 def test_ctrl_c_during_the_evaluation_keeps_the_training(tmp_path):
     device = Device()
 
-    def interrupted(key, theta, count):
+    def interrupt(key, theta, count):
         if len(device.counts) == 3:
             device.counts.append(0)
             raise KeyboardInterrupt
         return device(key, theta, count)
 
     with pytest.raises(KeyboardInterrupt):
-        trap.run(tmp_path / "run", 3, describe(interrupted))
+        trap.run(tmp_path / "run", 3, describe(interrupt))
     assert not (tmp_path / "run" / "summary.json").exists()
-    result = trap.run(tmp_path / "run", 3, describe(interrupted))
+    result = trap.run(tmp_path / "run", 3, describe(interrupt))
     assert device.counts == [6, 6, 6, 0, 20]
     assert result.summary["final"]["trajectories"] == 20
 

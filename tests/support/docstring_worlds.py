@@ -93,7 +93,7 @@ def recording_of_the_lattice():
         return description, path.read_bytes()
 
 
-def recorded():
+def record_lattice():
     """The lattice recorded into run.nc in the current folder, and what is known of it."""
     world = lattice()
     description, content = recording_of_the_lattice()
@@ -131,16 +131,16 @@ ROOMS = {
     "runs": lattice,
     "plot": lattice,
     "paper": lattice,
-    "insitu": recorded,
+    "insitu": record_lattice,
 }
 
 
-def world_of(module):
+def find_world(module):
     """The names that the examples of a module may use."""
     names = {name: getattr(fl, name) for name in dir(fl) if not name.startswith("_")}
     room = ROOMS.get(module.split(".")[1])
     if module.startswith("fluctua.core.likelihood"):
-        room = recorded
+        room = record_lattice
     return COMMON | names | (room() if room else {})
 
 

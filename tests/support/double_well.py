@@ -103,7 +103,7 @@ def crank_nicolson(bands, v, source, dt):
 
 
 @cache
-def solved(points=601, steps=200):
+def solve(points=601, steps=200):
     """Grid x (N,), times (n+1,), λ (n+1, N), J, and ∇J by Eq. (3)."""
     x, h = np.linspace(-WIDTH, WIDTH, points, retstep=True)
     t, dt = np.linspace(0, END, steps + 1, retstep=True)

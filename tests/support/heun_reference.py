@@ -83,7 +83,7 @@ def simulate_heun(spec, seed, count, *, antithetic=False, noise=True):
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def pulled(p, bonds, drive_sites, dt, x, q, fields):
+def pull_back(p, bonds, drive_sites, dt, x, q, fields):
     """∂ₓ(q·m), for E trajectories. JAX's gradient by a complex number is the conjugate."""
 
     def of_one(x, q, fields):
@@ -163,7 +163,8 @@ def corrected_heun(spec, seed, count, table, *, twin=None, knows=True, antitheti
             g, gradient = reward(xbar[k], k)
             nu, q = (
                 nu + g,
-                gradient + np.asarray(pulled(model, *shape, dt, xbar[k], q, fields(twin, told, k))),
+                gradient
+                + np.asarray(pull_back(model, *shape, dt, xbar[k], q, fields(twin, told, k))),
             )
     lam[:, 0] = to_go - nu - martingale
     direct["gain"], correction["gain"] = path.explicit.sum(1), 0 * path.explicit.sum(1)

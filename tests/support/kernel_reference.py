@@ -175,7 +175,7 @@ def simulate(spec, seed, count, *, first=0, antithetic=False, noise=True):
     )
 
 
-def bins_of(values, count):
+def find_bins(values, count):
     """Bin of each of E values (E,): the number of edges, at the ranks ⌊kE/K⌋, that are not
     above it.
     """
@@ -209,7 +209,7 @@ def binned_bars(spec, path, bins, every):
         bars[name] = np.empty_like(path.scores[name])
         for n in range(spec.steps):
             for p in range(q.shape[-1]):
-                group = bins_of(q[:, n - n % every, p], bins)
+                group = find_bins(q[:, n - n % every, p], bins)
                 bars[name][:, n, p] = optimal_of_others(
                     path.to_go[:, n], path.scores[name][:, n, p], group
                 )

@@ -17,13 +17,13 @@ TINY = {
 }
 
 
-def rows_of(folder):
+def read_rows(folder):
     """The history without the times, which are the clock's."""
     return [row._replace(seconds=0.0) for row in history.read(folder / "history.csv")]
 
 
 def assert_same_run(one, other):
-    assert rows_of(one) == rows_of(other)
+    assert read_rows(one) == read_rows(other)
     with h5py.File(one / "parameters.h5") as a, h5py.File(other / "parameters.h5") as b:
         for name in ("row", "iteration", "omega", "kappa", "chi"):
             np.testing.assert_array_equal(a[name][:], b[name][:], err_msg=name)

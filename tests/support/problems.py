@@ -46,7 +46,7 @@ class Problem(NamedTuple):
 # ------------------------------------------------------------------------------------ exact moments
 
 
-def mean_of(f, mean, covariance):
+def average(f, mean, covariance):
     """E[f(Z)] = f(m) + ½ Σ_ab ∂a∂b f P_ab: exact for Z of any law if f is at most quadratic."""
     return f(mean) + jnp.einsum("...ab,ab->...", jax.hessian(f)(mean), covariance) / 2
 
@@ -81,22 +81,22 @@ def exact_return(process, objective, t, theta, mean, covariance, force_mean, for
             return jnp.zeros((size + 1, size + 1)).at[:size, :size].set(sigma @ sigma.T)
 
         reward = lambda z: objective.running(theta, z[:size], t, context(z))
-        value = value + mean_of(reward, m, p) * dt
+        value = value + average(reward, m, p) * dt
         f = jnp.eye(size + 1) + jax.jacobian(drift)(m) * dt
-        m_next, p_next = m + drift(m) * dt, f @ p @ f.T + mean_of(noise_power, m, p) * dt
+        m_next, p_next = m + drift(m) * dt, f @ p @ f.T + average(noise_power, m, p) * dt
         if objective.per_step is not None:  # of both ends: their covariance is P Fᵀ
             ends = lambda z: objective.per_step(
                 theta, z[:size], z[size + 1 : 2 * size + 1], t, dt, context(z)
             )
             joint = jnp.block([[p, p @ f.T], [f @ p, p_next]])
-            value = value + mean_of(ends, jnp.concatenate([m, m_next]), joint)
+            value = value + average(ends, jnp.concatenate([m, m_next]), joint)
         return (m_next, p_next, value), None
 
     begun = 0.0
     if objective.initial is not None:
-        begun = mean_of(lambda z: objective.initial(theta, z[:size], context(z)), m, p)
+        begun = average(lambda z: objective.initial(theta, z[:size], context(z)), m, p)
     (m, p, value), _ = jax.lax.scan(step, (m, p, begun), (t[:-1], jnp.diff(t)))
-    return value + mean_of(lambda z: objective.terminal(theta, z[:size], context(z)), m, p)
+    return value + average(lambda z: objective.terminal(theta, z[:size], context(z)), m, p)
 
 
 # ------------------------------------------------------------------------------------------ systems
@@ -193,7 +193,7 @@ def driven_rotor():
         rotation = jnp.array([[0.0, -1.0], [1.0, 0.0]])
         return -th["k"] * (x - th["pull"] * t * jnp.array([1.0, 0.5])) + th["torque"] * rotation @ x
 
-    def paid(th, x, x_next, t, dt, c):
+    def step_reward(th, x, x_next, t, dt, c):
         heat = (force(th, x, t) + force(th, x_next, t)) @ (x_next - x) / 2
         work = th["k"] * th["pull"] * dt * (x_next @ jnp.array([1.0, 0.5]))
         return 0.7 * heat - work + th["gain"] * x[0] * x_next[1]
@@ -205,7 +205,7 @@ def driven_rotor():
     objective = fluctua.Objective(
         running=lambda th, x, t, c: th["gain"] * x[0] * t,
         terminal=lambda th, x, c: -th["k"] * x @ x / 2,
-        per_step=paid,
+        per_step=step_reward,
         initial=lambda th, x, c: -th["k"] * jnp.sum((x - th["gain"]) ** 2) / 2,
     )
     theta = _arrays(k=0.8, pull=0.6, torque=0.5, sigma=0.8, gain=0.6, mean=[0.8, -0.4], spread=0.6)

@@ -12,7 +12,7 @@ from fluctua import tcmt
 from fluctua.runs.reading import History
 
 
-def trained(network, seed=0, strength=1.0):
+def make_trained(network, seed=0, strength=1.0):
     """θ of a made-up optimum: a waveguide from the first lead to the second."""
     rng = np.random.default_rng(seed)
     start, end = network.positions[network.lead_sites[:2]]
@@ -41,7 +41,7 @@ def course(network, records, *, sigma_kappa=0.0, seed=0, scale=60.0):
     """Iterations (L,) and θ at each, from uniform to `trained`, with some diffusion on the way."""
     rng = np.random.default_rng(seed + 1)
     progress = 1 - np.exp(-np.asarray(records, float) / scale)
-    aim = trained(network, seed, strength=1 - sigma_kappa)
+    aim = make_trained(network, seed, strength=1 - sigma_kappa)
     walk = lambda v: (
         0.03
         * np.abs(v).max()

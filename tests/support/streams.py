@@ -27,6 +27,6 @@ def same(a, b):
     assert a.count == b.count
 
 
-def stored(count):
+def store(count):
     """The trajectories that an estimator with key KEY streams."""
     return RUN(jax.random.split(KEY)[0], THETA, count)

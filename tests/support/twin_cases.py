@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from kernel_reference import rectangle
-from twin_reference import corrected
+from twin_reference import correct
 
 SEED = 0x1234_5678_9ABC_DEF0
 FAMILIES = ("omega", "kappa", "chi", "damping", "log_diffusion", "drive", "gain")
@@ -52,7 +52,7 @@ def problem(case):
     twin = options.pop("twin", lambda same: same)(spec)
     count = 18 if options.get("antithetic") else 19  # not a multiple of the block
     table = np.linspace(3e-3, 0, spec.steps + 1)
-    reference = corrected(spec, SEED, count, table, twin=twin, **options)
+    reference = correct(spec, SEED, count, table, twin=twin, **options)
     options["knows_modulation"] = options.pop("knows", True)
     return (
         spec,

@@ -96,7 +96,7 @@ def curve(spec, rank):
     )
 
 
-def corrected(spec, seed, count, table, *, twin=None, knows=True, rank=0, segment=1, **options):
+def correct(spec, seed, count, table, *, twin=None, knows=True, rank=0, segment=1, **options):
     """Direct and correction of every trajectory, with a quadratic term if rank > 0."""
     twin = spec if twin is None else twin
     path = simulate(spec, seed, count, **options)

@@ -108,13 +108,13 @@ def test_more_trajectories_than_one_piece_modulation_and_threads():
 
 def expected_fast(spec, path, power):
     """κ's gradients with sums minus one's own, in float64: the definition is too slow for 1,100."""
-    from kernel_reference import bins_of
+    from kernel_reference import find_bins
 
     i, j = spec.bonds.T
     total = np.zeros((len(power), len(i)))
     for n in range(spec.steps):
         for b in range(len(i)):
-            group = bins_of(power[:, n - n % 10, i[b]] + power[:, n - n % 10, j[b]], 20)
+            group = find_bins(power[:, n - n % 10, i[b]] + power[:, n - n % 10, j[b]], 20)
             u, to_go = path.scores["kappa"][:, n, b], path.to_go[:, n]
             s0, s1 = (np.bincount(group, w, minlength=20)[group] for w in (u**2, u**2 * to_go))
             total[:, b] += (to_go - (s1 - u**2 * to_go) / (s0 - u**2)) * u

@@ -155,7 +155,7 @@ def test_several_sites_a_thread_with_heuns_step(device):
     assert deviation(gpu.samples.chi, cpu.samples.chi) < 2e-5
 
 
-def scattered(rows, columns, **network):
+def make_scattered(rows, columns, **network):
     """As many bonds as a lattice, between any two sites, and one site with bonds to sites of
     every block.
     """
@@ -188,7 +188,7 @@ CLUSTERS = {  # network, options, and (blocks, sites a thread) of 80 sites or mo
         (3, 1),
     ),
     "several sites a thread": (rectangle, {"steps": 35}, {"baseline": True}, (2, 2)),
-    "any graph": (scattered, {"sigma_kappa": 0.2, "steps": 20}, {}, (3, 1)),
+    "any graph": (make_scattered, {"sigma_kappa": 0.2, "steps": 20}, {}, (3, 1)),
     "chain": (chain, {"steps": 30}, {}, (5, 1)),
     "no scores": (rectangle, {"steps": 20}, {"scores": False}, (3, 1)),
     "Heun": (
@@ -198,7 +198,7 @@ CLUSTERS = {  # network, options, and (blocks, sites a thread) of 80 sites or mo
         (3, 1),
     ),
     "Heun, modulated": (
-        scattered,
+        make_scattered,
         {"integrator": "heun", "sigma_kappa": 0.2, "steps": 20},
         {"antithetic": True},
         (2, 2),

@@ -34,7 +34,7 @@ def sweep(plan=PLAN, once=ONCE, **outputs):
     return out
 
 
-def changed(**values):
+def list_changed(**values):
     return dataclasses.replace(PLAN, **values)
 
 
@@ -60,10 +60,10 @@ def refuse_other_arrays(name):
         wrong.append(np.repeat(value.ravel(), 2)[::2])  # not contiguous
     for array in wrong:
         with pytest.raises(ValueError, match=f"`{name}`"):
-            sweep(changed(**{name: array}))
+            sweep(list_changed(**{name: array}))
     if name != "bar":
         with pytest.raises(ValueError, match=f"`{name}`"):
-            sweep(changed(**{name: None}))
+            sweep(list_changed(**{name: None}))
 
 
 def test_every_output_is_measured():
@@ -97,7 +97,7 @@ def test_numbers_out_of_range_are_refused():
         ({"dt": "fast"}, "`dt`"),
     ]:
         with pytest.raises(ValueError, match=message):
-            sweep(changed(**values))
+            sweep(list_changed(**values))
 
 
 def test_indices_that_lead_out_of_an_array_are_refused():
@@ -112,7 +112,7 @@ def test_indices_that_lead_out_of_an_array_are_refused():
         ),
     ]:
         with pytest.raises(ValueError, match=message):
-            sweep(changed(**{name: value}))
+            sweep(list_changed(**{name: value}))
 
 
 def test_passes_out_of_range_are_refused():

@@ -34,7 +34,7 @@ START = {"gain": jnp.ones(BONDS), "kerr": jnp.zeros(SITES), "offset": jnp.zeros(
 KEY = jax.random.key(0)
 
 
-def hidden(theta):
+def hide(theta):
     return {"omega": theta["omega"] + OFFSET, "kappa": theta["kappa"] * GAIN, "chi": theta["chi"]}
 
 
@@ -46,38 +46,38 @@ def effective(theta, phi):
     }
 
 
-def task_of(sigma_kappa=0.0):
+def make_task(sigma_kappa=0.0):
     return tcmt.transmission(NETWORK, horizon=1.0, dt=4e-3, sigma_kappa=sigma_kappa)
 
 
-def estimator_of(task, **options):
+def make_estimator(task, **options):
     spread = {"gain": 0.2, "kerr": 0.01, "offset": 0.2}
     model = task.estimator("cpu", baseline="twin")
-    return fl.SelfCalibrating(model, Device(task, hidden), effective, START, spread, **options)
+    return fl.SelfCalibrating(model, Device(task, hide), effective, START, spread, **options)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sigma_kappa", [0.0, 0.2])
 def test_a_device_is_the_simulator_at_its_true_parameters(sigma_kappa):
-    task = task_of(sigma_kappa)
+    task = make_task(sigma_kappa)
     measured, simulated = (
-        Device(task, hidden)(KEY, THETA, 3),
-        task.simulator()(KEY, hidden(THETA), 3),
+        Device(task, hide)(KEY, THETA, 3),
+        task.simulator()(KEY, hide(THETA), 3),
     )
     np.testing.assert_allclose(measured.x, simulated.x, atol=2e-5)  # float32 states of order 10
     same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12)
     jax.tree.map(same, measured.context, simulated.context)
-    coarse = Device(task, hidden, sample_every=10)(KEY, THETA, 3)
+    coarse = Device(task, hide, sample_every=10)(KEY, THETA, 3)
     np.testing.assert_array_equal(coarse.x, measured.x[:, ::10])
     np.testing.assert_array_equal(coarse.t, measured.t[::10])
-    noisy = Device(task, hidden, readout=0.1)(KEY, THETA, 3).x - measured.x
+    noisy = Device(task, hide, readout=0.1)(KEY, THETA, 3).x - measured.x
     assert abs(noisy.std() / 0.1 - 1) < 5 / np.sqrt(2 * noisy.size)
 
 
 @pytest.mark.parametrize(("sigma_kappa", "every"), [(0.0, 7), (0.2, 1)])
 def test_evidence_is_that_of_any_process(sigma_kappa, every):
-    task = task_of(sigma_kappa)
-    estimator, x = estimator_of(task), Device(task, hidden)(KEY, THETA, 2)
+    task = make_task(sigma_kappa)
+    estimator, x = make_estimator(task), Device(task, hide)(KEY, THETA, 2)
     u = estimator.belief.start + 0.05
     fast = estimator.model.evidence(estimator.at, THETA, u, x, every=every)
     general = collect_evidence(task.process, full_score, estimator.at, THETA, u, x, every=every)
@@ -116,9 +116,9 @@ def reference(spec, x, stride):
 @pytest.mark.parametrize("stride", [1, 10])
 def test_scores_of_samples_some_steps_apart(stride):
     """23 intervals: a whole block of the kernel and a part of one."""
-    task = task_of()
-    spec = kernel_spec(task, {**hidden(THETA), "gamma": np.linspace(0.01, 0.03, SITES)})
-    x = np.asarray(Device(task, hidden)(KEY, THETA, 2).x)[:, : 24 * stride : stride]
+    task = make_task()
+    spec = kernel_spec(task, {**hide(THETA), "gamma": np.linspace(0.01, 0.03, SITES)})
+    x = np.asarray(Device(task, hide)(KEY, THETA, 2).x)[:, : 24 * stride : stride]
     exact = reference(spec, x, stride)
     sums = sum_measured_scores(KernelJob(spec, 0, 1, KernelOptions(dtype="float64")), x, stride)
     np.testing.assert_allclose(sums, exact, rtol=1e-9, atol=1e-9 * np.abs(exact).max())
@@ -132,12 +132,12 @@ def test_information_is_the_slope_of_the_score():
     """The score is linear in the unknowns, so that a difference is its derivative: of losses
     beside detunings too.
     """
-    task = task_of()
+    task = make_task()
     lossy = lambda theta, u: {
         **effective(theta, {**START, "offset": u[:SITES]}),
         "gamma": 0.02 + u[SITES:],
     }
-    x, zero = Device(task, hidden)(KEY, THETA, 1), np.zeros(2 * SITES)
+    x, zero = Device(task, hide)(KEY, THETA, 1), np.zeros(2 * SITES)
     noise = kernel_spec(
         task, THETA
     ).noise  # a loss has noise, and the weight of a step is not asked here
@@ -160,7 +160,7 @@ def test_samples_ten_steps_apart_calibrate_losses():
     lossy = lambda theta, phi: {**effective(theta, phi), "gamma": phi["gamma"]}
     truth = {"gain": GAIN, "kerr": np.zeros(SITES), "offset": OFFSET, "gamma": np.full(SITES, 0.02)}
     network = tcmt.transmission(NETWORK, horizon=4.0, dt=4e-3)
-    device = Device(network, hidden, sample_every=10)
+    device = Device(network, hide, sample_every=10)
     start = {**START, "gamma": jnp.full(SITES, 0.05)}
     spread = {"gain": 0.2, "kerr": 0.01, "offset": 0.2, "gamma": 0.05}
     model = DriftCalibratedTwin(network.estimator("cpu", baseline="twin"))
@@ -179,9 +179,9 @@ def test_the_correction_for_readout_is_that_of_any_process():
     """½ Tr[S ∂²U] by the network's moments against derivatives of the general score on the same
     noisy states.
     """
-    task, readout = task_of(), 0.05
-    x = Device(task, hidden, readout=readout)(KEY, THETA, 1)
-    estimator = estimator_of(task)
+    task, readout = make_task(), 0.05
+    x = Device(task, hide, readout=readout)(KEY, THETA, 1)
+    estimator = make_estimator(task)
     u = estimator.belief.start + 0.05
     spec = kernel_spec(task, estimator.at(THETA, jnp.asarray(u)))
     change = {}
@@ -210,11 +210,11 @@ def test_noise_of_the_readout_is_taken_off(sample_every):
     are not.
     """
     task, readout = tcmt.transmission(NETWORK, horizon=4.0, dt=4e-3), 0.2
-    device = Device(task, hidden, sample_every=sample_every, readout=readout)
+    device = Device(task, hide, sample_every=sample_every, readout=readout)
     worst = {}
     widened = {}
     for known in (0.0, readout):
-        estimator = estimator_of(task, samples=0, readout=known)
+        estimator = make_estimator(task, samples=0, readout=known)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the one that does not know says so
             for i in range(4):
@@ -233,23 +233,23 @@ def test_noise_of_the_readout_is_taken_off(sample_every):
 
 @pytest.mark.long
 def test_losses_take_the_general_path():
-    task = task_of()
-    of = lambda theta, phi: {**hidden(theta), "gamma": jnp.full(SITES, 0.02) * phi}
+    task = make_task()
+    of = lambda theta, phi: {**hide(theta), "gamma": jnp.full(SITES, 0.02) * phi}
     model = task.estimator("cpu", baseline="twin")
-    estimator = fl.SelfCalibrating(model, Device(task, hidden), of, jnp.array(1.3), 0.5, samples=0)
+    estimator = fl.SelfCalibrating(model, Device(task, hide), of, jnp.array(1.3), 0.5, samples=0)
     for i in range(2):
-        estimator.learn(THETA, Device(task, hidden)(jax.random.key(i), THETA, 4))
+        estimator.learn(THETA, Device(task, hide)(jax.random.key(i), THETA, 4))
     known = estimator.calibration
     assert abs(float(known.unknown) - 1) < 4 * float(known.stderr) < 0.1
 
 
 @pytest.mark.long
 def test_the_correction_is_that_of_any_process():
-    task = task_of()
-    model, x = task.estimator("cpu", baseline="twin"), Device(task, hidden)(KEY, THETA, 3)
+    task = make_task()
+    model, x = task.estimator("cpu", baseline="twin"), Device(task, hide)(KEY, THETA, 3)
     p = {
         name: jnp.asarray(1.01 * value, jnp.result_type(float))
-        for name, value in hidden(THETA).items()
+        for name, value in hide(THETA).items()
     }
     table = fl.baselines.time_only(expected_lambda(kernel_spec(task, p)))
     general = fl.ppgt(
@@ -267,8 +267,8 @@ def test_the_correction_is_that_of_any_process():
 
 
 def test_a_network_is_calibrated():
-    task = task_of()
-    estimator = estimator_of(task, samples=2)
+    task = make_task()
+    estimator = make_estimator(task, samples=2)
     for i in range(6):
         setting = {**THETA, "kappa": THETA["kappa"] + 0.3 * np.cos(np.arange(BONDS) * i)}
         estimate = estimator(jax.random.key(i), setting, 4)
@@ -279,7 +279,7 @@ def test_a_network_is_calibrated():
     assert (
         known.stderr["gain"].max() < 0.1 < known.stderr["offset"].max() < 0.2
     )  # a site in the far corner is dark
-    exact = value_and_gradient(task, {**hidden(setting), "chi": jnp.zeros(SITES)})[1]
+    exact = value_and_gradient(task, {**hide(setting), "chi": jnp.zeros(SITES)})[1]
     away = np.asarray(estimate.gradient["omega"]) - exact["omega"]
     # χ = 0.003 and what noise adds to the gradient are not in the exact one of the linear network
     # without them

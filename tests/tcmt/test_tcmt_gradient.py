@@ -39,7 +39,7 @@ def _float64():
         yield
 
 
-def parameters_of(network, train=ALL, spread=0.0, seed=3):
+def make_parameters(network, train=ALL, spread=0.0, seed=3):
     """The network's own numbers, or random ones about them; χ = 0."""
     rng = np.random.default_rng(seed)
     scale = {"omega": 2.0, "kappa": 1.0, "chi": 0.0, "gamma_e": 0.5, "gamma": 0.1}
@@ -106,7 +106,7 @@ SEVERAL = (Lead({0: 0.8, 1: 0.6}), Lead({2: 0.5, 3: 1.0}))
 )
 def test_gradient_against_exact_moments(network, spread, resolved):
     task = transmission(network, horizon=2.0, dt=0.02, drive=Drive(0, 8.0))
-    theta = parameters_of(network, spread=spread)
+    theta = make_parameters(network, spread=spread)
     value, gradient = with_kerr(task, theta)
     estimate = task.estimator()(jax.random.key(1), theta, 4000)
     assert abs(estimate.value - value) < 4 * estimate.value_stderr
@@ -117,7 +117,7 @@ def test_gradient_against_exact_moments(network, spread, resolved):
 def test_binned_baseline_is_unbiased():
     network = kite()
     task = transmission(network, horizon=2.0, dt=0.1, drive=Drive(0, 8.0))
-    theta = parameters_of(network, spread=1.0)
+    theta = make_parameters(network, spread=1.0)
     _, gradient = with_kerr(task, theta)
     estimate = task.estimator(baseline="binned")(jax.random.key(2), theta, 500)
     assert_agree(estimate, gradient, resolved=("kappa",))
@@ -161,7 +161,7 @@ def test_exact_rewards_are_those_of_the_moments():
     task = transmission(
         network, horizon=1.0, dt=0.02, drive=Drive(0, 2.0, frequency=10.0), frame="lab"
     )
-    theta = parameters_of(network, spread=1.0)
+    theta = make_parameters(network, spread=1.0)
     mean, covariance = exact.moments(task, theta)
     d = network.lead_weights[:, 1] * np.sqrt(2 * np.asarray(theta["gamma_e"])[1])
     power = np.abs(mean @ d) ** 2 + np.einsum("a,nab,b->n", d, covariance, d).real
@@ -173,7 +173,7 @@ def test_exact_gradient_against_differences():
     task = transmission(network, horizon=1.0, dt=0.02, drive=Drive(0, 2.0))
     theta = {
         name: np.asarray(v)
-        for name, v in parameters_of(network, spread=1.0).items()
+        for name, v in make_parameters(network, spread=1.0).items()
         if name != "chi"
     }
     _, gradient = exact.value_and_gradient(task, theta)
@@ -298,7 +298,7 @@ def test_isolation_of_a_kerr_network_is_forward_minus_backward():
 @pytest.mark.long
 def test_copies_share_their_parameters_noise_included():
     network = diode(sigma_w=0.2)
-    theta = parameters_of(network, ALL[:4], spread=1.0)
+    theta = make_parameters(network, ALL[:4], spread=1.0)
     task = isolation(network, drive=Drive(0, 2.0), **OPTIONS)
     value, gradient = with_kerr(task, theta)  # unequal leads emit unequal noise
     estimate = task.estimator()(jax.random.key(0), theta, 4000)

@@ -14,7 +14,7 @@ from problems import flat, tolerance
 NETWORK = rectangular(3, 3, gamma=0.2, sigma_w=0.25)
 
 
-def theta_of(seed=3, chi=0.0):
+def make_theta(seed=3, chi=0.0):
     rng = np.random.default_rng(seed)
     return {
         "omega": jnp.asarray(rng.normal(size=9)),
@@ -32,7 +32,7 @@ def off(error):
 @pytest.mark.parametrize("order", [1, 2])
 def test_linear_network_against_exact_moments(key, order):
     task = transmission(NETWORK, horizon=2.0, dt=0.04, drive=Drive(0, 3.0))
-    theta = theta_of()
+    theta = make_theta()
     value, gradient = exact.value_and_gradient(task, theta)
     gradient["chi"] = exact.kerr_gradient(task, theta)
     estimate = task.estimator(baseline=fl.Twin(order=order))(key, theta, 4000)
@@ -47,7 +47,7 @@ def test_linear_network_against_exact_moments(key, order):
 def test_kerr_and_modulation_against_the_derivative_of_the_simulation(key):
     # χ|ψ|² up to about one, and couplings that are modulated for each trajectory in its own way.
     task = transmission(NETWORK, horizon=2.0, dt=0.04, drive=Drive(0, 3.0), sigma_kappa=0.4)
-    theta = theta_of(chi=0.2)
+    theta = make_theta(chi=0.2)
     k_reference, k_plain, *keys = jax.random.split(key, 5)
     reference = fl.reference.pathwise(task.objective, task.simulator())(k_reference, theta, 4000)
     plain = task.estimator(baseline="time")(k_plain, theta, 2000)

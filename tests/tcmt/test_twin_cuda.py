@@ -17,7 +17,7 @@ from heun_reference import corrected_heun
 from in_turn import in_turn
 from kernel_reference import rectangle
 from twin_cases import CASES, FAMILIES, SEED, deviation, problem, wrong
-from twin_reference import corrected
+from twin_reference import correct
 
 pytestmark = pytest.mark.long
 
@@ -282,7 +282,7 @@ def test_a_run_repeats_itself_to_the_last_bit(network, options):
 def test_the_papers_lattice(network, options):
     spec = rectangle(11, 13, steps=2000, dt=1e-3, **network)
     cpu, gpu = both(spec, 64, **options)
-    plain = corrected(spec, SEED, 2, np.zeros(2001)).path.gradient()
+    plain = correct(spec, SEED, 2, np.zeros(2001)).path.gradient()
     for name in ("omega", "kappa", "chi"):
         scale = np.abs(plain[name]).max()
         assert (

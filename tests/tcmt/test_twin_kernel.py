@@ -24,7 +24,7 @@ from in_turn import in_turn
 from kernel_reference import rectangle
 from processes import wait_until_busy
 from twin_cases import CASES, FAMILIES, SEED, deviation, problem
-from twin_reference import corrected, curve
+from twin_reference import correct, curve
 
 ENGINES = _native.engines()
 
@@ -88,7 +88,7 @@ def test_the_adjoint_is_the_gradient_of_the_noise_free_return():
         of_start, omega, kappa, chi = jax.jit(jax.grad(value, argnums=(0, 1, 2, 3)))(
             *map(jnp.asarray, at)
         )
-    q = corrected(spec, SEED, 1, np.zeros(spec.steps + 1)).q[0, 0]
+    q = correct(spec, SEED, 1, np.zeros(spec.steps + 1)).q[0, 0]
     assert (
         deviation(q, np.conj(of_start)) < 1e-12
     )  # JAX's gradient by a complex number is the conjugate
@@ -133,7 +133,7 @@ def test_a_run_is_a_slice_of_a_longer_one_and_threads_do_not_matter():
 # ------------------------------------------------------------------------------------------- mean
 
 
-def scaled(amount):
+def make_scaled(amount):
     """A twin whose detunings are too large and couplings too small by `amount`."""
     if not amount:
         return None
@@ -156,7 +156,7 @@ def test_the_mean_is_exact_however_wrong_the_twin(error, rank):
     task = tcmt.transmission(tcmt.rectangular(3, 3), horizon=2.0, dt=0.01)
     theta = start(task.network, ("omega", "kappa", "gamma_e", "gamma"))
     _, expected = exact.value_and_gradient(task, theta)
-    estimator = task.estimator("cpu", baseline=KernelTwin(theta=scaled(error), rank=rank))
+    estimator = task.estimator("cpu", baseline=KernelTwin(theta=make_scaled(error), rank=rank))
     estimate = estimator(jax.random.key(3), theta, 4096)
     z = np.concatenate([(estimate.gradient[n] - expected[n]) / estimate.stderr[n] for n in theta])
     assert np.abs(z).max() < 4
@@ -173,7 +173,7 @@ def test_the_mean_with_kerr_effect_and_modulation(make, error):
     """Against differences on common noise, which is not that of the estimate."""
     task = make(tcmt.rectangular(2, 3), horizon=2.0, dt=0.01, sigma_kappa=0.3)
     theta = start(task.network, ("omega", "kappa", "chi", "gamma_e", "gamma"), chi_std=0.02)
-    estimate = task.estimator("cpu", baseline=KernelTwin(theta=scaled(error)))(
+    estimate = task.estimator("cpu", baseline=KernelTwin(theta=make_scaled(error)))(
         jax.random.key(5), theta, 2048
     )
 
@@ -272,7 +272,7 @@ def test_responses_at_every_few_steps_are_enough(monkeypatch):
 @pytest.mark.parametrize(("rank", "segment"), [(0, None), (12, 7)])
 def test_the_default_table_is_the_mean_of_lambda(rank, segment):
     spec = rectangle(steps=200).replace(chi=np.zeros(12))
-    lam = corrected(spec, 1, 512, np.zeros(201), rank=rank, segment=segment).lam
+    lam = correct(spec, 1, 512, np.zeros(201), rank=rank, segment=segment).lam
     table = run_twin(spec, 1, 2, rank=rank, segment=segment, dtype="float64").table
     z = (lam.mean(0) - table)[:-1] / (lam.std(0)[:-1] / np.sqrt(512))
     assert np.abs(z[1:]).max() < 4

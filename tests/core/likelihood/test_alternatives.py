@@ -94,7 +94,7 @@ def growing(x):
     return np.sqrt((1 + x**2) / 1.4)
 
 
-def filtered(x):
+def low_pass(x):
     return (x[:, 1:] + x[:, :-1]) / 2
 
 
@@ -106,7 +106,7 @@ FAULTS = {
     "cubic": (run(400, 100, 2, drift=cubic), ("linear", "square", "cube", "offset")),
     "multiplicative": (run(100, 100, 3, noise=growing), ("variance linear", "variance square")),
     "readout": (PLAIN + 0.05 * RNG.normal(size=PLAIN.shape), ("lag 1", "v of all")),
-    "filter": (filtered(PLAIN), ("v of all", "lag 1")),
+    "filter": (low_pass(PLAIN), ("v of all", "lag 1")),
     "held": (delay(PLAIN, 3), ("step v", "step v of all")),
     "stale": (PLAIN[:10].repeat(2, axis=0), ("pairs",)),
     "jump": (PLAIN + 0.2 * (np.arange(101) > 50)[:, None], ("step", "step v", "step v of all")),

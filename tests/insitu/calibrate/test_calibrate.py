@@ -42,7 +42,7 @@ def linear(count=200, steps=200, dt=0.01, seed=0, noise=None, observed=0.0, ever
     )
 
 
-def z_of(fit):
+def compute_z(fit):
     return (flat(fit.theta) - flat(THETA)) / flat(fit.stderr)
 
 
@@ -52,14 +52,17 @@ def z_of(fit):
 def test_drift_is_found_from_nowhere_in_one_step():
     fit = insitu.calibrate.fit_drift(linear(), PROCESS, jax.tree.map(jnp.zeros_like, THETA))
     assert fit.passes == 2  # the second finds nothing left to do
-    assert np.abs(z_of(fit)).max() < tolerance(6)
+    assert np.abs(compute_z(fit)).max() < tolerance(6)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
 
 
 def test_errors_of_the_drift_are_true():
     """z of 12 independent calibrations × 6 coefficients is standard normal."""
     z = np.concatenate(
-        [z_of(insitu.calibrate.fit_drift(linear(60, seed=s), PROCESS, THETA)) for s in range(12)]
+        [
+            compute_z(insitu.calibrate.fit_drift(linear(60, seed=s), PROCESS, THETA))
+            for s in range(12)
+        ]
     )
     assert kstest(z, "norm").pvalue > 1e-3
 
@@ -68,17 +71,17 @@ def test_errors_of_the_drift_are_true():
 def test_coarse_samples_need_local_linearisation():
     coarse = linear(600, steps=800, dt=0.005, every=100)  # samples 0.5 apart
     ours = insitu.calibrate.fit_drift(coarse, PROCESS, THETA, transition=local_linear)
-    assert np.abs(z_of(ours)).max() < tolerance(6)
-    assert np.abs(z_of(insitu.calibrate.fit_drift(coarse, PROCESS, THETA))).max() > 8
+    assert np.abs(compute_z(ours)).max() < tolerance(6)
+    assert np.abs(compute_z(insitu.calibrate.fit_drift(coarse, PROCESS, THETA))).max() > 8
 
 
 def test_noisy_states_bias_least_squares_and_not_the_instrument():
     """s² = 2.25e-2 against QΔt = 1.25e-3: plain least squares finds damping that is not there."""
     noisy = linear(400, observed=0.15)
     ours = insitu.calibrate.fit_drift(noisy, PROCESS, THETA, noisy_states=True)
-    assert np.abs(z_of(ours)).max() < tolerance(6)
+    assert np.abs(compute_z(ours)).max() < tolerance(6)
     plain = insitu.calibrate.fit_drift(noisy, PROCESS, THETA)
-    assert np.abs(z_of(plain)).max() > 20
+    assert np.abs(compute_z(plain)).max() > 20
 
 
 def test_what_the_data_do_not_determine_is_named():
@@ -165,12 +168,12 @@ def test_white_noise_is_called_white_as_often_as_it_should(observed):
 def test_coloured_noise_is_not_white():
     memory = {}
 
-    def coloured(rng, x):
+    def colour(rng, x):
         fresh = rng.normal(size=x.shape)
         memory["last"] = 0.5 * memory.get("last", 0.0) + np.sqrt(0.75) * fresh
         return memory["last"]
 
-    assert insitu.calibrate.fit_noise(linear(noise=coloured), PROCESS, THETA).whiteness.max() < 1e-6
+    assert insitu.calibrate.fit_noise(linear(noise=colour), PROCESS, THETA).whiteness.max() < 1e-6
 
 
 def test_noise_that_depends_on_the_state_is_seen():

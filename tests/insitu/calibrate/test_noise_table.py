@@ -31,19 +31,19 @@ FACTOR = 1.5
 TRUE = tcmt.with_noise(NOMINAL, sigma_w=0.5 * FACTOR)
 
 
-def recorded(path, task, count, **options):
+def record(path, task, count, **options):
     """A file that describes NOMINAL, with trajectories of `task`."""
     head = insitu.files.describe(NOMINAL, THETA, dtype="complex128", seed=3, **options)
     assert list(insitu.files.record(path, task, head, count))[-1] == count
 
 
-def report_of(*arguments):
+def read_report(*arguments):
     done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
-def z_of(answer, gradient):
+def compute_z(answer, gradient):
     names = sorted(gradient)
     pick = lambda table: np.concatenate([np.ravel(table[n]) for n in names])
     return (pick(answer["gradient"]) - pick(gradient)) / pick(answer["stderr"])
@@ -55,8 +55,8 @@ def noisy(tmp_path_factory):
     resonator.
     """
     path = tmp_path_factory.mktemp("r") / "r.nc"
-    recorded(path, TRUE, 1500, observation_noise=0.03)
-    before = report_of("estimate", path)
+    record(path, TRUE, 1500, observation_noise=0.03)
+    before = read_report("estimate", path)
     written = CliRunner().invoke(app, ["calibrate", str(path), "--set", "bias=false", "--write"])
     assert written.exit_code == 0, written.output
     assert "fluctua estimate uses it" in written.output
@@ -73,15 +73,15 @@ def test_the_files_own_noise_makes_the_gradient_right(noisy):
     """
     path, before = noisy
     _, gradient = exact.value_and_gradient(TRUE, THETA)
-    after = report_of("estimate", path)
+    after = read_report("estimate", path)
     assert after["used"]["noise"] == "file"
-    assert np.abs(z_of(after, gradient)).max() < tolerance(5)
+    assert np.abs(compute_z(after, gradient)).max() < tolerance(5)
     np.testing.assert_allclose(after["used"]["diffusion_ratio"], FACTOR**2, rtol=0.03)
     assert before["used"]["noise"] == "nominal"
-    assert np.abs(z_of(before, gradient)).max() > 8
-    assert z_of(report_of("estimate", path, "--set", "noise=nominal"), gradient) == pytest.approx(
-        z_of(before, gradient)
-    )
+    assert np.abs(compute_z(before, gradient)).max() > 8
+    assert compute_z(
+        read_report("estimate", path, "--set", "noise=nominal"), gradient
+    ) == pytest.approx(compute_z(before, gradient))
 
 
 @pytest.mark.long
@@ -91,10 +91,10 @@ def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
     """
     path, _ = noisy
     _, gradient = exact.value_and_gradient(TRUE, THETA)
-    nominal = report_of("estimate", path, "--set", "noise=nominal", "--set", "readout_noise=0.03")
-    assert np.abs(z_of(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})).max() < tolerance(
-        5
-    )
+    nominal = read_report("estimate", path, "--set", "noise=nominal", "--set", "readout_noise=0.03")
+    assert np.abs(
+        compute_z(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})
+    ).max() < tolerance(5)
 
 
 @pytest.mark.long
@@ -128,7 +128,7 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     multiply: errors are four times larger, so that the bias is 5 of them and not 20.
     """
     path = tmp_path / "r.nc"
-    recorded(path, NOMINAL, 1500)
+    record(path, NOMINAL, 1500)
     with insitu.files.open(path) as r:
         drive = dict(r.description.drive)
     insitu.files.put_table(path, "parameters", {"omega": THETA["omega"], "kappa": [1.1, 1.2]})
@@ -140,14 +140,14 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
         )
     insitu.files.put_table(path, "noise", table)
     wrong, right = (
-        report_of("estimate", path),
-        report_of("estimate", path, "--set", "theta=calibrated"),
+        read_report("estimate", path),
+        read_report("estimate", path, "--set", "theta=calibrated"),
     )
-    assert z_of(wrong, gradient)[1] > tolerance(5)
+    assert compute_z(wrong, gradient)[1] > tolerance(5)
     assert wrong["gradient"]["kappa"][1] > 1.5 * gradient["kappa"][1]
     assert right["stderr"]["kappa"][1] < 0.5 * wrong["stderr"]["kappa"][1]
     assert "theta=calibrated" in " ".join(wrong["used"]["said"])
-    assert np.abs(z_of(right, gradient)).max() < tolerance(5)
+    assert np.abs(compute_z(right, gradient)).max() < tolerance(5)
 
 
 # ------------------------------------------------------------------------ what is refused, and said

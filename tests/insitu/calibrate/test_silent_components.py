@@ -62,7 +62,7 @@ def euler_steps(dt, count, steps, key):
     )
 
 
-def z_of(fit, theta=THETA):
+def compute_z(fit, theta=THETA):
     return (flat(fit.theta) - flat(theta)) / flat(fit.stderr)
 
 
@@ -74,7 +74,7 @@ def test_drift_and_noise_of_the_noisy_row_from_euler_steps(key):
     """The position's residual is zero to rounding: nothing divides by it."""
     data = euler_steps(0.02, 200, 150, key)
     fit = insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF)
-    assert np.abs(z_of(fit)).max() < tolerance(2)
+    assert np.abs(compute_z(fit)).max() < tolerance(2)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
     noise = insitu.calibrate.fit_noise(data, PROCESS, THETA)
     assert noise.diffusion[0] == 0
@@ -88,12 +88,12 @@ def test_positions_and_velocities_sampled_far_apart(seed):
     """ωΔ = 0.4: the law of both rows is that of the noise of one."""
     data = oscillator(0.3, 400, 30, seed)
     fit = insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF, transition=local_linear)
-    assert np.abs(z_of(fit)).max() < tolerance(2)
+    assert np.abs(compute_z(fit)).max() < tolerance(2)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
     noise = insitu.calibrate.fit_noise(data, PROCESS, THETA, transition=local_linear)
     assert abs(noise.diffusion[1] - Q) < tolerance(1) * noise.diffusion_stderr[1]
     assert (
-        np.abs(z_of(insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF))).max() > 8
+        np.abs(compute_z(insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF))).max() > 8
     )  # Euler's is another system
 
 

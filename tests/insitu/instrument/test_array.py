@@ -52,7 +52,7 @@ def truth(box):
     return parts | {"diffusion": SHEETS[0].sigma_w ** 2 * (lead + box.gamma)}
 
 
-def exact_of(sheet, box, settings):
+def compute_exact(sheet, box, settings):
     """J of one box, and ∂J/∂θ of its network."""
     at = {
         name: box.offset[name] + box.gain[name] * np.asarray(settings[name]) for name in knobs.KNOBS
@@ -92,7 +92,7 @@ class Direct:
         pass
 
 
-def rows_of(values):
+def stack_rows(values):
     return lambda count: jax.tree.map(lambda v: np.broadcast_to(v, (count, *np.shape(v))), values)
 
 
@@ -112,7 +112,7 @@ def an_array(benches, dead=None, **options):
         "sleep": lambda seconds: None,
         **options,
     }
-    return array(connects, contexts=[rows_of(truth(b.hidden)) for b in benches], **options)
+    return array(connects, contexts=[stack_rows(truth(b.hidden)) for b in benches], **options)
 
 
 # ------------------------------------------------------------------------------------------- shares
@@ -130,15 +130,15 @@ def test_shares_add_up_and_follow_the_rates():
 
 def test_a_fast_device_gets_more_once_it_is_known_to_be():
     substrate = an_array([Bench(sheet) for sheet in SHEETS[:2]], rates=None)
-    substrate._run_on_each = timed(substrate, {0: 1.0, 1: 3.0})
+    substrate._run_on_each = run_timed(substrate, {0: 1.0, 1: 3.0})
     settings = model().start
     assert list(np.bincount(substrate(None, settings, 40).group)) == [20, 20]
     assert list(np.bincount(substrate(None, settings, 40).group)) == [30, 10]
-    substrate._run_on_each = timed(substrate, {0: 1.2, 1: 3.0})  # within the noise of a clock
+    substrate._run_on_each = run_timed(substrate, {0: 1.2, 1: 3.0})  # within the noise of a clock
     assert list(np.bincount(substrate(None, settings, 40).group)) == [30, 10]
 
 
-def timed(substrate, seconds):
+def run_timed(substrate, seconds):
     """`_run_on_each`, with so many seconds for a trajectory of each device."""
     plain = type(substrate)._run_on_each
 
@@ -264,7 +264,7 @@ def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
     values, gradients = [], []
     for k, (sheet, box) in enumerate(zip(SHEETS, BOXES, strict=True)):
         at = substrate.settings(model().start, k)
-        value, slope = exact_of(sheet, box, at)
+        value, slope = compute_exact(sheet, box, at)
         low, high = (
             {n: jax.tree.map(float, bound[n]) for n in knobs.KNOBS}
             for bound in (model().lower, model().upper)
@@ -289,7 +289,7 @@ def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
     )
     if share == "parameters":  # devices that do the same θ differ less
         assert np.std(values) < 0.5 * np.std(
-            [exact_of(s, b, settings)[0] for s, b in zip(SHEETS, BOXES, strict=True)]
+            [compute_exact(s, b, settings)[0] for s, b in zip(SHEETS, BOXES, strict=True)]
         )
 
 
@@ -299,7 +299,7 @@ def test_the_value_of_an_array_is_that_of_the_population():
     sheets = [dataclasses.replace(SHEETS[0], seed=100 + k) for k in range(312)]
     settings = {name: np.asarray(v) for name, v in model().start.items()}
     each = np.array(
-        [exact_of(sheet, device.draw_hidden(sheet), settings)[0] for sheet in sheets[12:]]
+        [compute_exact(sheet, device.draw_hidden(sheet), settings)[0] for sheet in sheets[12:]]
     )
     substrate = an_array([Bench(sheet) for sheet in sheets[:12]])
     trajectories = substrate(None, settings, 120)
@@ -355,7 +355,7 @@ begin, resume = (
 )
 
 
-def connects_of(benches, dead=None):
+def make_connects(benches, dead=None):
     dead = dead or {}
     return [
         functools.partial(Direct, b, 21, dead.get(k, lambda: False)) for k, b in enumerate(benches)
@@ -376,12 +376,12 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
 
     plan = small_plan(iterations=4, share="parameters")
     boxes, dead = benches()
-    whole = list(begin(connects_of(boxes, dead), small_model(), plan, tmp_path / "whole"))
+    whole = list(begin(make_connects(boxes, dead), small_model(), plan, tmp_path / "whole"))
     others, dead = benches()
-    rows = begin(connects_of(others, dead), small_model(), plan, tmp_path / "cut")
+    rows = begin(make_connects(others, dead), small_model(), plan, tmp_path / "cut")
     first = [next(rows), next(rows)]
     rows.close()
-    rest = list(resume(connects_of(others, dead), small_model(), tmp_path / "cut"))
+    rest = list(resume(make_connects(others, dead), small_model(), tmp_path / "cut"))
     for (a, x), (b, y) in zip(whole, [*first, *rest], strict=True):
         assert a._replace(seconds=0) == b._replace(seconds=0)
         for leaf, same in zip(
@@ -440,7 +440,7 @@ def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path
     boxes, begun = [Bench(sheet) for sheet in SHEETS[:3]], []
     dead = {2: lambda: len(begun) < 1}
     rows = begin(
-        connects_of(boxes, dead), small_model(), small_plan(iterations=4), tmp_path / "run"
+        make_connects(boxes, dead), small_model(), small_plan(iterations=4), tmp_path / "run"
     )
     counts = []
     for row, record in rows:
@@ -464,7 +464,7 @@ def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path
 
 
 def test_plans_that_do_not_fit_the_devices_are_refused(tmp_path):
-    connects = connects_of([Bench(sheet) for sheet in SHEETS[:3]])
+    connects = make_connects([Bench(sheet) for sheet in SHEETS[:3]])
     for several, plan, fact in (
         (connects, small_plan(trajectories=4), r"6.*3 devices.*4"),
         (connects, small_plan(rates=(1, 2)), r"`rates`.*3.*2"),

@@ -20,7 +20,7 @@ PROCESS = fl.Process(
 SETTINGS = {"k": np.array(1.0)}
 
 
-def kicked(count, seed=0, *, noise=1.0, drive=5.0):
+def simulate_kicks(count, seed=0, *, noise=1.0, drive=5.0):
     """Euler steps of dx = (drive − x)dt + noise σ dW, which is exactly what the guard assumes
     with noise = 1.
     """
@@ -46,7 +46,7 @@ def test_the_measure_is_the_ratio_of_the_variances(guard, noise):
     0.43/400 for the median.
     """
     for drive, k in ((5.0, 1.0), (5.1, 1.0), (5.0, 4.0)):
-        measured = guard.measure({"k": np.array(k)}, batch(kicked(400, noise=noise), drive))
+        measured = guard.measure({"k": np.array(k)}, batch(simulate_kicks(400, noise=noise), drive))
         z = (measured.mean(axis=0) / noise**2 - 1) / np.sqrt(2 / 40_000)
         assert np.abs(z).max() < 4
 
@@ -55,12 +55,12 @@ def test_the_measure_is_the_ratio_of_the_variances(guard, noise):
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 100])
 def test_honest_data_pass(guard, count):
     for seed in range(2000 // count if count < 10 else 100):
-        assert not guard(SETTINGS, batch(kicked(count, seed))).bad.any()
+        assert not guard(SETTINGS, batch(simulate_kicks(count, seed))).bad.any()
 
 
 def test_a_calibration_that_is_a_little_off_passes(guard):
-    assert not guard(SETTINGS, batch(kicked(50, noise=1.2))).bad.any()
-    assert not guard(SETTINGS, batch(kicked(50), drive=5.5)).bad.any()
+    assert not guard(SETTINGS, batch(simulate_kicks(50, noise=1.2))).bad.any()
+    assert not guard(SETTINGS, batch(simulate_kicks(50), drive=5.5)).bad.any()
 
 
 @pytest.mark.parametrize("count", [3, 100])
@@ -76,7 +76,7 @@ def test_a_calibration_that_is_a_little_off_passes(guard):
     ids=["dead", "stuck", "a dead channel", "random", "channels swapped"],
 )
 def test_what_is_not_the_noise_is_set_aside_as_a_whole(guard, count, what):
-    verdict = guard(SETTINGS, batch(np.ascontiguousarray(what(kicked(count)))))
+    verdict = guard(SETTINGS, batch(np.ascontiguousarray(what(simulate_kicks(count)))))
     assert verdict.bad.all()
     assert "fluctuates" in verdict.reason
 
@@ -88,7 +88,7 @@ def test_one_random_trajectory_is_seen(guard):
 
 
 def test_single_dead_trajectories_are_told_from_the_others(guard):
-    x = kicked(50)
+    x = simulate_kicks(50)
     x[[3, 17]] = 0
     np.testing.assert_array_equal(np.flatnonzero(guard(SETTINGS, batch(x)).bad), [3, 17])
 
@@ -96,7 +96,8 @@ def test_single_dead_trajectories_are_told_from_the_others(guard):
 def test_noise_at_calibration_is_the_scale():
     """Readout noise adds to every step; a batch is compared with what the probes had."""
     read = lambda seed: (
-        kicked(50, seed) + 0.05 * np.random.default_rng(seed + 99).normal(size=(50, T.size, 2))
+        simulate_kicks(50, seed)
+        + 0.05 * np.random.default_rng(seed + 99).normal(size=(50, T.size, 2))
     )
     guard = ResidualGuard(PROCESS)
     assert not guard(SETTINGS, batch(0 * read(0))).bad.any()  # nothing is known yet
@@ -106,12 +107,12 @@ def test_noise_at_calibration_is_the_scale():
     assert once.max() > 10
     assert not guard(SETTINGS, batch(read(2))).bad.any()
     assert guard(
-        SETTINGS, batch(kicked(50))
+        SETTINGS, batch(simulate_kicks(50))
     ).bad.all()  # without the readout it is not the noise that was calibrated
 
 
 def test_a_trajectory_that_comes_again_is_known():
-    repeats, x = Repeats(), kicked(10)
+    repeats, x = Repeats(), simulate_kicks(10)
     assert not repeats(x).any()
     assert repeats(x[:4]).all()
     assert repeats(
@@ -120,7 +121,7 @@ def test_a_trajectory_that_comes_again_is_known():
     assert not repeats(x + 0.1 * np.random.default_rng(6).normal(size=x.shape)).any()
     again = Repeats(repeats.marks())
     assert again(x).all()
-    assert not again(kicked(5, seed=1)).any()
+    assert not again(simulate_kicks(5, seed=1)).any()
     assert list(repeats(np.zeros((3, 101, 2)))) == [False, True, True]
 
 
@@ -132,6 +133,6 @@ def test_repeats_forget_what_is_long_ago(monkeypatch):
     monkeypatch.setattr("fluctua.insitu.instrument.repeats.REMEMBERED", 20)
     repeats = Repeats()
     for seed in range(5):
-        repeats(kicked(10, seed))
+        repeats(simulate_kicks(10, seed))
     assert len(repeats.seen) == 20
-    assert repeats(kicked(10, 4)).all()
+    assert repeats(simulate_kicks(10, 4)).all()

@@ -57,7 +57,7 @@ def answers(port):
 
 
 @functools.cache
-def calibrated():
+def calibrate_guard():
     """A guard of the bench, and the context of its trajectories, from three probes."""
     model, rng = (
         network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS),
@@ -87,7 +87,7 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guard
     """(trajectories, substrate, incidents, pauses, bench) of one call to a bench with these
     faults.
     """
-    guard, context = calibrated() if guarded else (None, None)
+    guard, context = calibrate_guard() if guarded else (None, None)
     bench = Bench(SHEET, FaultPlan(tuple(map(parse_fault, faults)), seed=1))
     incidents, pauses = [], []
     with server.background(bench) as port:
@@ -114,7 +114,7 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guard
             substrate.close()
 
 
-def recorded(tmp_path):
+def read_batches(tmp_path):
     """Of each batch: which were good, why not the others, and what was set."""
     batches = {}
     for path in sorted(tmp_path.glob("batch-*.nc")):
@@ -152,7 +152,7 @@ def test_without_faults(tmp_path):
     assert not incidents
     assert not pauses
     assert substrate.describe() == "30 trajectories averaged; discarded: none"
-    files = recorded(tmp_path)
+    files = read_batches(tmp_path)
     assert [len(good) for good, *_ in files] == [10, 10, 10]
     np.testing.assert_array_equal(files[0][2]["omega"], SETTINGS["omega"])
 
@@ -206,7 +206,7 @@ def test_invalid_samples_are_discarded_counted_and_kept(tmp_path):
     assert np.isfinite(x).all()
     assert substrate.counts == {"good": 30, "invalid": 3}
     assert incidents[0] == ("invalid", 3, "3 of 10 trajectories invalid")
-    files = recorded(tmp_path)
+    files = read_batches(tmp_path)
     assert [int(good.sum()) for good, *_ in files] == [10, 7, 10, 3]
     assert sum(len(good) for good, *_ in files) == 33
     assert files[1][1] == "left out: invalid"
@@ -251,7 +251,7 @@ def test_what_the_box_cannot_have_measured_is_set_aside(tmp_path, fault, verdict
         substrate.counts["repeated"] if fault == "dead@2" else 0
     )  # zeros are both
     assert lost == 10 == sum(incident.trajectories for incident in incidents)
-    files = recorded(tmp_path)
+    files = read_batches(tmp_path)
     assert [int(good.sum()) for good, *_ in files] == [10, 0, 10, 10]
     assert verdict in files[1][1]
 
@@ -260,7 +260,7 @@ def test_what_the_box_cannot_have_measured_is_set_aside(tmp_path, fault, verdict
 def test_a_box_that_stays_dead_ends_the_run(tmp_path, kind):
     with pytest.raises(InstrumentError, match="3 acquisitions in a row held no usable trajectory"):
         run(tmp_path, f"{kind}@2x99", guarded=True, retry=Retry(attempts=3))
-    assert [int(good.sum()) for good, *_ in recorded(tmp_path)] == [10, 0, 0, 0]
+    assert [int(good.sum()) for good, *_ in read_batches(tmp_path)] == [10, 0, 0, 0]
 
 
 @pytest.mark.long
@@ -612,5 +612,7 @@ def test_random_faults_for_hours_in_a_second(tmp_path):
     assert at_the_settings(x)
     assert len(substrate.counts) > 3
     assert (
-        sum(int(good.sum()) for good, *_ in recorded(tmp_path)) == 300 == substrate.counts["good"]
+        sum(int(good.sum()) for good, *_ in read_batches(tmp_path))
+        == 300
+        == substrate.counts["good"]
     )

@@ -23,7 +23,7 @@ PHASE = np.linspace(1.0, 2.0, 6)
 BLOCK = 64
 
 
-def saved(path, *, context=True):
+def save_six(path, *, context=True):
     """Six trajectories of three chunks each."""
     head = insitu.files.Description(
         T, ("a", "b"), context={"phase": ()} if context else None, settings={"heater": 1.5}
@@ -35,7 +35,7 @@ def saved(path, *, context=True):
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "CHUNK_BYTES", 64)
-    return saved(tmp_path / "r.nc")
+    return save_six(tmp_path / "r.nc")
 
 
 # ------------------------------------------------------------------------------------------ states
@@ -49,12 +49,12 @@ def chunks(path):
     return [(c.chunk_offset[0], c.byte_offset, c.size) for c in found]
 
 
-def zeroed(data, one, other):
+def zero_blocks(data, one, other):
     data[one[1] : one[1] + one[2]] = bytes(one[2])
     return {one[0]}
 
 
-def swapped(data, one, other):
+def swap_blocks(data, one, other):
     here, there = (slice(c[1], c[1] + c[2]) for c in (one, other))
     kept = bytes(data[here])
     data[here] = data[there]
@@ -62,7 +62,7 @@ def swapped(data, one, other):
     return {one[0], other[0]}
 
 
-def duplicated(data, one, other):
+def duplicate_block(data, one, other):
     data[other[1] : other[1] + other[2]] = data[one[1] : one[1] + one[2]]
     return {other[0]}
 
@@ -79,7 +79,7 @@ def read_stretches(recording):
     recording.cut(4).trajectories(load=True)
 
 
-@pytest.mark.parametrize("fault", [zeroed, swapped, duplicated])
+@pytest.mark.parametrize("fault", [zero_blocks, swap_blocks, duplicate_block])
 def test_every_damaged_chunk_is_named_with_its_trajectories(path, fault):
     """HDF5's checksum of a chunk goes with the chunk, and that of zeros is zero."""
     before = path.read_bytes()
@@ -120,7 +120,7 @@ def test_trajectories_that_changed_places_with_their_checksums_are_noticed(tmp_p
     """The upper half of a checksum is that of the number, so that it does not belong to another
     place.
     """
-    path = saved(tmp_path / "r.nc", context=context)
+    path = save_six(tmp_path / "r.nc", context=context)
     with h5py.File(path, "r+", **layout.WRITING) as file:
         for name in ("x", "checksum", *(["context/phase"] if context else [])):
             file[name][2:4] = file[name][2:4][::-1]
@@ -133,7 +133,7 @@ def test_trajectories_that_changed_places_with_their_checksums_are_noticed(tmp_p
 
 @pytest.mark.parametrize("lost", ["zeroed", "missing"])
 def test_checksums_that_are_lost_are_damage(tmp_path, lost):
-    path = saved(tmp_path / "r.nc", context=False)
+    path = save_six(tmp_path / "r.nc", context=False)
     with h5py.File(path, "r+", **layout.WRITING) as file:
         if lost == "zeroed":
             file["checksum"][:] = 0
@@ -170,7 +170,7 @@ def test_no_command_uses_states_that_are_not_what_was_written(tmp_path):
     ]
     assert CliRunner().invoke(app, ["record", str(path), *options]).exit_code == 0
     data = bytearray(path.read_bytes())
-    swapped(data, *chunks(path)[3:5])
+    swap_blocks(data, *chunks(path)[3:5])
     path.write_bytes(data)
     for command in (["estimate"], ["estimate", "--baseline", "optimal"], ["calibrate"], ["advise"]):
         done = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
@@ -282,7 +282,7 @@ def zero_blocks_of_heap(path):
 @pytest.mark.parametrize("version", [1, 2])
 def test_no_zeroed_block_of_a_heap_hangs(tmp_path, version):
     """Free space of length 0 is stepped over for ever by HDF5."""
-    path = format_1(tmp_path) if version == 1 else saved(tmp_path / "new.nc")
+    path = format_1(tmp_path) if version == 1 else save_six(tmp_path / "new.nc")
     lines = zero_blocks_of_heap(path)
     refused = [line for line in lines if "is damaged" in line]
     assert len(refused) >= 3
@@ -310,7 +310,7 @@ def broken_heap(path):
 
 
 def test_a_new_file_with_a_damaged_heap_loses_nothing(tmp_path):
-    path = broken_heap(saved(tmp_path / "r.nc"))
+    path = broken_heap(save_six(tmp_path / "r.nc"))
     for change in (
         insitu.files.append_to,
         insitu.files.repair,

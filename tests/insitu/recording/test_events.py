@@ -149,7 +149,7 @@ def test_other_programs_read_it(path, data):
 # ------------------------------------------------------------------------------------------- damage
 
 
-def damaged(path, name, place, value):
+def damage_number(path, name, place, value):
     """One number of a file changed, and its checksum with it: only sense can tell."""
     from fluctua.insitu.recording import event_rows
 
@@ -178,7 +178,7 @@ def damaged(path, name, place, value):
 def test_events_that_cannot_be_are_named(path, name, place, value, message):
     with h5py.File(path, "r") as file:
         value = 1 - int(file["events/channel"][0]) if value is None else value
-    damaged(path, name, place, value)
+    damage_number(path, name, place, value)
     with (
         insitu.files.open(path) as recording,
         pytest.raises(ValueError, match=f"trajectory 0: .*{message}"),

@@ -72,7 +72,7 @@ os._exit(1)
 """
 
 
-def unfinished(path):
+def add_unfinished(path):
     """One more row of states than numbers, as a kill in the middle of an append leaves it."""
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
         file["x"].resize(21, axis=0)
@@ -84,7 +84,7 @@ def killed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     for where in ("append_to", "repair"):
         insitu.files.save(folder / where, HEAD, X, {"phase": PHASE})
-    unfinished(folder / "repair")
+    add_unfinished(folder / "repair")
     children = [python(DIES, folder / where, where) for where in ("create", "append_to", "repair")]
     for child in children:
         child.communicate()
@@ -209,7 +209,7 @@ def test_a_file_that_is_open_for_reading_does_not_grow(path):
 # ------------------------------------------------------------------------------------- flipped bits
 
 
-def flipped(path, what, at=0, bit=0):
+def flip_bit(path, what, at=0, bit=0):
     data = bytearray(path.read_bytes())
     start = data.find(what)
     assert start > 0
@@ -222,7 +222,7 @@ def flipped(path, what, at=0, bit=0):
     ("entry", "bit"), [(3, 0), (3, 7), (1, 0), (16, 4), (19, 0), (19, 4), (0, 2)]
 )
 def test_a_flipped_bit_in_the_numbers_deletes_nothing(path, entry, bit):
-    flipped(path, np.arange(20).tobytes(), 8 * entry, bit)
+    flip_bit(path, np.arange(20).tobytes(), 8 * entry, bit)
     before = path.read_bytes()
     for change in (insitu.files.append_to, insitu.files.repair):
         with pytest.raises(
@@ -263,7 +263,7 @@ def test_a_last_number_that_became_zero_is_found_by_its_checksum(path):
     ],
 )
 def test_flipped_bits_elsewhere_are_named(path, what, message):
-    flipped(path, what, 8 * 4 if what == PHASE.tobytes() else 1, 3)
+    flip_bit(path, what, 8 * 4 if what == PHASE.tobytes() else 1, 3)
     with pytest.raises(ValueError, match=message), insitu.files.open(path) as r:
         assert r.context
     with insitu.files.open(path, damaged=True) as r:
@@ -344,7 +344,7 @@ def _external(file, name, elsewhere):
     file.create_dataset(name, (4,), "f8", external=[(str(elsewhere), 0, 32)])
 
 
-def _linked(file, name, elsewhere):
+def _link(file, name, elsewhere):
     file[name] = h5py.ExternalLink(str(elsewhere), "/secret")
 
 
@@ -358,7 +358,7 @@ def _virtual(file, name, elsewhere):
     file.create_virtual_dataset(name, layout)
 
 
-@pytest.mark.parametrize("point", [_external, _linked, _soft, _virtual])
+@pytest.mark.parametrize("point", [_external, _link, _soft, _virtual])
 @pytest.mark.parametrize("kind", ["recording", "foreign"])
 def test_data_of_another_file_are_refused(tmp_path, path, point, kind):
     with h5py.File(tmp_path / "other.h5", "w") as file:

@@ -17,7 +17,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def opened(path, **options):
+def open_file(path, **options):
     with insitu.files.open(path, **options) as r:
         return r.description, np.array(r.x[:])
 
@@ -28,7 +28,7 @@ def test_times_from_an_interval(tmp_path):
     for name in ("a.npz", "a.npy"):
         with pytest.raises(ValueError, match="--set dt="):
             insitu.files.open(tmp_path / name)
-        description, x = opened(tmp_path / name, dt=0.25)
+        description, x = open_file(tmp_path / name, dt=0.25)
         np.testing.assert_array_equal(description.t, T)
         np.testing.assert_array_equal(x, X)
     done = run("inspect", tmp_path / "a.npy", "--set", "dt=0.25")
@@ -49,10 +49,10 @@ def test_counts_get_their_units(tmp_path):
     np.savez(tmp_path / "a.npz", x=counts, t=T)
     with pytest.raises(ValueError, match=r"counts \(int16\).*--set scale="):
         insitu.files.open(tmp_path / "a.npz")
-    description, x = opened(tmp_path / "a.npz", scale=0.001)
+    description, x = open_file(tmp_path / "a.npz", scale=0.001)
     assert description.dtype == "float32"
     np.testing.assert_allclose(x, X, atol=0.0011)
-    _, each = opened(tmp_path / "a.npz", scale=[0.001, 0.002, 0.003])
+    _, each = open_file(tmp_path / "a.npz", scale=[0.001, 0.002, 0.003])
     np.testing.assert_allclose(each, x * [1, 2, 3], rtol=1e-6)
     with pytest.raises(ValueError, match="each of 3 channels"):
         insitu.files.open(tmp_path / "a.npz", scale=[1.0, 2.0])
@@ -95,7 +95,7 @@ def test_tables_of_numbers(tmp_path, kind):
     )
     if kind == "bare":
         path.write_text(path.read_text().lstrip("\n"))
-    description, x = opened(path, **options)
+    description, x = open_file(path, **options)
     assert description.channels == (("left", "right", "top") if names else ("x[0]", "x[1]", "x[2]"))
     np.testing.assert_array_equal(x, X[:1] if kind == "bare" else X)
     np.testing.assert_allclose(description.t, T)
@@ -173,7 +173,7 @@ def test_convert_saves_what_is_whole(tmp_path):
     done = run("convert", path, tmp_path / "copy.nc")
     assert done.exit_code == 0, done.output
     assert "lost, damaged: 1 trajectory (3)" in done.output
-    np.testing.assert_array_equal(opened(tmp_path / "copy.nc")[1], X[[0, 1, 2, 4, 5]])
+    np.testing.assert_array_equal(open_file(tmp_path / "copy.nc")[1], X[[0, 1, 2, 4, 5]])
 
 
 def test_two_identical_channels_are_noticed(tmp_path):

@@ -23,7 +23,7 @@ model = RecordingModel(process, objective)
 """
 
 
-def correlated(rng, n, tau, shape=()):
+def draw_correlated(rng, n, tau, shape=()):
     """Stationary, of unit variance, with correlation time tau in samples. (n, …)"""
     a = np.exp(-1 / tau)
     start = rng.normal(size=(1, *shape))
@@ -49,7 +49,7 @@ def findings(path):
 # -------------------------------------------------------------------------------------------- ties
 
 
-def digitised(x, bits=12):
+def digitise(x, bits=12):
     """Rounded to 2**bits steps over ±4.5 standard deviations."""
     step = 9 / 2**bits
     return np.rint(x / step) * step
@@ -59,7 +59,7 @@ def test_chance_ties_of_twelve_bits_are_no_dropped_samples(tmp_path):
     """P(tie) = step / (√(2π) σ_Δ) in one channel: 380 of 40 × 1,000 where σ_Δ is 42 steps."""
     rng = np.random.default_rng(0)
     tau = 235
-    x = digitised(np.moveaxis(correlated(rng, 1001, tau, (40, 1)), 0, 1))
+    x = digitise(np.moveaxis(draw_correlated(rng, 1001, tau, (40, 1)), 0, 1))
     wanted = 40_000 * (9 / 4096) / np.sqrt(2 * np.pi * 2 * (1 - np.exp(-1 / tau)))
     ties = int((x[:, 1:] == x[:, :-1]).sum())
     assert abs(ties - wanted) < 4 * np.sqrt(wanted)
@@ -75,7 +75,7 @@ def test_chance_ties_of_twelve_bits_are_no_dropped_samples(tmp_path):
 )
 def test_held_samples_among_digitised_ones_are_found(tmp_path, bits, channels, held):
     rng = np.random.default_rng(1)
-    x = digitised(np.moveaxis(correlated(rng, 1001, 21.6, (40, channels)), 0, 1), bits)
+    x = digitise(np.moveaxis(draw_correlated(rng, 1001, 21.6, (40, channels)), 0, 1), bits)
     for j, n in zip(rng.integers(0, 40, held), rng.integers(1, 1001, held), strict=True):
         x[j, n] = x[j, n - 1]
     serious = [f for f in findings(save(tmp_path / "r.nc", x)) if f.serious]
@@ -94,7 +94,7 @@ def test_one_repeat_of_continuous_numbers_is_serious(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_steps_are_found_where_there_are_some(dtype):
     rng = np.random.default_rng(3)
-    smooth = correlated(rng, 5000, 20, (2,)).astype(dtype)
+    smooth = draw_correlated(rng, 5000, 20, (2,)).astype(dtype)
     assert find_steps(smooth) is None
     step = np.array([0.0137, 0.251])
     np.testing.assert_allclose(
@@ -116,7 +116,7 @@ def test_sound_digitised_data_raise_no_alarm(tmp_path):
         for steps in (0.3, 1.0, 2.0, 5.0, 20.0, 100.0):  # standard deviation of a difference
             mixing = np.linalg.cholesky((1 - alike) * np.eye(channels) + alike)
             for k in range(10):
-                x = correlated(rng, 10_000, 50, (channels,)) @ mixing.T
+                x = draw_correlated(rng, 10_000, 50, (channels,)) @ mixing.T
                 counts = np.rint(x * steps / np.sqrt(2 * (1 - np.exp(-1 / 50))))
                 path = save(
                     tmp_path / f"{channels}{alike}{steps}{k}.nc", counts.reshape(10, 1000, channels)
@@ -131,7 +131,7 @@ def test_sound_digitised_data_raise_no_alarm(tmp_path):
 def test_a_slow_drift_of_one_record_is_named(tmp_path):
     """By one standard deviation over 2,000 correlation times: the halves differ by half of that."""
     rng = np.random.default_rng(5)
-    x = correlated(rng, 20_000, 10, (2,))
+    x = draw_correlated(rng, 20_000, 10, (2,))
     x[:, 1] += np.linspace(0, 1, 20_000)
     (finding,) = findings(save(tmp_path / "r.nc", x[None]))
     assert (finding.what, finding.serious) == ("drift", True)
@@ -146,7 +146,7 @@ def test_a_slow_drift_of_one_record_is_named(tmp_path):
 
 def test_a_variance_that_changes_is_named():
     x = (
-        correlated(np.random.default_rng(6), 20_000, 10, (1,))
+        draw_correlated(np.random.default_rng(6), 20_000, 10, (1,))
         * np.linspace(1.0, 1.6, 20_000)[:, None]
     )
     trend = find_trend(x).trend
@@ -155,7 +155,7 @@ def test_a_variance_that_changes_is_named():
 
 
 def test_a_record_shorter_than_its_fluctuations_cannot_tell(tmp_path):
-    x = correlated(np.random.default_rng(7), 2000, 200, (1,))
+    x = draw_correlated(np.random.default_rng(7), 2000, 200, (1,))
     (finding,) = findings(save(tmp_path / "r.nc", x[None]))
     assert (finding.what, finding.serious) == ("slow", False)
 
@@ -166,7 +166,7 @@ def test_steady_records_are_rarely_said_to_drift(times):
     """Records of so many correlation times: at most 1 in 100, and 1 in 10,000 is meant."""
     rng = np.random.default_rng(8)
     n, count = 2000, 600
-    x = correlated(rng, n, n / times, (count,))
+    x = draw_correlated(rng, n, n / times, (count,))
     false = sum(find_trend(x[:, [k]]).trend is not None for k in range(count))
     assert false <= 6 + 3 * np.sqrt(6)
 
@@ -177,7 +177,7 @@ def test_drifts_of_some_size_are_found():
     that grows fivefold.
     """
     rng = np.random.default_rng(9)
-    x = correlated(rng, 4000, 4, (50,))
+    x = draw_correlated(rng, 4000, 4, (50,))
     rise = np.linspace(0, 1, 4000)
     assert (
         sum(find_trend(x[:, [k]] + 1.5 * rise[:, None]).trend is not None for k in range(50)) >= 45
@@ -196,7 +196,7 @@ def test_drifts_of_some_size_are_found():
 
 def test_a_trend_is_taken_away_and_that_is_noted(tmp_path):
     rng = np.random.default_rng(10)
-    steady = correlated(rng, 20_000, 10, (2,)) + 3.0
+    steady = draw_correlated(rng, 20_000, 10, (2,)) + 3.0
     offset = np.stack([np.cos(np.linspace(0, np.pi, 20_000)), np.linspace(-1, 1, 20_000)], axis=1)
     psi = (steady + offset)[:, 0] + 1j * (steady + offset)[:, 1]
     path = tmp_path / "r.nc"
@@ -222,7 +222,7 @@ def test_a_trend_is_taken_away_and_that_is_noted(tmp_path):
 
 
 def test_a_trend_as_fast_as_the_system_is_not_taken_away():
-    x = correlated(np.random.default_rng(11), 20_000, 50, (1,))
+    x = draw_correlated(np.random.default_rng(11), 20_000, 50, (1,))
     with pytest.raises(ValueError, match="of the fluctuations of run away with its trend"):
         remove_trend(x, 1000, "run")
     with pytest.raises(ValueError, match="20000 samples long, less than half a period"):
@@ -242,7 +242,7 @@ def test_the_time_of_a_trend_is_checked(tmp_path, time):
 def test_a_calibration_names_the_drift_and_advises_no_longer_record(tmp_path):
     """A drift of ten standard deviations looks like a memory of the whole record."""
     rng = np.random.default_rng(12)
-    x = correlated(rng, 20_000, 10, (1,)) * np.sqrt(0.5)
+    x = draw_correlated(rng, 20_000, 10, (1,)) * np.sqrt(0.5)
     (tmp_path / "model.py").write_text(MODEL)
     for size in (0.4, 10.0):
         path = tmp_path / f"{size}.nc"

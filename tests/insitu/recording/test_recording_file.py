@@ -372,7 +372,7 @@ def test_matlab_v73_by_another_writer(tmp_path):
         np.testing.assert_array_equal(r.context["phase"], np.arange(4.0))
 
 
-def damaged(path, how):
+def damage_file(path, how):
     if how == "missing":
         return "there is no file"
     if how == "empty":
@@ -407,7 +407,7 @@ def damaged(path, how):
 )
 def test_damaged_files_say_so(tmp_path, how):
     path = tmp_path / "r.nc"
-    message = damaged(path, how)
+    message = damage_file(path, how)
     with pytest.raises(ValueError, match=message):
         insitu.files.open(path)
 
