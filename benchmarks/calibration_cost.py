@@ -55,9 +55,9 @@ def fastest(clock: Callable[[], float], calls: list[Callable[[], Any]]) -> float
     """Seconds of the fastest call but the first, which compiles."""
     seconds = []
     for call in calls:
-        begun = clock()
+        started = clock()
         call()
-        seconds.append(clock() - begun)
+        seconds.append(clock() - started)
     return min(seconds[1:])
 
 
@@ -87,9 +87,9 @@ def measure(
     measuring = []
     while second:
         measures = estimator._calls % options.measure_every == 0
-        begun = clock()
+        started = clock()
         estimator(key, theta, trajectories)
-        (measuring if measures else alone).append(clock() - begun)
+        (measuring if measures else alone).append(clock() - started)
     return Cost(twin, evidence, learn, min(alone[1:]), min(measuring[1:]))
 
 

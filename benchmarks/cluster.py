@@ -54,9 +54,9 @@ def iteration(pool, shards, theta):
 def best(function, repeats):
     times = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         function()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return min(times)
 
 

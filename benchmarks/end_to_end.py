@@ -55,7 +55,7 @@ class Clock(NamedTuple):
 
     wall: float
     processor: float
-    begun: float
+    started: float
 
 
 class Reached(NamedTuple):
@@ -77,7 +77,7 @@ class Reached(NamedTuple):
 def run_timed(command: Sequence[str], log: Path) -> Clock:
     """Run a command, its output in a file, and return its time; an error if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    begun = time.time()
+    started = time.time()
     begin = time.perf_counter()
     with log.open("w", encoding="utf-8") as file:
         status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
@@ -86,7 +86,7 @@ def run_timed(command: Sequence[str], log: Path) -> Clock:
     if status:
         raise RuntimeError(f"{' '.join(command)} ended with status {status}; its output: {log}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Clock(wall, used, begun)
+    return Clock(wall, used, started)
 
 
 def install(place: Path, log: Path) -> tuple[Path, Clock]:
@@ -144,7 +144,7 @@ def report_preset(preset: str, folder: Path, clock: Clock, target: float) -> dic
     """The numbers of a finished run."""
     summary = json.loads((folder / "summary.json").read_text())
     # the configuration is written once, before the first iteration
-    before = max((folder / "config.toml").stat().st_mtime - clock.begun, 0.0)
+    before = max((folder / "config.toml").stat().st_mtime - clock.started, 0.0)
     reached = find_reached(folder, before, target)
     config = load(folder / "config.toml")
     return {

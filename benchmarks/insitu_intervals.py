@@ -78,13 +78,13 @@ def simulate(recipe, key, theta, trajectories, x0, t):
     """
 
     def one(j):
-        begun = start_trajectory(recipe, key, theta, x0, j)
+        started = start_trajectory(recipe, key, theta, x0, j)
 
         def step(carry, n):
             x, total = carry
-            after = advance_one(recipe, theta, x, begun.context, begun.streams, n, t[n], DT)
+            after = advance_one(recipe, theta, x, started.context, started.streams, n, t[n], DT)
             u = fl.scores.full_score(
-                recipe.process, theta, fl.scores.Step(x, after, t[n], DT, begun.context)
+                recipe.process, theta, fl.scores.Step(x, after, t[n], DT, started.context)
             )
             return (after, total + ravel_pytree(u)[0]), None
 
@@ -93,8 +93,8 @@ def simulate(recipe, key, theta, trajectories, x0, t):
             (x, total), _ = jax.lax.scan(step, (x, zero), first + jnp.arange(FINEST))
             return x, (x, total)
 
-        _, (path, scores) = jax.lax.scan(several, begun.x, jnp.arange(0, len(t) - 1, FINEST))
-        return jnp.concatenate([begun.x[None], path]), scores
+        _, (path, scores) = jax.lax.scan(several, started.x, jnp.arange(0, len(t) - 1, FINEST))
+        return jnp.concatenate([started.x[None], path]), scores
 
     return jax.vmap(one)(trajectories)
 

@@ -77,7 +77,7 @@ def train(given: argparse.Namespace) -> None:
         forget_after=given.forget_after,
         record=False,
     )
-    begun = time.monotonic()
+    started = time.monotonic()
     with bench_process(*list_sheet_options(sheet)) as (host, port):
         connect = partial(VirtualBench, f"tcp://{host}:{port}", points=POINTS, timeout=120.0)
         bench = connect()
@@ -86,7 +86,7 @@ def train(given: argparse.Namespace) -> None:
         for row, _ in run(connect, model, plan, given.out):
             if row.iteration % 10 == 0 or row.event:
                 text = f"{row.iteration:>4} J = {row.J:.4f} after {row.trajectories} {row.event}"
-                print(f"{text}   {time.monotonic() - begun:.0f} s", flush=True)
+                print(f"{text}   {time.monotonic() - started:.0f} s", flush=True)
     write_values(given, sheet)
 
 

@@ -269,8 +269,8 @@ def check_large_baselines():
         if variant == "twin":
             options = {"table": np.linspace(3e-3, 0, 62), **options}
         cpu, gpu = (run(spec, SEED, count, backend=b, samples=True, **options) for b in BACKENDS)
-        said = [*network, *(k for k in options if k not in ("table", "baseline"))]
-        label = f"{size} × {size}, {variant}, " + ", ".join(said)
+        label_parts = [*network, *(k for k in options if k not in ("table", "baseline"))]
+        label = f"{size} × {size}, {variant}, " + ", ".join(label_parts)
         limit = 1e-8 if options.get("dtype") == "float64" else 1e-3
         report(label, "returns", deviation(gpu.returns, cpu.returns), limit)
         parts = ("direct_samples", "correction_samples") if variant == "twin" else ("samples",)

@@ -161,10 +161,10 @@ def child(work: Callable[[Callable[[str], None]], None], kill: Kill, shim: Any) 
         finally:
             os._exit(status)
     os.close(write)
-    begun = time.monotonic()
+    started = time.monotonic()
     if kill.after is not None:
         while (
-            time.monotonic() - begun < kill.after
+            time.monotonic() - started < kill.after
             and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         ):
             time.sleep(0.001)
@@ -602,7 +602,7 @@ def run(options: argparse.Namespace, work: Path) -> None:
 
     shim = ctypes.CDLL(str(work / "shim.so"))
     tally = Tally(options.out, options.fresh)
-    begun, before = time.monotonic(), tally.seconds
+    started, before = time.monotonic(), tally.seconds
     chosen = [s for s in SCENARIOS if options.only in (None, s.name)]
     spans, references = {}, {}
     for scenario in chosen:
@@ -620,7 +620,7 @@ def run(options: argparse.Namespace, work: Path) -> None:
             "alone",
             flush=True,
         )
-    while time.monotonic() - begun < 60 * options.minutes:
+    while time.monotonic() - started < 60 * options.minutes:
         open_ = [
             s
             for s in chosen
@@ -636,7 +636,7 @@ def run(options: argparse.Namespace, work: Path) -> None:
         )
         shutil.rmtree(folder, ignore_errors=True)
         tally.rounds += 1
-        tally.seconds = before + time.monotonic() - begun
+        tally.seconds = before + time.monotonic() - started
         tally.write()
         if tally.rounds % 10 == 0:
             print(

@@ -173,9 +173,9 @@ def _scaling(backend: str, trajectories: int, quick: bool) -> list[Row]:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def write_json(result: dict[str, Any], path: Path | None) -> None:

@@ -183,12 +183,12 @@ def seconds(system: System, step: str, dt: float) -> float:
     options = {"threads": 1, "baseline": np.linspace(1, 0, spec.steps + 1)}
     best = np.inf
     for _ in range(5):
-        begun = time.process_time()
+        started = time.process_time()
         try:
             kernel.run(spec, 0, count, **options)
         except FloatingPointError:
             return np.nan
-        best = min(best, (time.process_time() - begun) / count)
+        best = min(best, (time.process_time() - started) / count)
     return best
 
 
@@ -242,7 +242,7 @@ def measure_steps(system: System, paths: int) -> list[Row]:
     rows = []
     for step, sizes_of_step in system.steps.items():
         for dt in sizes_of_step:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             other_j, other_g = average_paths(system, step, dt, paths)
             dj, dg, mean = other_j - j, other_g - g, g[1:].mean(axis=0)
             chance = norm(dg[1:].std(axis=0, ddof=1) / np.sqrt(paths), mean)
@@ -264,7 +264,7 @@ def measure_steps(system: System, paths: int) -> list[Row]:
             rows.append(row)
             print(
                 *(f"{v:.3g}" if isinstance(v, float) else v for v in row[1:]),
-                f"({time.perf_counter() - begun:.0f} s)",
+                f"({time.perf_counter() - started:.0f} s)",
                 flush=True,
             )
     return rows

@@ -309,7 +309,7 @@ class Point(NamedTuple):
 
 
 def follow(problem: Problem, name: str, settings: dict[str, Any], seed: int) -> list[Point]:
-    """J along one run; no iteration is begun that would exceed the budget."""
+    """J along one run; no iteration is started that would exceed the budget."""
     due = list(np.geomspace(20, problem.budget, POINTS))
 
     def row(spent, u):
@@ -460,12 +460,12 @@ def main() -> None:
     for task in options.task:
         problem = PROBLEMS[task]()
         for name in options.method or METHODS:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             measured = contest(problem, name)
             kept = study.read(path, Point) if path.exists() else []
             study.write(path, [p for p in kept if (p.task, p.method) != (task, name)] + measured)
             print(
-                f"{task} {name}: J = {measured[-1].J:.4g}, {time.perf_counter() - begun:.0f} s",
+                f"{task} {name}: J = {measured[-1].J:.4g}, {time.perf_counter() - started:.0f} s",
                 flush=True,
             )
     points, problems = study.read(path, Point), [make() for make in PROBLEMS.values()]

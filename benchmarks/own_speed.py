@@ -130,7 +130,7 @@ def starting(name: str, backend: str) -> dict[str, float]:
     Of two trajectories and ten steps, so that nearly all of it is not the work itself.
     """
     program = (
-        "import time; begun = time.perf_counter(); from own_speed import PROCESSES, "
+        "import time; started = time.perf_counter(); from own_speed import PROCESSES, "
         "estimate\n"
         f"call = estimate(PROCESSES[{name!r}](), 'time', 2, 10, {backend!r}); imported = "
         "time.perf_counter()\n"
@@ -190,9 +190,9 @@ def race(field: list[Competitor], rounds: int) -> list[dict[str, Any]]:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def competitors(

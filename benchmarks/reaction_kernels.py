@@ -165,14 +165,14 @@ def rows(name: str, backend: str, counts: list[int], rounds: int) -> list[str]:
         calls = dict(callers(network, backend, count))
         best = {}
         for who, call in calls.items():
-            begun = time.perf_counter()
+            started = time.perf_counter()
             call()
-            best[who] = (time.perf_counter() - begun, np.inf)
+            best[who] = (time.perf_counter() - started, np.inf)
         for _ in range(rounds):
             for who, call in calls.items():
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 call()
-                best[who] = (best[who][0], min(best[who][1], time.perf_counter() - begun))
+                best[who] = (best[who][0], min(best[who][1], time.perf_counter() - started))
         for who, (first, seconds) in best.items():
             kernel = best[f"{backend}, {'optimal' if 'optimal' in who else 'none'}"][1]
             lines.append(
@@ -206,5 +206,5 @@ if __name__ == "__main__":
         for line in rows(name, options.backend, options.trajectories, options.rounds)
     ]
     if options.out:
-        said = describe_machine(options.backend)
-        options.out.write_text("\n".join([HEAD, *lines, "", NOTES, said, ""]))
+        machine_text = describe_machine(options.backend)
+        options.out.write_text("\n".join([HEAD, *lines, "", NOTES, machine_text, ""]))

@@ -273,11 +273,11 @@ def compare_variances(network: Network, trajectories: int) -> dict[str, tuple[fl
         estimate = estimator(jax.random.key(0), network.theta, trajectories)
         spent = []
         for k in range(3):
-            begun = time.process_time()
+            started = time.process_time()
             jax.block_until_ready(
                 estimator(jax.random.key(k), network.theta, trajectories).gradient
             )
-            spent.append(time.process_time() - begun)
+            spent.append(time.process_time() - started)
         results[name] = (flatten(estimate.stderr) ** 2 * trajectories, min(spent))
     of_score, time_of_score = results["score"]
     return {

@@ -161,10 +161,10 @@ def rows(system: System, trajectories: int, repeats: int, reference: int) -> lis
 
 def processor_time(estimator: Estimator, system: System, samples: int) -> float:
     """Seconds of one call, all cores together; the wall clock of a busy machine says little."""
-    begun = time.process_time()
+    started = time.process_time()
     for j in range(3):
         jax.block_until_ready(estimator(jax.random.key(100 + j), system.theta, samples).gradient)
-    return (time.process_time() - begun) / 3
+    return (time.process_time() - started) / 3
 
 
 NOTES = """variance: of one component of the gradient times the trajectories spent, mean over

@@ -19,9 +19,9 @@ from kernel_cpu import paper_lattice
 
 def time_call(function):
     function()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     result = function()
-    return result, time.perf_counter() - begun
+    return result, time.perf_counter() - started
 
 
 def same(one, other):

@@ -108,9 +108,9 @@ def time_calls(entries: list[Entry], rounds: int) -> list[list[float]]:
         entry.call()
     for _ in range(rounds):
         for entry, taken in zip(entries, times, strict=True):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             entry.call()
-            taken.append(time.perf_counter() - begun)
+            taken.append(time.perf_counter() - started)
     return times
 
 

@@ -69,12 +69,12 @@ def main(count, dt):
 
 def measure(estimator, theta, count):
     jax.block_until_ready(estimator(jax.random.key(0), theta, count).gradient)  # compile
-    begun = time.perf_counter()
+    started = time.perf_counter()
     estimate = estimator(jax.random.key(0), theta, count)
     jax.block_until_ready(estimate.gradient)
     return {
         f: count * float(jnp.mean(v**2)) for f, v in estimate.stderr.items()
-    }, time.perf_counter() - begun
+    }, time.perf_counter() - started
 
 
 def row(sigma, name, gains, seconds):

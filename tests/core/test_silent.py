@@ -252,20 +252,20 @@ HIDDEN = {  # not to be seen at the first state, nor near it, at t₀ or in the 
 SHORT = jnp.linspace(0, 1, 21)
 
 
-@pytest.mark.parametrize(("process", "context", "said"), HIDDEN.values(), ids=HIDDEN)
-def test_what_has_no_score_later_or_elsewhere_is_refused_by_name(key, process, context, said):
+@pytest.mark.parametrize(("process", "context", "message"), HIDDEN.values(), ids=HIDDEN)
+def test_what_has_no_score_later_or_elsewhere_is_refused_by_name(key, process, context, message):
     run = fl.simulator(process, jnp.zeros(2), SHORT, context=context, backend="jax")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.ppgt(run, END, process=process, baseline="mean")(key, LATER, 60)
 
 
 def test_recordings_and_baselines_that_look_at_scores_refuse_it_by_name_too(key):
-    process, context, said = HIDDEN["in some contexts"]
+    process, context, message = HIDDEN["in some contexts"]
     run = fl.simulator(process, jnp.zeros(2), SHORT, context=context, backend="jax")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.gradient(process, END, LATER, run(key, LATER, 60), baseline="mean")
     with pytest.raises(
-        ValueError, match=said
+        ValueError, match=message
     ):  # every trajectory has the scores of all the others in its baseline
         fl.ppgt(run, END, process=process, baseline="optimal")(key, LATER, 60)
 
@@ -273,31 +273,31 @@ def test_recordings_and_baselines_that_look_at_scores_refuse_it_by_name_too(key)
 @pytest.mark.long
 @pytest.mark.parametrize("baseline", ["twin", fl.Twin(baseline="optimal")], ids=["twin", "optimal"])
 def test_a_twin_refuses_what_has_no_score_later(key, baseline):
-    process, _, said = HIDDEN["after a time"]
+    process, _, message = HIDDEN["after a time"]
     run = fl.simulator(process, jnp.zeros(2), SHORT)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.ppgt(run, END, process=process, baseline=baseline)(key, LATER, 60)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.gradient(process, END, LATER, run(key, LATER, 60), baseline=baseline)
 
 
 @pytest.mark.long
 def test_other_users_of_the_score_refuse_it_too(key):
-    process, _, said = HIDDEN["after a time"]
+    process, _, message = HIDDEN["after a time"]
     record = fl.simulator(process, jnp.zeros(2), SHORT)(key, LATER, 60)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.fisher(process, LATER, record)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.gradient(process, END, LATER, record, score=fl.scores.drift_score)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         collect_evidence(
             process, fl.scores.full_score, lambda th, u: {"f": u[0]}, LATER, np.array([0.3]), record
         )
     jumps = fl.Jumps(lambda th, x: jnp.ones(1), np.array([[0.0, 0.1]]), process)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.ppgt(fl.simulator(jumps, jnp.zeros(2), SHORT, backend="jax"), END)(key, LATER, 60)
     long = fl.simulator(process, jnp.zeros(2), 0.05 * jnp.arange(2001))(key, LATER, 2)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fl.stationary(process, lambda th, x: x[1], LATER, long, window=1.0)
 
 

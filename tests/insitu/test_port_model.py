@@ -166,11 +166,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
         assert len(list(loop.run(connect, MODEL, make_plan(), whole))) == 4
     parts = tmp_path / "parts"
     with serving(Bench(SHEET)) as connect:
-        begun = loop.run(connect, MODEL, make_plan(), parts)
-        for row, _ in begun:
+        first_part = loop.run(connect, MODEL, make_plan(), parts)
+        for row, _ in first_part:
             if row.iteration == 1:
                 break
-        begun.close()
+        first_part.close()
         assert len(list(loop.resume(connect, MODEL, parts))) == 2
     with np.load(whole / "final.npz") as one, np.load(parts / "final.npz") as other:
         assert np.array_equal(flat(dict(one)), flat(dict(other)))

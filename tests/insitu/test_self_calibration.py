@@ -53,7 +53,7 @@ def whole(tmp_path_factory):
     return folder, bench, rows
 
 
-def remembered(folder):
+def read_state(folder):
     """What the estimator knew at the last checkpoint."""
     with np.load(max((folder / "checkpoints").iterdir())) as arrays:
         return {
@@ -78,7 +78,7 @@ def test_the_model_is_that_of_the_hidden_box(whole):
     estimator = fl.SelfCalibrating(
         own.model, None, own.effective, own.start, own.spread, every=own.every
     )
-    estimator.restore(remembered(whole[0]))
+    estimator.restore(read_state(whole[0]))
     calibration = estimator.calibration
     truth = {
         f"{name}_{part}": getattr(HIDDEN, part)[name]
@@ -98,17 +98,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole, tmp_path):
     folder, bench, rows = whole
     again = Bench(SHEET)
     with serving(again) as connect:
-        begun = loop.run(connect, MODEL, plan(measure_every=2), tmp_path / "run")
-        for row, _ in begun:
+        first_part = loop.run(connect, MODEL, plan(measure_every=2), tmp_path / "run")
+        for row, _ in first_part:
             if row.iteration == 4:
                 break
-        begun.close()
+        first_part.close()
         rest = [row for row, _ in loop.resume(connect, MODEL, tmp_path / "run")]
     assert [row.iteration for row in rest] == [5, 6, 7]
     assert again.shots == bench.shots
     with np.load(folder / "final.npz") as one, np.load(tmp_path / "run" / "final.npz") as other:
         assert np.array_equal(flat(dict(one)), flat(dict(other)))
-    mine, theirs = remembered(folder), remembered(tmp_path / "run")
+    mine, theirs = read_state(folder), read_state(tmp_path / "run")
     assert "information" in mine
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
 

@@ -353,11 +353,11 @@ def test_drifts_of_silent_components_that_differ_on_the_way_are_refused_by_name(
     )
     paths = fl.simulator(process, jnp.ones(2), jnp.linspace(0, 1, 11))(jax.random.key(0), old, 50)
     objective = fl.Objective(terminal=lambda th, x: x[0])
-    for name, said in (
+    for name, message in (
         ("f", r"component 0 has no noise.*index 3, by `f`"),
         ("sigma", r"noise differs.*index 3, by `sigma`"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             fl.reweighted(process, objective, old | {name: jnp.array(1.1)}, [(old, paths)])
 
 
@@ -423,7 +423,7 @@ def test_plain_weights_are_unbiased_over_all_batches_and_not_over_those_with_an_
 
 
 def test_trajectories_of_other_parameters_than_said_are_warned_of():
-    """Here the force is 20 σ/√Δt from what it is said to be: the residual guard looks where
+    """Here the force is 20 σ/√Δt from what it is message to be: the residual guard looks where
     they were taken.
     """
     with pytest.warns(RuntimeWarning, match="not those of the process"):

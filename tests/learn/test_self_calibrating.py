@@ -378,7 +378,7 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
         model, device, richer, start, 0.5, watch=watch, samples=0, on_doubt="continue"
     )
     watching, fitting = made(["cubic"]), made([])
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", RuntimeWarning)
         for i in range(8):
             for estimator in (watching, fitting):
@@ -386,7 +386,7 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
     known = watching.calibration
     assert float(watching.phi["cubic"]) == 0
     assert known.structure_is_wrong == (cubic > 0)
-    assert any("cubic" in str(w.message) for w in said) == (cubic > 0)
+    assert any("cubic" in str(w.message) for w in warned) == (cubic > 0)
     # what would be fitted is what is fitted
     np.testing.assert_allclose(
         known.unknown["cubic"], fitting.calibration.unknown["cubic"], rtol=1e-3, atol=1e-4
@@ -403,10 +403,10 @@ def test_doubt_names_what_is_watched_where_residuals_fail_too():
     start = {**NOMINAL, "cubic": jnp.array(0.0)}
     device = make_device(hidden, CUBIC, richer)
     watching = fl.SelfCalibrating(model, device, richer, start, 0.5, watch=["cubic"], samples=0)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", RuntimeWarning)
         watching(jax.random.key(0), {"b": jnp.asarray(3.0), "k": jnp.asarray(1.2)}, 300)
-    assert any("not those of the model" in str(w.message) for w in said)
+    assert any("not those of the model" in str(w.message) for w in warned)
     assert "most of all cubic" in watching.doubt
 
 

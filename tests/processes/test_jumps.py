@@ -47,12 +47,12 @@ def master_equation(process, theta, states, start, objective):
     )
     step = jax.scipy.linalg.expm(generator * (T[1] - T[0]))
     p = jnp.zeros(len(states)).at[place[tuple(start)]].set(1.0)
-    paid = (
+    reward_rates = (
         jax.vmap(lambda x: objective.running(theta, x))(x)
         if objective.running
         else jnp.zeros(len(states))
     )
-    p, rewards = jax.lax.scan(lambda p, dt: (p @ step, dt * p @ paid), p, jnp.diff(T))
+    p, rewards = jax.lax.scan(lambda p, dt: (p @ step, dt * p @ reward_rates), p, jnp.diff(T))
     return rewards.sum() + (
         p @ jax.vmap(lambda x: objective.terminal(theta, x))(x) if objective.terminal else 0.0
     )

@@ -58,7 +58,7 @@ def test_rewards_of_steps(key):
 
     E[X'X] = aP, E[(X' − X)²] = (kΔ)²P + s²Δ.
     """
-    paid = fl.Objective(
+    with_step_reward = fl.Objective(
         per_step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2 / 2 + th["k"] * x_next[0] * x[0]
     )
 
@@ -66,7 +66,7 @@ def test_rewards_of_steps(key):
         p, a = stationary_square(th), 1 - th["k"] * DT
         return ((1 - a) ** 2 * p + th["s"] ** 2 * DT + 2 * th["k"] * a * p) / (2 * DT)
 
-    answer = stationary(OU, paid, THETA, record(key, 80_000))
+    answer = stationary(OU, with_step_reward, THETA, record(key, 80_000))
     slope = jax.jit(jax.grad(exact))(THETA)
     for name in THETA:
         z = (answer.estimate.gradient[name] - slope[name]) / answer.estimate.stderr[name]
@@ -75,7 +75,7 @@ def test_rewards_of_steps(key):
     with pytest.raises(ValueError, match="`initial`"):
         stationary(OU, fl.Objective(SQUARE, initial=SQUARE), THETA, record(key, 1000))
     with pytest.raises(ValueError, match="twin.*`per_step`"):
-        stationary(OU, paid, THETA, record(key, 1000), baseline="twin")
+        stationary(OU, with_step_reward, THETA, record(key, 1000), baseline="twin")
 
 
 def test_a_short_window_keeps_its_share(key):

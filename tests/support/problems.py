@@ -92,10 +92,10 @@ def exact_return(process, objective, t, theta, mean, covariance, force_mean, for
             value = value + average(ends, jnp.concatenate([m, m_next]), joint)
         return (m_next, p_next, value), None
 
-    begun = 0.0
+    initial_reward = 0.0
     if objective.initial is not None:
-        begun = average(lambda z: objective.initial(theta, z[:size], context(z)), m, p)
-    (m, p, value), _ = jax.lax.scan(step, (m, p, begun), (t[:-1], jnp.diff(t)))
+        initial_reward = average(lambda z: objective.initial(theta, z[:size], context(z)), m, p)
+    (m, p, value), _ = jax.lax.scan(step, (m, p, initial_reward), (t[:-1], jnp.diff(t)))
     return value + average(lambda z: objective.terminal(theta, z[:size], context(z)), m, p)
 
 

@@ -362,10 +362,10 @@ def test_registers_hold_the_sites_of_a_block(tmp_path):
         "-o",
         str(tmp_path / "all.cubin"),
     ]
-    said = subprocess.run(
+    output = subprocess.run(
         [*command, str(tmp_path / "all.cu")], check=True, capture_output=True, text=True
     ).stderr
-    stack = re.search(r"one_pass.*?(\d+) bytes stack frame", said, re.S)
+    stack = re.search(r"one_pass.*?(\d+) bytes stack frame", output, re.S)
     assert int(stack.group(1)) <= 64  # of about 100 bytes of sums a thread
 
 

@@ -200,12 +200,12 @@ def test_calibrate_then_estimate_and_advise(folder):
     """With what `calibrate --write` measured, `estimate` gives the gradient of the true
     oscillator.
     """
-    told = json.loads(command(folder, "calibrate", "--write", "--json"))["files"][0]
-    fit = told["fit"]
+    parsed = json.loads(command(folder, "calibrate", "--write", "--json"))["files"][0]
+    fit = parsed["fit"]
     # Euler's interval biases k by about ωΔ/2 of friction and k: below a standard error here
     for name, true in (("k", 2.0), ("friction", 0.5)):
         assert abs(fit["theta"][name] - true) < tolerance(2) * fit["stderr"][name] + 0.03
-    assert told["guard"]["v"][0] == 1
+    assert parsed["guard"]["v"][0] == 1
     found = json.loads(command(folder, "estimate", "--set", "theta=calibrated", "--json"))
 
     def value(theta):
@@ -229,8 +229,8 @@ def test_calibrate_then_estimate_and_advise(folder):
 
 @pytest.mark.long
 def test_the_report_in_words(folder):
-    said = command(folder, "calibrate")
-    assert "x has no noise of its own, and moves as its drift predicts" in said
-    assert "the noise is the model's" in said
-    assert "k " in said
-    assert "not what was set" in said
+    report = command(folder, "calibrate")
+    assert "x has no noise of its own, and moves as its drift predicts" in report
+    assert "the noise is the model's" in report
+    assert "k " in report
+    assert "not what was set" in report

@@ -437,14 +437,14 @@ def test_several_addresses_on_the_command_line(tmp_path):
 
 @pytest.mark.long
 def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path):
-    boxes, begun = [Bench(sheet) for sheet in SHEETS[:3]], []
-    dead = {2: lambda: len(begun) < 1}
+    boxes, finished_rows = [Bench(sheet) for sheet in SHEETS[:3]], []
+    dead = {2: lambda: len(finished_rows) < 1}
     rows = begin(
         make_connects(boxes, dead), small_model(), small_plan(iterations=4), tmp_path / "run"
     )
     counts = []
     for row, record in rows:
-        begun.append(row)
+        finished_rows.append(row)
         counts.append(record.estimate.groups.counts.tolist())
     assert counts == [
         [12, 12],

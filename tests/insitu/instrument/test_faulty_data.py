@@ -62,9 +62,9 @@ class Box:
             shots=self.shots,
         )
         longer = codes * self.sheet.scale
-        x, begun = longer[:, :POINTS], self.shots
+        x, earlier = longer[:, :POINTS], self.shots
         self.shots += self.count
-        if self.fault is not None and begun >= self.first:
+        if self.fault is not None and earlier >= self.first:
             x = self.fault(x, self.before, longer)
         else:
             self.before = x

@@ -253,23 +253,23 @@ def test_inspect_counts_the_events(folder):
         done.output
     )  # states that repeat, and zero as an extreme, are no damage here
     assert "events: birth" in done.output
-    told = json.loads(command("inspect", folder / "r.nc", "--json").output)["events"]["kinds"]
-    assert abs(told["birth"] - 1000 * 5 * 2) < 4 * np.sqrt(10_000)  # Poisson
+    answer = json.loads(command("inspect", folder / "r.nc", "--json").output)["events"]["kinds"]
+    assert abs(answer["birth"] - 1000 * 5 * 2) < 4 * np.sqrt(10_000)  # Poisson
 
 
 @pytest.mark.long
 def test_estimate_agrees_with_the_exact_answer(folder):
     """E[n_T] = 3e^{−dT} + b/d (1 − e^{−dT})."""
-    told = json.loads(
+    answer = json.loads(
         command("estimate", folder / "r.nc", "--model", f"{folder}/model.py:model", "--json").output
     )
     fall = np.exp(-2.0)
     exact = {"birth": 1 - fall, "death": -3 * 2 * fall - 5 * (1 - fall) + 5 * 2 * fall}
     for name, value in exact.items():
-        assert abs(told["gradient"][name] - value) < 4 * told["stderr"][name]
-    assert told["residuals"]["cause"] == ""
+        assert abs(answer["gradient"][name] - value) < 4 * answer["stderr"][name]
+    assert answer["residuals"]["cause"] == ""
     np.testing.assert_allclose(
-        told["residuals"]["v"], 1, atol=0.05
+        answer["residuals"]["v"], 1, atol=0.05
     )  # thousands of events of each kind
 
 

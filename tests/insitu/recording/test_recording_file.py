@@ -209,12 +209,12 @@ for _ in range(rounds):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(write)
-    told = total
+    reported = total
     while word := os.read(read, 8):
-        (told,) = struct.unpack("q", word)
+        (reported,) = struct.unpack("q", word)
     os.close(read)
     with open_recording(path) as r:  # as the kill left it
-        assert told <= r.count <= told + 1, (told, r.count)
+        assert reported <= r.count <= reported + 1, (reported, r.count)
         assert r.interrupted
         for n in range(total, r.count):
             assert np.array_equal(r.x[n][:, :40], trajectory(n).real.astype("f4")), n
