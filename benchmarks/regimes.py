@@ -351,7 +351,7 @@ def table(points: Sequence[Point]) -> str:
     ]
     for name, way in WAYS.items():
         cells = [
-            f"{np.mean([run[-1, 1] for run in runs_of(points, 'sweep', name, s)]):.3f}"
+            f"{np.mean([run[-1, 1] for run in find_runs(points, 'sweep', name, s)]):.3f}"
             for s in SIGMAS
         ]
         lines.append(f"| {way.label} | {' | '.join(cells)} |")

@@ -1,9 +1,10 @@
 """Two ways to less variance that need no twin, for the table of `benchmarks/estimators.py`. They
 lost there, so they live here and not in the library.
 
-`grouped`: G trajectories share one modulation, and the baseline is the mean return-to-go of the
-others in the group. `critic`: V_n(x) = v_n + q_n·(x − m_n) fitted to the returns-to-go of earlier
-trajectories and used as the twin's would be. Both are unbiased. JAX, one scan over the steps.
+`leave_out_groups`: G trajectories share one modulation, and the baseline is the mean return-to-go
+of the others in the group. `critic`: V_n(x) = v_n + q_n·(x − m_n) fitted to the returns-to-go of
+earlier trajectories and used as the twin's would be. Both are unbiased. JAX, one scan over the
+steps.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ PLANS: dict[str, tuple[Any, int, int]] = {
     "moving_trap": (moving_trap, 200, 1000),
     "kicked_trap": (kicked_trap, 300, 4000),
 }
-"""Example, iterations, trajectories an iteration."""
+"""Example, iterations, trajectories per iteration."""
 
 
 def train_both(out: Path, share: float) -> None:
@@ -139,7 +139,7 @@ def train_both(out: Path, share: float) -> None:
         lines.append(
             f"{name}: W {rows[-1, 2]:.4f}, W* {example.LEAST:.5f}, ratio "
             f"{rows[-1, 2] / example.LEAST:.4f}, best of "
-            f"its family {best_of(example):.4f}, ramp "
+            f"its family {find_best(example):.4f}, ramp "
             f"{float(example.exact_work(example.RAMP)):.4f}, "
             f"{int(rows[-1, 1]):,} trajectories; "
             f"last batch measured {-float(measured.value):.3f} ± {float(measured.value_stderr):.3f}"

@@ -226,7 +226,7 @@ def with_itself_optimal(kick):
     return kick.returns @ kick.score**2 / jnp.where(total > 0, total, 1)
 
 
-def z_of_small_ensembles(baseline, size=4):
+def compute_z_of_small_ensembles(baseline, size=4):
     """z from the means of many ensembles of four, where leaving oneself out matters."""
     each = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), parts(count=2 * E))
     means = jax.jit(jax.vmap(lambda made: samples(made, baseline).mean(axis=0)))(each)
@@ -238,14 +238,14 @@ def z_of_small_ensembles(baseline, size=4):
 def test_baseline_that_includes_the_trajectory_itself(baseline):
     # Of four, a trajectory makes up a quarter of its own baseline: the mean takes 1/4 of the signal
     # away.
-    z = z_of_small_ensembles(baseline)
+    z = compute_z_of_small_ensembles(baseline)
     assert np.abs(z).max() > REJECTED, z
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("baseline", [fluctua.baselines.mean(), fluctua.baselines.optimal()])
 def test_leave_one_out_baselines_are_right_even_for_four_trajectories(baseline):
-    assert is_accepted(z_of_small_ensembles(baseline.function))
+    assert is_accepted(compute_z_of_small_ensembles(baseline.function))
 
 
 # --------------------------------------------------------------------------------- what is no error

@@ -38,7 +38,7 @@ def make_trained(network, seed=0, strength=1.0):
 
 
 def course(network, records, *, sigma_kappa=0.0, seed=0, scale=60.0):
-    """Iterations (L,) and θ at each, from uniform to `trained`, with some diffusion on the way."""
+    """Iterations (L,) and θ at each, from uniform to `make_trained`, with diffusion on the way."""
     rng = np.random.default_rng(seed + 1)
     progress = 1 - np.exp(-np.asarray(records, float) / scale)
     aim = make_trained(network, seed, strength=1 - sigma_kappa)
