@@ -115,9 +115,9 @@ def test_the_oscillator_is_calibrated_at_probes():
 
 
 def test_the_optimum_of_the_data_sheet_is_none_of_the_device():
-    nominal, promised = find_best(lambda v: exact_oscillator(v, np.zeros(3), np.ones(3)), BOUNDS)
+    nominal, predicted = find_best(lambda v: exact_oscillator(v, np.zeros(3), np.ones(3)), BOUNDS)
     best = find_best(exact_oscillator, BOUNDS)[1]
-    assert abs(promised - best) < 1e-6  # offsets and gains are in reach of the knobs
+    assert abs(predicted - best) < 1e-6  # offsets and gains are in reach of the knobs
     assert exact_oscillator(nominal) < best - 0.5
 
 

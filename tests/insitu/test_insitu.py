@@ -548,7 +548,7 @@ def test_training_in_situ_closes_the_gap(tmp_path):
     )
     assert result.share > 0.9
     assert result.in_situ.J > 1.5 * result.nominal.J
-    assert result.nominal_promised > 1.5 * result.nominal.J
+    assert result.nominal_predicted > 1.5 * result.nominal.J
     assert result.discarded["invalid"] > 0
     from fluctua.plot.insitu import draw_in_situ
 

@@ -194,7 +194,7 @@ def test_a_slow_drift_is_subtracted(tmp_path, trace, model):
     done = run("estimate", path, *options, "--detrend", 500)
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
-    note = next(line for line in answer["used"]["said"] if line.startswith("detrended"))
+    note = next(line for line in answer["used"]["notes"] if line.startswith("detrended"))
     lost = float(note.split("about ")[1].split("%")[0]) / 100
     assert 0 < lost < 0.02
     off = np.array([answer["gradient"][n] - e for n, e in zip("km", exact(), strict=True)])

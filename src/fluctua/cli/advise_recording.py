@@ -65,7 +65,7 @@ def advise_recording(
             numbers["continuing"] = {"window": c.window, "length": c.length, "duration": c.duration}
         say(
             json.dumps(
-                to_json({"source": source, "said": numbers.pop("notes"), **numbers, "rate": rate})
+                to_json({"source": source, "notes": numbers.pop("notes"), **numbers, "rate": rate})
             )
         )
         files.report_residuals(False, advice.residuals)

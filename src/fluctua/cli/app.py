@@ -63,7 +63,7 @@ class PlainCommand(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """Commands that are imported when they are first asked for."""
+    """Commands that are imported when they are first requested for."""
 
     def get_params(self, ctx: Any) -> Any:
         """All parameters."""
@@ -97,8 +97,8 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, **LOOK)
 FORMAT_WARNING = warnings.formatwarning
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         say(f"fluctua {metadata.version('fluctua')}")
         raise typer.Exit
 

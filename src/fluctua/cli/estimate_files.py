@@ -64,7 +64,7 @@ def _gather_numbers(pooled: Pooled, options: EstimateOptions, seconds: float) ->
         "diffusion_ratio": first.ratio,
         "observation_variance": first.observation_variance,
         "theta": options.theta,
-        "said": first.notes,
+        "notes": first.notes,
     }
     return {
         **_list_numbers(pooled.result, seconds),

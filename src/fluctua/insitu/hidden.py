@@ -163,9 +163,9 @@ def visibility(
     return Visibility(usable, trainable, missing)
 
 
-def refuse_untrainable(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
+def refuse_untrainable(view: Visibility, wanted_names: Sequence[str], label: Any = str) -> None:
     """Raise if required parameters cannot be trained. label: component -> its name."""
-    bad = [name for name in asked if name in view.missing]
+    bad = [name for name in wanted_names if name in view.missing]
     if bad:
         reasons = "; ".join(
             f"{name} needs {_join_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}"

@@ -56,7 +56,7 @@ def draw_in_situ(result: DemoResult) -> Figure:
         axes.annotate(
             "",
             (at, result.nominal.J),
-            (at, result.nominal_promised),
+            (at, result.nominal_predicted),
             arrowprops={
                 "arrowstyle": "->",
                 "color": LEVELS["gap"],
@@ -65,17 +65,17 @@ def draw_in_situ(result: DemoResult) -> Figure:
                 "shrinkB": 0,
             },
         )
-        axes.plot(at, result.nominal_promised, "_", ms=12, color=LEVELS["nominal"])
+        axes.plot(at, result.nominal_predicted, "_", ms=12, color=LEVELS["nominal"])
         axes.text(
             at - 0.015 * end,
-            (result.nominal.J + min(value[int(0.8 * len(value))], result.nominal_promised)) / 2,
+            (result.nominal.J + min(value[int(0.8 * len(value))], result.nominal_predicted)) / 2,
             "gap between the nominal\nsimulation and the bench",
             color=LEVELS["gap"],
             fontsize=7.5,
             ha="right",
             va="center",
         )
-        top = max(result.true.J, result.nominal_promised, value.max())
+        top = max(result.true.J, result.nominal_predicted, value.max())
         note = f"← the first {calibrated * 1000:,.0f} calibrate"
         axes.text(
             calibrated + 0.015 * end, 0.02 * top, note, va="bottom", fontsize=7.5, color="0.4"

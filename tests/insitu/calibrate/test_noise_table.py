@@ -146,11 +146,11 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     assert compute_z(wrong, gradient)[1] > tolerance(5)
     assert wrong["gradient"]["kappa"][1] > 1.5 * gradient["kappa"][1]
     assert right["stderr"]["kappa"][1] < 0.5 * wrong["stderr"]["kappa"][1]
-    assert "theta=calibrated" in " ".join(wrong["used"]["said"])
+    assert "theta=calibrated" in " ".join(wrong["used"]["notes"])
     assert np.abs(compute_z(right, gradient)).max() < tolerance(5)
 
 
-# ------------------------------------------------------------------------ what is refused, and said
+# ------------------------------------------------------------------------ refusals and warnings
 
 
 def small(path, **noise):

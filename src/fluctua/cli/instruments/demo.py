@@ -101,7 +101,7 @@ def _summarise(result: DemoResult) -> str:
         (
             "trained on the nominal simulation, carried over",
             result.nominal,
-            f"the simulation promised {result.nominal_promised:.3f}",
+            f"the simulation predicted {result.nominal_predicted:.3f}",
         ),
         (
             "trained in situ",

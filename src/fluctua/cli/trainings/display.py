@@ -60,11 +60,11 @@ def catch_signals(console: Console) -> Iterator[list[int]]:
 
     A second signal does not wait.
     """
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note_signal(number: int, frame: Any) -> None:
-        asked.append(number)
-        if len(asked) > 1:
+        signals.append(number)
+        if len(signals) > 1:
             raise KeyboardInterrupt
         console.print(
             "finishing this iteration, then saving; once more gives the iteration up",
@@ -73,7 +73,7 @@ def catch_signals(console: Console) -> Iterator[list[int]]:
 
     old = {number: signal.signal(number, note_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

@@ -74,15 +74,15 @@ def resume(folder: Path, changes: dict[str, Any], place: Target) -> int:
 def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: list[Any]) -> int:
     """Train to the end, or until a signal stops it; the exit status."""
     say(_describe_start(config, folder))
-    with show_warnings(console), catch_signals(console) as asked:
+    with show_warnings(console), catch_signals(console) as signals:
         try:
             for _ in watch_run(rows, config, earlier=earlier, console=console):
-                if asked:
+                if signals:
                     rows.close()  # writes a checkpoint
                     break
         except KeyboardInterrupt:
-            rows.close()  # asked twice: the iteration is given up, what came before it is saved
-    if asked:
+            rows.close()  # signals twice: the iteration is given up, what came before it is saved
+    if signals:
         say(f"Saved. Continue with: fluctua train --resume {folder}")
         return STOPPED
     say((folder / "summary.txt").read_text(), nl=False)

@@ -229,22 +229,22 @@ def _sum_information(
         """Rows a and b of the information aᵀb of one step, (·, K) each."""
         step = Step(x, x, t, dt, context)
         slope = steps.measure_slope(process, transition, at, u, step)
-        weighed = steps.weigh(process, transition, at(u), step, slope)
+        weighted = steps.weigh(process, transition, at(u), step, slope)
         if not law.noisy:
-            return slope, weighed
+            return slope, weighted
         by_noise = jax.jacfwd(lambda v: unknowns.log_diffusion(process, at(v), x, t, context))(u)
-        return jnp.concatenate([slope, by_noise]), jnp.concatenate([weighed, by_noise / 2])
+        return jnp.concatenate([slope, by_noise]), jnp.concatenate([weighted, by_noise / 2])
 
     def sum_all(x: Array, t: Array, dt: Array) -> Array:
         each = jax.vmap(measure, in_axes=(0, None, None, 0))(x, t, dt, path.context)
-        slope, weighed = (rows.reshape(-1, u.size) for rows in each)
+        slope, weighted = (rows.reshape(-1, u.size) for rows in each)
         # one product for all trajectories: K² numbers of each of them would not fit in memory
-        return slope.T @ weighed
+        return slope.T @ weighted
 
     def sum_corrected(x: Array, t: Array, dt: Array, variance: Array) -> Array:
         def one(z: Array, context: PyTree) -> Array:
-            slope, weighed = measure(z, t, dt, context)
-            return slope.T @ weighed
+            slope, weighted = measure(z, t, dt, context)
+            return slope.T @ weighted
 
         def corrected(x: Array, context: PyTree) -> Array:
             return scores.remove_readout_bias(lambda z: one(z, context), variance)(x)

@@ -36,7 +36,7 @@ class DemoResult(NamedTuple):
     """Levels of J in the demonstration.
 
     before: at the start.
-    nominal, nominal_promised: trained with the data sheet, on the bench and by its own simulation.
+    nominal, nominal_predicted: trained with the data sheet, on the bench and by its own simulation.
     true: trained with the hidden parameters.
     in_situ: trained on the bench.
     rows: of the in-situ training.
@@ -46,7 +46,7 @@ class DemoResult(NamedTuple):
 
     before: levels.Level
     nominal: levels.Level
-    nominal_promised: float
+    nominal_predicted: float
     true: levels.Level
     in_situ: levels.Level
     rows: list[Row]
@@ -118,7 +118,7 @@ def run(
             "yardstick  two trainings by simulation with exact gradients, "
             f"{yardstick} iterations each"
         )
-        at_nominal, promised = train_by_simulation(
+        at_nominal, predicted = train_by_simulation(
             sheet, model, points, hidden=None, shots=shots, iterations=yardstick
         )
         at_true, _ = train_by_simulation(
@@ -133,7 +133,7 @@ def run(
         name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2)))
         for name, v in believed.items()
     }
-    return DemoResult(before, nominal, promised, true, in_situ, rows, dict(discarded), error)
+    return DemoResult(before, nominal, predicted, true, in_situ, rows, dict(discarded), error)
 
 
 def _share_calibration(model: Model, calibration: dict[str, Array]) -> Model:

@@ -171,9 +171,9 @@ def compare(
             own = wide if name == "whole range" else model
             share = WAYS[name]
             which = connects[0] if name == "one device" else connects[:devices]
-            asked = dataclasses.replace(plan, share=share)
+            shared_plan = dataclasses.replace(plan, share=share)
             row, record = list(
-                show(run(which, own, asked, folder / name.replace(" ", "-"), report=report))
+                show(run(which, own, shared_plan, folder / name.replace(" ", "-"), report=report))
             )[-1]
             theta = record.next_theta
             settings = [

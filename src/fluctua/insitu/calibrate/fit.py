@@ -163,7 +163,7 @@ def calibrate_recording(
     >>> calibration.fit.theta["omega"].shape, calibration.noise.diffusion.shape
     ((6,), (12,))
     """
-    say = progress or (lambda text: None)
+    show = progress or (lambda text: None)
     laws: dict[str, residual_guard.Transition] = {
         "euler": scores.euler,
         "local-linear": scores.local_linear,
@@ -210,7 +210,7 @@ def calibrate_recording(
             fitted, None, tuple(map(int, model.observed)), model.size
         )
         fitted = check.process(fitted)
-    fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=say)
+    fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=show)
     expected_q = _model_diffusion(recording, fitted, start)
     report = gradient = defect = None
     if (
@@ -227,10 +227,10 @@ def calibrate_recording(
             process, theta, recording.trajectories(), transition=law, readout=blur
         )
     if bias and not model.hidden and pieces is not None:
-        say("gradient and residuals")
+        show("gradient and residuals")
         report, gradient = _examine_long_run(record, pieces, process, model, transition, law, blur)
     elif bias and not model.hidden:
-        say("residuals")
+        show("residuals")
         report = regression.examine_residuals(
             recording,
             process,
@@ -241,7 +241,7 @@ def calibrate_recording(
             usable=~np.isin(np.arange(recording.x.shape[2]), process.noiseless),
             noisy_states=noise.observation_seen,
         )
-        say("gradient")
+        show("gradient")
         with warnings.catch_warnings():  # the report says it in its own words
             warnings.filterwarnings("ignore", "the recording is not of this process")
             gradient = estimating.estimate(

@@ -101,17 +101,17 @@ def _describe_times(t: np.ndarray) -> str:
     return f"samples from {t[0]:.4g} to {t[-1]:.4g}, {interval:.4g} apart"
 
 
-def check_knobs(asked: Params, answered: Params | None) -> None:
+def check_knobs(wanted: Params, reported: Params | None) -> None:
     """Refuse an instrument that reads back other knobs than those of the model."""
-    if not isinstance(asked, Mapping) or not isinstance(answered, Mapping):
+    if not isinstance(wanted, Mapping) or not isinstance(reported, Mapping):
         return
-    missing = [name for name in asked if name not in answered]
-    unknown = [name for name in answered if name not in asked]
+    missing = [name for name in wanted if name not in reported]
+    unknown = [name for name in reported if name not in wanted]
     if missing or unknown:
         hint = close_match(missing[0], unknown) if missing and unknown else ""
         raise CommandRejected(
-            f"the model has the knobs {_join(asked)}, and `health` of the driver reads back "
-            f"{_join(answered)}. Give both the same names.{hint}"
+            f"the model has the knobs {_join(wanted)}, and `health` of the driver reads back "
+            f"{_join(reported)}. Give both the same names.{hint}"
         )
 
 
@@ -119,13 +119,13 @@ def _join(names: Mapping[str, Any]) -> str:
     return ", ".join(names) or "none"
 
 
-def compare_settings(asked: Params, answered: Params | None) -> str:
+def compare_settings(wanted: Params, reported: Params | None) -> str:
     """Describe a setting that was read back differently: `force was set to 1 and reads back 0`."""
-    if not isinstance(asked, Mapping) or not isinstance(answered, Mapping):
+    if not isinstance(wanted, Mapping) or not isinstance(reported, Mapping):
         return ""
-    for name, value in asked.items():
+    for name, value in wanted.items():
         sent = np.asarray(value, float)
-        read = np.asarray(answered[name], float)
+        read = np.asarray(reported[name], float)
         if sent.shape != read.shape:
             return f"{name} has shape {sent.shape} and reads back with shape {read.shape}"
         off = np.abs(sent - read)
@@ -171,12 +171,12 @@ def check_answers(batch: Batch, health: Health, size: int, channels: int | None)
         )
 
 
-def are_same(asked: Params, answered: Params | None) -> bool:
+def are_same(wanted: Params, reported: Params | None) -> bool:
     """Whether settings read back equal those that were sent, to the rounding of decimals."""
-    if answered is None:
+    if reported is None:
         return True
-    sent = jax.tree.leaves(asked)
-    read = jax.tree.leaves(answered)
+    sent = jax.tree.leaves(wanted)
+    read = jax.tree.leaves(reported)
     pairs = zip(sent, read, strict=False)
     return len(sent) == len(read) and all(
         np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs

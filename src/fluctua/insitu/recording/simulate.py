@@ -175,14 +175,14 @@ def _draw_normals(key: Array, trajectories: Array, shape: tuple[int, ...]) -> Ar
     return jax.vmap(lambda j: jax.random.normal(jax.random.fold_in(key, j), shape))(trajectories)
 
 
-def _refuse_different(path: str | Path, there: Description, asked: Description) -> None:
+def _refuse_different(path: str | Path, stored: Description, planned: Description) -> None:
     """Refuse to append trajectories of another system, θ or grid."""
     different = [
         group
         for group in ("parameters", "network", "drive", "simulation")
-        if not _are_equal(getattr(there, group), getattr(asked, group))
+        if not _are_equal(getattr(stored, group), getattr(planned, group))
     ]
-    if there.dtype != asked.dtype or not np.array_equal(there.t, asked.t):
+    if stored.dtype != planned.dtype or not np.array_equal(stored.t, planned.t):
         different.append("time grid or precision")
     if different:
         raise ValueError(

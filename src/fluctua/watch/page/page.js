@@ -7,7 +7,7 @@ const state = { runs: [], ticked: [], chosen: null, histories: new Map(), versio
 
 // ------------------------------------------------------------------------------------------------ the server
 
-async function ask(path) {
+async function fetchJson(path) {
   const response = await fetch(path);
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error || response.statusText);
@@ -62,7 +62,7 @@ async function update() {
   await Promise.all([...shown].map(async (number) => {
     const version = versionOf(number) + range, known = state.histories.get(number);
     if (known && known.version === version) return;
-    try { state.histories.set(number, { version, ...(await ask(`runs/${number}/history${range}`)) }); }
+    try { state.histories.set(number, { version, ...(await fetchJson(`runs/${number}/history${range}`)) }); }
     catch (error) { state.histories.delete(number); lost.add(number); status(error.message, true); }
   }));
   draw();
@@ -138,7 +138,7 @@ function chart(id, plot) {
   }
   if (held) held.plot.destroy();
   const height = Number(host.dataset.height) || host.clientHeight;
-  if (plot.legend && height) { host.dataset.height = height; host.style.height = "auto"; } // what the style says is without the legend
+  if (plot.legend && height) { host.dataset.height = height; host.style.height = "auto"; } // the height of the style is without the legend
   const box = { plot }, options = makeOptions(plot, look, { width: host.clientWidth || 600, height }, box);
   if (plot.zoomable) options.hooks.setSelect = [(u) => { if (u.select.width > 4) zoom(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")); }];
   state.charts.set(id, { plot: new uPlot(options, data, host), signature, box });

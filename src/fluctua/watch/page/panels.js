@@ -4,8 +4,8 @@
 async function details() {
   const number = state.chosen, version = versionOf(number);
   if (!number || (state.parameters && state.parameters.version === version)) return;
-  const none = () => null, some = (name) => ask(`runs/${number}/${name}`).catch(none);
-  const [parameters, devices, record, texts] = await Promise.all([some("parameters"), some("devices"), some("record"), ask(`runs/${number}/details`)]);
+  const none = () => null, some = (name) => fetchJson(`runs/${number}/${name}`).catch(none);
+  const [parameters, devices, record, texts] = await Promise.all([some("parameters"), some("devices"), some("record"), fetchJson(`runs/${number}/details`)]);
   if (number !== state.chosen) return;
   const incidents = JSON.stringify(state.incidents) !== JSON.stringify(texts.incidents);
   Object.assign(state, { parameters: { version, ...parameters }, devices, record, incidents: texts.incidents });
@@ -43,7 +43,7 @@ const shortName = (name) => name.replace(/^theta\//, "");
 async function theta(record) {
   if (!state.thetas.has(record)) {
     if (state.thetas.size > 60) state.thetas.delete(state.thetas.keys().next().value);
-    state.thetas.set(record, await ask(`runs/${state.chosen}/theta/${record}`));
+    state.thetas.set(record, await fetchJson(`runs/${state.chosen}/theta/${record}`));
   }
   return state.thetas.get(record);
 }
@@ -51,10 +51,10 @@ async function theta(record) {
 // the slider was moved, or there are further records
 async function moved() {
   const p = state.parameters, number = state.chosen, place = () => Math.min(Number($("record").value), p.records.length - 1);
-  const asked = place();
-  const [now, start] = await Promise.all([theta(p.records[asked]), theta(p.records[0])]);
-  if (number !== state.chosen || p !== state.parameters || asked !== place()) return;
-  Object.assign(p, { now, start, iteration: p.iterations[asked] });
+  const position = place();
+  const [now, start] = await Promise.all([theta(p.records[position]), theta(p.records[0])]);
+  if (number !== state.chosen || p !== state.parameters || position !== place()) return;
+  Object.assign(p, { now, start, iteration: p.iterations[position] });
   $("at").textContent = p.iteration.toLocaleString("en");
   if (p.network) showNetwork();
   showProfiles();
