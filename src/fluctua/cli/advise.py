@@ -91,9 +91,7 @@ def advise(
 
         refuse_options(context, FOR_NETWORKS, f"only recordings have these, and {source} is none.")
         if error is not None and trajectories is not None:
-            raise ValueError(
-                "--error and --trajectories follow from each other: give one of them."
-            )
+            raise ValueError("--error and --trajectories follow from each other: give one of them.")
         keys = read_settings(settings, ADVISE_KEYS)
         advise_network(
             source, params, rate, {"error": error, "trajectories": trajectories, **keys}, as_json

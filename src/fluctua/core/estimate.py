@@ -271,8 +271,7 @@ def label_groups(samples: Samples, trajectories: Any) -> Samples:
         return samples
     if any(group is None for group in groups):
         raise ValueError(
-            "some chunks have a `group` for their trajectories, and some do not. Give all, "
-            "or none."
+            "some chunks have a `group` for their trajectories, and some do not. Give all, or none."
         )
     group = np.concatenate([np.ravel(np.asarray(group)) for group in groups])
     if len(group) != len(samples.returns) or not np.issubdtype(group.dtype, np.integer):
