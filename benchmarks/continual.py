@@ -130,7 +130,10 @@ class Lattice:
         self.scenario, self.seed, self.network = scenario, seed, network
         self.tasks = [tcmt.transmission(network, to=to, horizon=10.0, dt=2.5e-3) for to in (1, 2)]
         self.models = [task.estimator("cpu", baseline="twin", threads=1) for task in self.tasks]
-        self.runs = [task.estimator("cpu", baseline="none", threads=1).run for task in self.tasks]  # type: ignore[attr-defined]
+        kernels: list[Any] = [
+            task.estimator("cpu", baseline="none", threads=1) for task in self.tasks
+        ]
+        self.runs = [kernel.run for kernel in kernels]
         rng = np.random.default_rng([5, seed])
         self.gain = 1 + ERROR * rng.standard_normal(len(network.bonds))
         self.offset = ERROR * rng.standard_normal(network.sites)

@@ -69,9 +69,10 @@ def critic(
     times.
     """
     k_learn, k_context, k_noise = jax.random.split(key, 3)
-    run = task.estimator("cpu" if jax.default_backend() == "cpu" else "cuda", baseline="none").run  # type: ignore[attr-defined]
+    backend = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    kernel: Any = task.estimator(backend, baseline="none")
     every = (len(task.t) - 1) // knots
-    result = run(k_learn, theta, learn, record_every=every, scores=False)
+    result = kernel.run(k_learn, theta, learn, record_every=every, scores=False)
     values = fit_returns(task, theta, result.trajectories, result.returns, every)
     samples = _critic(
         task.process,

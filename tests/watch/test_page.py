@@ -344,6 +344,8 @@ def test_predictions_stand_beside_measurements(runs, page):
     # off by 0.01, with errors of 0.02 and 0.01
     page.get_by_text("3 of 3 are within two standard errors").wait_for()
     assert "records: 6 points, from 1.100" in label("#chart-chi2")
+    assert "6 points" in label("#chart-ensemble")  # without those of the model alone
+    page.get_by_text("Trajectories per measured iteration").wait_for()
     page.get_by_text("98 % of the 50 samples").wait_for()
     page.get_by_label("component of the record").select_option("Im psi[0]")
     page.get_by_text("100 % of the 50 samples").wait_for()

@@ -94,7 +94,7 @@ function list() {
     const line = Object.assign(document.createElement("div"), { className: "line" });
     const badge = Object.assign(document.createElement("span"), { className: `state ${run.state}`, textContent: run.state });
     const J = run.J == null ? "" : ` · J = ${run.J.toFixed(4)}${run.J_stderr == null ? "" : ` ± ${run.J_stderr.toFixed(4)}`}`;
-    const at = run.iteration == null ? "" : ` · iteration ${(run.iteration + 1).toLocaleString("en")} · ${run.trajectories.toLocaleString("en")} trajectories`;
+    const at = run.iteration == null ? "" : ` · iteration ${(run.iteration + 1).toLocaleString("en")} · ${countTrajectories(run.trajectories)}`;
     line.append(badge, `${J}${at}`);
     text.append(name, line);
     item.append(tick, swatch, text);
@@ -196,7 +196,10 @@ function draw() {
   const xs = chosen ? chosen.columns[against] : [], events = chosen ? placeEvents(chosen, xs) : [];
   const common = { x: against, logX, zoomed: true };
   chart("chart-J", { ...common, name: "J", quantity: "J", columns: columns("J", "J_stderr"), log: $("log-y").checked, events, zoomable: true });
-  chart("chart-ensemble", { ...common, name: "trajectories", quantity: "trajectories per iteration", columns: columns("ensemble"), events });
+  const sizes = columns("ensemble"), alone = sizes.some(({ y }) => y.includes(0)); // iterations of a model alone have no trajectories
+  $("counted").textContent = alone ? "measured iteration" : "iteration";
+  const measured = sizes.map((column) => ({ ...column, y: column.y.map((n) => n || null) }));
+  chart("chart-ensemble", { ...common, name: "trajectories", quantity: `trajectories per ${$("counted").textContent}`, columns: measured, events });
   chart("chart-norm", { ...common, name: "gradient", quantity: "norm of the gradient", columns: columns("gradient_norm"), log: true });
   const families = chosen ? Object.keys(chosen.columns).filter((name) => name.endsWith(" norm")).map((name) => name.slice(0, -5)) : [];
   $("signal").hidden = !families.length;

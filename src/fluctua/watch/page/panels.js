@@ -304,7 +304,7 @@ function showEvents() {
   const history = state.histories.get(state.chosen);
   const rows = [
     ...(history ? history.events.map((e) => ({ iteration: e.iteration, text: e.event, doubt: isDoubt(e.event) })) : []),
-    ...state.incidents.map((i) => ({ iteration: i.iteration, text: `${i.kind}${Number(i.trajectories) ? ` (${i.trajectories} trajectories)` : ""}: ${i.text || i.message || i.reason || ""} ${i.time || ""}`.trim(), doubt: i.kind === "doubt" })),
+    ...state.incidents.map((i) => ({ iteration: i.iteration, text: `${i.kind}${Number(i.trajectories) ? ` (${countTrajectories(Number(i.trajectories))})` : ""}: ${i.text || i.message || i.reason || ""} ${i.time || ""}`.trim(), doubt: i.kind === "doubt" })),
   ];
   $("events").hidden = !rows.length;
   const doubts = rows.filter((row) => row.doubt), first = doubts[0];

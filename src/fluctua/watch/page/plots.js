@@ -24,6 +24,8 @@ const formatTick = (v) => {
   return size >= 1e6 || (v && size < 1e-3) ? v.toExponential(0) : v.toLocaleString("en", { maximumFractionDigits: 5 });
 };
 
+const countTrajectories = (n) => `${n.toLocaleString("en")} ${n === 1 ? "trajectory" : "trajectories"}`;
+
 function makeAxes(plot, look) {
   const s = look.scale, thin = { stroke: look.line, width: s };
   const style = { stroke: look.ink, grid: thin, ticks: { ...thin, size: 8 * s }, gap: 5 * s, font: `${12 * s}px ${FONT}`, labelFont: `${12 * s}px ${FONT}` };
