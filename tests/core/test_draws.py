@@ -138,7 +138,7 @@ def test_native_refuses_nothing_to_do():
         _native.normals(0, 0, 1, 1)
 
 
-def test_silent_noise_leaves_the_skeleton():
+def test_zero_noise_leaves_the_skeleton():
     process = fl.Process(lambda theta, x: -theta * x, lambda theta, x: jnp.ones_like(x))
     run = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 1, 11), wiener=no_noise)
     path = run(jax.random.key(0), jnp.asarray(1.0), 2).x

@@ -97,7 +97,7 @@ def test_positions_and_velocities_sampled_far_apart(seed):
     )  # Euler's is another system
 
 
-def test_readout_noise_of_a_silent_component_is_seen():
+def test_readout_noise_of_a_noiseless_component_is_seen():
     data = oscillator(0.05, 300, 100, readout=(0.02, 0.0))
     noise = insitu.calibrate.fit_noise(data, PROCESS, THETA)
     assert noise.observation_seen
@@ -117,7 +117,7 @@ def test_the_guard_takes_an_identity_for_one(key):
 
 
 @pytest.mark.long
-def test_the_guard_sees_a_silent_component_that_does_not_follow_its_drift():
+def test_the_guard_sees_a_noiseless_component_that_does_not_follow_its_drift():
     data = oscillator(0.02, 100, 100)
     other = data._replace(
         x=data.x * np.array([1.2, 1.0])
@@ -148,7 +148,7 @@ def test_the_guard_of_one_wiener_process_on_two_components(key):
     )
 
 
-def test_a_parameter_of_a_silent_component_is_refused_by_name(key):
+def test_a_parameter_of_a_noiseless_component_is_refused_by_name(key):
     process = fl.Process(
         lambda th, x: PROCESS.drift(th, x) * jnp.array([th["friction"], 1.0]), PROCESS.noise
     )

@@ -303,7 +303,7 @@ def test_other_users_of_the_score_refuse_it_too(key):
 
 @pytest.mark.long
 def test_a_parameter_that_never_enters_where_the_trajectories_go_is_no_obstacle(key):
-    """f enters the silent row beyond x₁ = 50, which none reaches: the numbers are those of the
+    """f enters the noiseless row beyond x₁ = 50, which none reaches: the numbers are those of the
     process without it.
     """
     walled = fl.Process(entering(lambda x, t, c: x[1] > 50), QUIET)
@@ -331,7 +331,7 @@ def test_a_parameter_that_enters_a_component_while_it_has_noise(key):
     assert np.abs(z_scores(estimate, {"f": exact})).max() < 4
     assert (
         examine(process, LATER, run(key, LATER, 60)).cause == ""
-    )  # nor does the residual guard take it for silent
+    )  # nor does the residual guard take it for noiseless
 
 
 @pytest.mark.long
