@@ -28,8 +28,9 @@ from fluctua.core.text import with_error
 from fluctua.core.trajectories import Substrate
 from fluctua.core.words import format_count
 
-FRESH = 0x4A
-"""Sets the noise of an evaluation apart from that of a training with the same seed."""
+FRESH = 2**31
+"""Sets the noise of an evaluation apart from that of a training with the same seed, whose iteration
+l has the key fold_in(key(seed), l): no training is as long."""
 
 
 class Evaluation(NamedTuple):
@@ -78,7 +79,7 @@ def evaluate(
     Returns: an `Evaluation`.
 
     >>> fl.evaluate(estimator, theta, count=200)
-    J = -0.551 ± 0.015   200 trajectories, Δt = 0.01
+    J = -0.542 ± 0.016   200 trajectories, Δt = 0.01
     >>> finer = fl.evaluate(estimator, theta, count=200, refine=2)  # half the time step
     >>> round(finer.dt, 6)
     0.005
@@ -86,9 +87,9 @@ def evaluate(
     check.count(count, 2)
     inner, _ = split_system(system)
     if hasattr(inner, "measure_returns") and objective is None and refine == 1:
-        return _evaluate_device(inner, _fresh_key(seed), check.parameters(theta), count)
+        return _evaluate_device(inner, fresh_key(seed), check.parameters(theta), count)
     problem = _prepare_problem(system, objective, refine)
-    collected = problem.collect(_fresh_key(seed), check.parameters(theta), count)
+    collected = problem.collect(fresh_key(seed), check.parameters(theta), count)
     dt = _mean_step(collected.t)
     values = problem.combine(collected.parts, f"steps of {dt:g}")
     mean, error = _average(values, collected.group)
@@ -178,15 +179,9 @@ def evaluate_many(
     True
     """
     check.count(count)
-    inner, _ = split_system(system)
-    if hasattr(inner, "evaluate_device") and objective is None:
-        raise TypeError(
-            f"`evaluate_many` needs the returns of single trajectories, which a "
-            f"{type(inner).__name__} does not give: call `evaluate` for each θ."
-        )
     problem = _prepare_problem(system, objective, refine)
     seeds = np.asarray(seed)
-    keys = _fresh_key(seed) if seeds.ndim == 0 else _fresh_keys(seeds)
+    keys = fresh_key(seed) if seeds.ndim == 0 else _fresh_keys(seeds)
     stack = many.check_stack(keys, thetas)
     collected = problem.collect_many(stack, count)
     dt = _mean_step(collected.t)
@@ -204,7 +199,8 @@ MAX_SHOWN = 12
 """Parameters of `Evaluations` that are printed."""
 
 
-def _fresh_key(seed: Any) -> Array:
+def fresh_key(seed: Any) -> Array:
+    """The key of an evaluation."""
     return jax.random.fold_in(jax.random.key(seed), FRESH)
 
 
@@ -219,7 +215,7 @@ def _fresh_keys(seeds: np.ndarray) -> Array:
     return _make_keys(seeds.astype(np.uint32))
 
 
-_make_keys = jit(jax.vmap(_fresh_key))
+_make_keys = jit(jax.vmap(fresh_key))
 
 
 class _Returns(NamedTuple):
@@ -325,6 +321,12 @@ def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
     if not isinstance(refine, int) or isinstance(refine, bool) or refine < 1:
         raise ValueError(f"`refine` must be a whole number, at least 1; got {refine!r}.")
     substrate, own = split_system(system)
+    if hasattr(substrate, "restore"):  # its call is an `Estimate`, and may learn from the device
+        raise TypeError(
+            f"a {type(substrate).__name__} is an estimator, and J is the mean return of a "
+            "substrate: give the simulator and `objective=`. Of a `SelfCalibrating`, `evaluate` "
+            "measures J on its device, of one θ, with the steps and rewards it has."
+        )
     if objective is None and own is None:
         raise ValueError(
             "a simulator alone does not know what is rewarded: give `objective=`, or the estimator."

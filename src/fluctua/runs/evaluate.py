@@ -11,13 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.learn.evaluate import FRESH
 from fluctua.runs.build import FAMILIES, make_device_task, make_task, resolve_backend
 from fluctua.runs.conditions import is_unknown
 from fluctua.runs.config import ENSEMBLE, Config
 from fluctua.runs.rules import SEEDS, whole_number
 from fluctua.store.files import require_file
 from fluctua.tcmt.network import Network
+
+FRESH = 0x4A
+"""Sets the noise of an evaluation apart from that of a training with the same seed, which descends
+from key 1 of a split."""
 
 _SEED = whole_number(0, SEEDS)
 _COUNT = whole_number(2, ENSEMBLE)

@@ -12,13 +12,12 @@ import dataclasses
 import json
 from typing import Any
 
-import jax
 import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.core.protocols import Estimator
 from fluctua.core.simulate import Simulator
-from fluctua.learn.evaluate import FRESH, evaluate, split_system
+from fluctua.learn.evaluate import evaluate, fresh_key, split_system
 from fluctua.learn.training import check_whole_number
 from fluctua.store.checkpoint import RunState
 from fluctua.store.summary import DEVICE, ESTIMATOR, SIMULATOR
@@ -87,8 +86,7 @@ def measure(estimator: Any, theta: Params, count: int, seed: int) -> dict[str, A
 def _call(estimator: Estimator, theta: Params, count: int, seed: int) -> dict[str, Any]:
     """J by one more call of an estimator, whose state stays as it was."""
     before = estimator.state
-    key = jax.random.fold_in(jax.random.key(seed), FRESH)
-    estimate = estimator(key, theta, count)
+    estimate = estimator(fresh_key(seed), theta, count)
     spent = count * estimator.cost(theta) + estimator.pilot
     if before:
         estimator.restore(before, theta)
