@@ -5,7 +5,7 @@
 It fails on errors of scripts, files from elsewhere, equations that are not rendered, images that
 are missing, pages wider than the screen, code wider than its block on a desktop, and searches
 without the page that they should find. `make docs` runs it. Without Chromium nothing is opened,
-and a line says so.
+and a line reports it.
 """
 
 import argparse

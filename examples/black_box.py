@@ -7,7 +7,7 @@ A bead in a double well is pushed over the barrier: from −1 to 1 within a time
 a line through 3 or 30 knots, each a parameter between −2 and 2. All methods see the same device,
 have the same bounds, and may measure the same number of trajectories. Noise is independent, as on
 hardware. SPSA, evolution strategies (ES) and CMA-ES know the returns alone. The score also reads
-the states, and knows drift and noise of the bead exactly.
+the states, and uses the exact drift and noise of the bead.
 
 Run it with `pip install cma`, `python examples/black_box.py`; the gallery ran
 `python examples/black_box.py --budget 1000 --seeds 3`. `--tune` repeats the choice of the settings
@@ -52,8 +52,8 @@ estimator = fl.ppgt(device, arrive, baseline="optimal")  # needs no pilot
 
 
 # %%
-# A method asks for a stack of parameters (K, P) to be measured with `repeats` trajectories each,
-# and is told the results. The gradient of the first three goes to Adam; CMA-ES has its own rule.
+# `ask` returns a stack of parameters (K, P), to be measured with `repeats` trajectories each, and
+# `tell` takes the results. The gradient of the first three goes to Adam; CMA-ES has its own rule.
 
 
 class ScoreAscent:
@@ -146,14 +146,14 @@ def search(name, parameters, setting, seeds, budget):
     results: Any
     spent = 0
     for step in itertools.count():
-        asked = [run.ask() for run in runs]
-        each = len(asked[0])
+        stacks = [run.ask() for run in runs]
+        each = len(stacks[0])
         repeats = runs[0].repeats
         while spent + each * repeats > marks[len(course)]:  # the next mark is within this step
             course.append([run.theta for run in runs])
             if len(course) == MARKS:
                 return marks, np.array(course)
-        stack = jnp.asarray(np.concatenate(asked), jnp.float32)
+        stack = jnp.asarray(np.concatenate(stacks), jnp.float32)
         drawn = [np.random.SeedSequence((seed, step)).generate_state(each) for seed in seeds]
         noise = np.concatenate(drawn)  # independent for every θ, as on hardware
         if name == "score":

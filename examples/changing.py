@@ -37,7 +37,7 @@ before, after = {"offset": 0.2, "stiffness": 1.3}, {"offset": -0.8, "stiffness":
 
 
 class Device:
-    """An instrument in a laboratory; here a simulation that alone knows when it changes."""
+    """An instrument in a laboratory; here a simulation that changes at a hidden time."""
 
     measured = 0
 

@@ -25,7 +25,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--address", default=None)
 options.add_argument("--count", type=int, default=4000)
 options.add_argument("--iterations", type=int, default=10)
-asked = options.parse_args()
+arguments = options.parse_args()
 
 process = fl.Process(
     lambda theta, x: theta["force"] - x**3, lambda theta, x: 0.3 * jnp.ones_like(x)
@@ -33,11 +33,11 @@ process = fl.Process(
 objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
 estimator = fl.ppgt(fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 101)), objective)
 
-with fl.distributed(estimator, asked.address, shards=16) as sharded:
+with fl.distributed(estimator, arguments.address, shards=16) as sharded:
     training = fl.Training(
-        sharded, {"force": jnp.zeros(())}, optax.adam(0.1), trajectories=asked.count
+        sharded, {"force": jnp.zeros(())}, optax.adam(0.1), trajectories=arguments.count
     )
-    records = list(fl.train(training, iterations=asked.iterations))
+    records = list(fl.train(training, iterations=arguments.iterations))
     for record in records:
         print(
             f"{record.iteration:3}  J = {float(record.estimate.value):.9f}  force "

@@ -3,9 +3,9 @@
 
 No simulator: arrays in, gradient out.
 
-A laboratory recorded 4,000 runs of a driven mode and saved them as plain arrays. All that is known
-is the drift with its calibrated coefficients and the strength of the noise. The gradient says which
-way to turn each knob. Run it with `python examples/recorded_arrays.py`.
+A laboratory recorded 4,000 trajectories of a driven mode and saved them as plain arrays. Known are
+the drift with its calibrated coefficients and the strength of the noise. The gradient is the
+direction in which to turn each knob. Run it with `python examples/recorded_arrays.py`.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 """Unknown device
 ==============
 
-A device that is not what its settings say: calibrated and trained with the same few trajectories.
+A device that differs from its settings, calibrated and trained with the same few trajectories.
 
 A damped pendulum in a noisy bath is pushed to come to rest at an angle of one radian. Its three
 pushes have unknown gains, and stiffness and friction are not those of the data sheet. Run it with
@@ -44,7 +44,7 @@ hidden = {
 
 
 def device(key, theta, count):
-    """An instrument in a laboratory; here a simulation that alone knows what is hidden."""
+    """An instrument in a laboratory; here a simulation with hidden errors."""
     return simulator(key, effective(theta, hidden), count)
 
 
