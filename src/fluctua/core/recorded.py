@@ -215,11 +215,13 @@ class FlatSamples(NamedTuple):
     """Gradients (E, P), parameters flattened, and returns (E,).
 
     survival: probability of reaching the horizon (E,); None where nothing stops.
+    scores: ΣU (E, P); None where it is not known.
     """
 
     gradients: Array
     returns: Array
     survival: Array | None = None
+    scores: Array | None = None
 
 
 def recorded_samples(
@@ -253,7 +255,7 @@ def recorded_samples(
     check_scores(
         flat, model.process, theta, recording.read_trajectory, recording.t, recording.offset
     )
-    return FlatSamples(flat, returns, progress.survival)
+    return FlatSamples(flat, returns, progress.survival, progress.sums.score)
 
 
 class StepBlock(NamedTuple):

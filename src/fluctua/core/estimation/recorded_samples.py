@@ -48,17 +48,24 @@ def sample_recorded(
         return estimates.label_groups(methods.sum_parts(split), trajectories)
     theta = check.parameters(theta)
     recording = recorded.Recording(trajectories, theta)
-    _warn(method, theta if taken_at is None else taken_at, trajectories, recording, examined)
+    doubted = _warn(
+        method, theta if taken_at is None else taken_at, trajectories, recording, examined
+    )
     for plan in method.used_baselines:
         baselines.check_baseline(plan, recording.count, recording.t)
+    scores: list[Any] | None = None if doubted or examined or taken_at is not None else []
 
     def start():
         return (recording.first_states, recording.context)
 
     methods.check_baselines(method, baselines.Setting(theta, recording.t, recording.count, start))
     if not any(plan.needs_returns for plan in method.used_baselines):
-        sampled = sample_pieces(method, theta, trajectories, recording.count, block_bytes, None)
+        sampled = sample_pieces(
+            method, theta, trajectories, recording.count, block_bytes, None, scores
+        )
         parts = [samples for _, samples in sampled]
+        if scores:
+            _warn_about_scores(method, theta, scores)
         every = parts[0]
         if len(parts) > 1:
             every = jax.tree.map(lambda *leaves: arrays.concatenate_rows(leaves), *parts)
@@ -73,6 +80,8 @@ def sample_recorded(
             initial_baseline=_use_halves(method.initial_baseline),
         )
     flat = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
+    if scores is not None:
+        _warn_about_scores(method, theta, [flat.scores])
     return estimates.label_groups(_shape_samples(theta, flat), trajectories)
 
 
@@ -94,8 +103,12 @@ def sample_pieces(
     count: int,
     block_bytes: int,
     progress: Callable[[int], None] | None,
+    scores: list[Any] | None = None,
 ) -> Iterator[tuple[Trajectories, estimates.Samples]]:
-    """Pieces of the trajectories with their gradients, in order."""
+    """Pieces of the trajectories with their gradients, in order.
+
+    scores: takes up ΣU (E, P) of each piece.
+    """
     cut = 0
     means = None
     if method.needs_pilot:
@@ -106,6 +119,8 @@ def sample_pieces(
         tables = method.fill_tables(other)
         recording = recorded.Recording(piece, theta, first)
         flat = recorded.recorded_samples(method.model, tables, recording, theta, block_bytes)
+        if scores is not None:
+            scores.append(flat.scores)
         yield piece, _shape_samples(theta, flat)
         if progress:
             progress(len(piece.x))
@@ -177,8 +192,8 @@ def _warn(
     trajectories: Trajectories | Iterable[Trajectories],
     recording: recorded.Recording,
     examined: bool = False,
-) -> None:
-    """Warn if the residuals are not the noise of the process.
+) -> bool:
+    """Warn if the residuals are not the noise of the process, and return whether they are not.
 
     A score of one's own may know another law, and is not examined.
     """
@@ -200,10 +215,24 @@ def _warn(
         recording.read_events(0, 1)
     )
     other_law = isinstance(process, processes.HistoryDependent | processes.StepLaw)
+    doubted = False
     if other_law or counted:
-        guard.warn_about_residuals(process, theta, trajectories, stacklevel=4)
+        doubted = bool(guard.warn_about_residuals(process, theta, trajectories, stacklevel=4).cause)
     law = guard.LAWS.get(method.model.score)
     if law is local_linear and isinstance(process, processes.Process):
         check_linearisation(process, theta, trajectories)
     if law is not None and isinstance(process, processes.Process) and not examined:
-        guard.warn_about_residuals(process, theta, trajectories, transition=law, stacklevel=4)
+        residuals = guard.warn_about_residuals(
+            process, theta, trajectories, transition=law, stacklevel=4
+        )
+        doubted = bool(residuals.cause)
+    return doubted
+
+
+def _warn_about_scores(method: methods.Method, theta: Params, scores: list[Any]) -> None:
+    """Warn if the scores of the trajectories do not average to zero."""
+    from fluctua.core.likelihood import guard
+
+    rule = method.model.objective.stop
+    if rule is None or not rule.bridge:  # a slope of the survival has another mean
+        guard.warn_about_scores(theta, np.concatenate(scores), stacklevel=4)

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-CHANCE = 1e-4
+CHANCE = 5e-5
 """False alarms per batch, of all tests together: every family has the same share, every test of it
-too.
+too. Sums over every step and sums of scores have so many again: 1.5e-4 per call at most.
 """
 
 MIN_STEPS = 200
@@ -85,6 +85,10 @@ KNOWN = Limits()
 
 FITTED = Limits(mean=0.01)
 """Where the parameters were fitted to the same trajectories: what is left is not their error."""
+
+
+EVERY_STEP = Limits(mean=0.0, variance=0.02)
+"""Of sums over all that an estimate uses: what they resolve can exceed its error bar."""
 
 
 class FamilySums(NamedTuple):
@@ -328,10 +332,15 @@ def _remove_linear(
 
 def _sum_variance(squares: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
     """v of every component, rows of z² (M, n), and of all together."""
-    total = np.sum(squares - 1, axis=1) / np.sqrt(2)
-    yield "v", _sum_ones(total[:, None], float(squares.shape[1]))
-    if len(squares) > 1:
-        yield "v of all", _sum_ones(total.sum(keepdims=True)[:, None], float(squares.size))
+    return _sum_variance_of(np.sum(squares - 1, axis=1), float(squares.shape[1]))
+
+
+def _sum_variance_of(excess: np.ndarray, count: float) -> Iterator[tuple[str, FamilySums]]:
+    """The same from Σ(z² − 1) (M,) over `count` steps."""
+    total = excess / np.sqrt(2)
+    yield "v", _sum_ones(total[:, None], count)
+    if len(total) > 1:
+        yield "v of all", _sum_ones(total.sum(keepdims=True)[:, None], len(total) * count)
 
 
 def _sum_ones(total: np.ndarray, count: float) -> FamilySums:
@@ -339,6 +348,30 @@ def _sum_ones(total: np.ndarray, count: float) -> FamilySums:
     return FamilySums(
         total, np.full(total.shape, count), np.full(total.shape, SKEW_OF_SQUARE * count), count
     )
+
+
+def tabulate_drift(sums: Any, components: np.ndarray) -> Table:
+    """Families of the drift and of v from `StepSums`, of the components that have noise."""
+    n = float(sums.count)
+    square = sums.square[components]
+    excess = np.maximum(1, square / n)[:, None]  # noise that is too large is found by v
+    others = np.zeros((len(components), 1))
+
+    def make(total: np.ndarray, variance: np.ndarray) -> FamilySums:
+        return FamilySums(total, variance, np.zeros_like(total), n)
+
+    own = make(sums.own[components, None], excess * sums.drift[components, None])
+    crossed = sums.product.shape[1] > 1
+    state = sums.state if crossed else sums.state[components, None]
+    table = {
+        "offset": make(sums.kick[components, None], excess * n),
+        "linear": make(sums.product[components], excess * (others + state)),
+        "drift": own,
+        **dict(_sum_variance_of(square - n, n)),
+    }
+    if len(components) > 1:
+        table["drift of all"] = make(*(v.sum(keepdims=True) for v in own[:2]))
+    return table
 
 
 def _sum_products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, FamilySums]]:
@@ -456,6 +489,8 @@ def _measure_effect(
         return size * (np.sqrt(2) if family.startswith("step v") else 1), limits.step
     if family.startswith("v"):
         return size * np.sqrt(2), limits.variance
+    if family.startswith("drift"):
+        return np.abs(statistic) / np.sqrt(sums.variance), limits.mean
     if family.startswith(("lag", "together")):
         return size, limits.product
     return np.where(

@@ -11,13 +11,19 @@ from fluctua.core.likelihood.alternatives import Finding
 Words = Callable[[Finding, int, int], str]
 
 
-def describe_finding(finding: Finding, components: np.ndarray) -> str:
-    """The likely cause of a finding, one sentence. components: numbers of those tested."""
+def describe_finding(
+    finding: Finding, components: np.ndarray, columns: np.ndarray | None = None
+) -> str:
+    """The likely cause of a finding, one sentence.
+
+    components: numbers of those tested. columns: of those that f is of, if these are others.
+    """
     family = finding.family.split(" ")[0]
-    if finding.family in ("pairs", "v of all", "step v of all"):
+    if finding.family in ("pairs", "v of all", "step v of all", "drift of all"):
         return WORDS[finding.family](finding, finding.row, finding.column)
     i = int(components[finding.row])
-    j = finding.column if family == "step" else int(components[finding.column])
+    columns = components if columns is None else columns
+    j = finding.column if family == "step" else int(columns[finding.column])
     return WORDS.get(finding.family, WORDS.get(family, WORDS["linear"]))(finding, i, j)
 
 
@@ -43,6 +49,16 @@ def _linear(finding: Finding, i: int, j: int) -> str:
         f"The drift of component {i} depends on component {j} in another way than in the process "
         f"{_show_size(finding)}: channels that are swapped, rotated, conjugated, of another "
         "sign or gain, a delay, or a coupling that is missing."
+    )
+
+
+def _drift(finding: Finding, i: int, j: int) -> str:
+    which = "every component" if finding.family == "drift of all" else f"component {i}"
+    factor = 1 + np.sign(finding.statistic) * finding.effect
+    return (
+        f"The drift of {which} is about {factor:.3g} times what the process says "
+        f"({abs(finding.statistic):.1f} standard errors): a rate, a parameter or the unit of time "
+        "is another."
     )
 
 
@@ -97,7 +113,8 @@ def _lag(finding: Finding, i: int, j: int) -> str:
             f"({_correlation(finding)}): a delay between the channels, or crosstalk."
         )
     why = (
-        "noise of the readout, which is no part of the process (give it as `readout`)"
+        "noise of the readout, which is no part of the process (use fl.Observed with its "
+        "`noise`, or --set readout_noise= for a file)"
         if finding.statistic < 0
         else "a filter or an average in the detector, or noise that is not white"
     )
@@ -140,6 +157,8 @@ def _pairs(finding: Finding, i: int, j: int) -> str:
 WORDS: dict[str, Words] = {
     "offset": _offset,
     "linear": _linear,
+    "drift": _drift,
+    "drift of all": _drift,
     "square": _nonlinear("quadratic"),
     "cube": _nonlinear("cubic"),
     "radial": _nonlinear("cubic"),

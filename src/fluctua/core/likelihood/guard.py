@@ -27,9 +27,11 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from fluctua.core import check, scores
+from fluctua.core import check, text
+from fluctua.core import scores as transitions
 from fluctua.core.arrays import Array, Params
 from fluctua.core.likelihood import alternatives, other_laws
 from fluctua.core.likelihood import sample as sampling
@@ -49,10 +51,13 @@ UNKNOWN = 10.0
 
 MAX_FINDINGS = 5
 
+MIN_SCORED = 100
+"""Trajectories from which the mean of their scores is tested."""
+
 LAWS: dict[Score, Transition] = {
-    scores.full_score: scores.euler,
-    scores.drift_score: scores.euler,
-    scores.local_linear_score: scores.local_linear,
+    transitions.full_score: transitions.euler,
+    transitions.drift_score: transitions.euler,
+    transitions.local_linear_score: transitions.local_linear,
 }
 """The law of a step that goes with a score.
 
@@ -65,9 +70,10 @@ def examine(
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
-    transition: Transition = scores.euler,
+    transition: Transition = transitions.euler,
     readout: Any = None,
     max_transitions: int = TRANSITIONS,
+    every: Trajectories | Iterable[Trajectories] | None = None,
 ) -> Residuals:
     """Compare residuals with the noise of the process, component by component.
 
@@ -79,6 +85,8 @@ def examine(
         transition: the law of one step, `euler` or `local_linear`.
         readout: variance of the measurement, a number or (M,), which a residual has twice.
         max_transitions: transitions to look at, spread over the trajectories.
+        every: the trajectories of which every step enters the sums of the drift; those that are
+            looked at if not given. An empty list for none.
 
     Returns: a `Residuals`, whose `cause` is empty if nothing is wrong.
 
@@ -90,6 +98,7 @@ def examine(
         transition=transition,
         readout=readout,
         max_transitions=max_transitions,
+        every=trajectories if every is None else every,
     ).residuals
 
 
@@ -129,13 +138,14 @@ def examine_batch(
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
-    transition: Transition = scores.euler,
+    transition: Transition = transitions.euler,
     readout: Any = None,
     max_transitions: int = TRANSITIONS,
     limits: alternatives.Limits = alternatives.KNOWN,
     earlier: alternatives.Table | None = None,
     start: Array | None = None,
     known_noise: bool = True,
+    every: Trajectories | Iterable[Trajectories] = (),
 ) -> Examination:
     """`examine` for a run of batches, whose small deviations add up.
 
@@ -151,6 +161,7 @@ def examine_batch(
         start: the state (M,) from which every trajectory begins, where there is one.
         known_noise: whether the amplitude of the noise is that of `process`; else it is that of
             the trajectories, up to a factor of ten in v.
+        every: trajectories of which every step enters sums of the drift.
 
     Returns: an `Examination`.
 
@@ -182,7 +193,58 @@ def examine_batch(
             residuals = residuals._replace(cause=describe_finding(findings[0], sample.components))
         elif start is not None:
             residuals = residuals._replace(cause=compare_start(sample, start, scale))
+        if not residuals.cause:
+            residuals = _examine_every_step(sample, made, data, every, residuals)
     return Examination(residuals, sums, tuple(findings[:MAX_FINDINGS]))
+
+
+def _examine_every_step(
+    sample: sampling.Sample,
+    made: Standardised,
+    data: Trajectories,
+    every: Trajectories | Iterable[Trajectories],
+    residuals: Residuals,
+) -> Residuals:
+    """The residuals with what is wrong with the drift, by sums over every step.
+
+    A sample has the power of a sample. A drift that is wrong by b biases the gradient by at most
+    √Λ of its standard errors, where Λ = Σ bᵀQ⁻¹b Δt/2 over the steps of the estimate is the square
+    of what a test along b shows (Cauchy and Schwarz): what matters to an estimate is seen in as
+    many steps as it has.
+    """
+    chunks = [every] if isinstance(every, Trajectories) else every
+    steps = len(made.z)
+    whole = len(data.x) * (len(data.t) - 1)
+    is_served = steps >= alternatives.MIN_STEPS and bool(made.z.any())
+    if sample.blurred or sample.law.mixed or not is_served or not len(chunks):
+        return residuals
+    source = None if every is data and whole == steps else chunks
+    drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
+
+    def find(table: alternatives.Table) -> list[alternatives.Finding]:
+        return alternatives.judge(table, drift, alternatives.EVERY_STEP)
+
+    table = sampling.sum_every_step(sample, sample.law, source)
+    findings = find(table)
+    if not findings:
+        return residuals
+    columns = np.arange(len(residuals.v)) if findings[0].family == "linear" else None
+    if columns is not None and table["linear"].total.shape[1] == 1:
+        columns = sample.components
+    cause = describe_finding(findings[0], sample.components, columns)
+    law = sampling.choose_finer_law(sample)
+    if law is not None:
+        finer = sampling.sum_every_step(sample, law, source)
+        if not find(alternatives.leave_unexplained(table, table, finer)):
+            cause = (
+                "The samples are too far apart for Euler's step at the precision of so many: "
+                f"{abs(findings[0].statistic):.1f} standard errors that the interval explains. Use "
+                "score=fl.scores.local_linear_score."
+            )
+    v = residuals.v.copy()
+    v[sample.components] = 1 + np.sqrt(2) * (table["v"].total / table["v"].terms)[:, 0]
+    steps = int(table["v"].terms)
+    return residuals._replace(v=v, stderr=np.sqrt(2 / steps) * v, steps=steps, cause=cause)
 
 
 def _find_deviations(
@@ -221,15 +283,15 @@ def warn_about_residuals(
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
-    transition: Transition = scores.euler,
-    readout: Any = None,
+    transition: Transition = transitions.euler,
+    every: Trajectories | Iterable[Trajectories] | None = None,
     stacklevel: int = 2,
 ) -> Residuals:
     """`examine`, and a `RuntimeWarning` with the likely cause where something is wrong.
 
     The arguments are those of `examine`.
     """
-    residuals = examine(process, theta, trajectories, transition=transition, readout=readout)
+    residuals = examine(process, theta, trajectories, transition=transition, every=every)
     if residuals.cause:
         warnings.warn(
             f"the trajectories are not those of the process: {residuals!r}",
@@ -237,3 +299,49 @@ def warn_about_residuals(
             stacklevel + 1,
         )
     return residuals
+
+
+def find_wrong_score(scores: np.ndarray) -> alternatives.Finding | None:
+    """The parameter whose scores (E, P), ΣU of each trajectory, do not average to zero, if any.
+
+    T = Σs/√Σs² is nearly normal where the law of a step is right, whatever the process. With s of
+    skewness γ it has −2γ/√E. A step δ of the parameter adds δ Σs² to Σs: `effect` is δ.
+    """
+    if len(scores) < MIN_SCORED:
+        return None
+    s = np.asarray(scores, np.float64)
+    total = s.sum(axis=0)
+    square = np.einsum("ep,ep->p", s, s)
+    third = np.einsum("ep,ep,ep->p", s, s, s)
+    sums = alternatives.FamilySums(total[None], square[None], 2 * np.abs(third)[None], len(s))
+    limits = alternatives.Limits(mean=0.0)
+    findings = alternatives.judge({"drift": sums}, np.ones(1), limits)
+    return findings[0] if findings else None
+
+
+def warn_about_scores(theta: Params, scores: np.ndarray, *, stacklevel: int = 2) -> None:
+    """Warn if the scores of trajectories do not average to zero, as those of the process do.
+
+    The estimate adds them up anyway, over every step, in the directions of its parameters, for any
+    process: nothing is computed again.
+
+    Args:
+        theta: the parameters.
+        scores: ΣU of each trajectory, (E, P).
+        stacklevel: of the warning.
+    """
+    finding = find_wrong_score(scores)
+    if finding is None:
+        return
+    name = text.names(theta)[finding.column]
+    value = float(np.concatenate([np.ravel(v) for v in jax.tree.leaves(theta)])[finding.column])
+    better = value + np.sign(finding.statistic) * finding.effect
+    warnings.warn(
+        "the trajectories are not those of the process: their scores of parameter "
+        f"{name} average to {abs(finding.statistic):.1f} standard errors from zero, and the "
+        f"gradient may be off by as many of its own. {better:.4g} in place of {value:.4g} would "
+        "fit them better, if all else is right. Calibrate first; or the samples are too far apart "
+        "for Euler's step (score=fl.scores.local_linear_score).",
+        RuntimeWarning,
+        stacklevel + 1,
+    )

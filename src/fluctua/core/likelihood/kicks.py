@@ -19,14 +19,19 @@ from jax.scipy.linalg import solve_triangular
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
 from fluctua.core.integrators import mean_rate
+from fluctua.core.likelihood.alternatives import MAX_CROSSED
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import Gaussian, euler, local_linear
+from fluctua.core.trajectories import Times
 
 Transition = Callable[[Process, Params, Step], Gaussian]
 
 
 BATCH = 256
 """Steps that are computed at once."""
+
+GROUP = 2048
+"""Steps that are added up at once, if trajectories are shorter."""
 
 
 class Standardised(NamedTuple):
@@ -63,40 +68,117 @@ def standardise(
     readout: variance of the measurement (M,).
     """
 
-    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Standardised:
-        step = Step(x, x_next, t, dt, context)
-        if transition is None:
-            q = diffusion_at(process, theta, x, t, context)
-            expected = 2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout
-            noisy = expected > 0
-            root = jnp.sqrt(jnp.where(noisy, expected, 1))
-            move = mean_rate(process, theta, x, t, dt, context) * dt
-            z = jnp.where(noisy, (x_next - x - move) / root, 0)
-            return Standardised(jnp.where(noisy, z**2, 1), z, jnp.where(noisy, move / root, 0))
-        mean, covariance = transition(process, theta, step)
-        r = x_next - mean
-        whole = covariance + 2 * jnp.diag(readout)
-        if transition is euler and has_fewer_noises(process, theta, x, t, context):
-            return Standardised(_square_on_range(whole, r), jnp.zeros_like(x), jnp.zeros_like(x))
-        others = np.setdiff1d(np.arange(x.size), noiseless)
-        if noiseless:
-            slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
-            whole = covariance + jnp.diag(readout) + (slope * readout) @ slope.T
-        whole = whole[np.ix_(others, others)]
-        still = jnp.diagonal(whole) <= 0
-        r = jnp.where(still, 0, r[others])
-        whole = whole + jnp.diag(still.astype(whole.dtype))
-        both = jnp.stack([r, jnp.where(still, 0, (mean - x)[others])], axis=1)
-        lower = jnp.linalg.cholesky(whole)
-        z, move = solve_triangular(lower, both, lower=True).T
-        v = jnp.where(still, 1, r * solve_triangular(lower, z, lower=True, trans="T"))
-
-        def put(values, rest):
-            return jnp.full_like(x, rest).at[others].set(values)
-
-        return Standardised(put(v, 1), put(z, 0), put(move, 0))
-
+    one = partial(_standardise_one, process, transition, noiseless, theta, readout)
     return map_in_batches(one, now, following, t, dt, context)
+
+
+def _standardise_one(
+    process: Process,
+    transition: Transition | None,
+    noiseless: tuple[int, ...],
+    theta: Params,
+    readout: Array,
+    *ends: Array,
+) -> Standardised:
+    """Residual of one step in units of its noise. ends: x, x', t, Δt and context."""
+    step = Step(*ends)
+    x, x_next, t, dt, context, _ = step
+    if transition is None:
+        q = diffusion_at(process, theta, x, t, context)
+        expected = 2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout
+        noisy = expected > 0
+        root = jnp.sqrt(jnp.where(noisy, expected, 1))
+        move = mean_rate(process, theta, x, t, dt, context) * dt
+        z = jnp.where(noisy, (x_next - x - move) / root, 0)
+        return Standardised(jnp.where(noisy, z**2, 1), z, jnp.where(noisy, move / root, 0))
+    mean, covariance = transition(process, theta, step)
+    r = x_next - mean
+    whole = covariance + 2 * jnp.diag(readout)
+    if transition is euler and has_fewer_noises(process, theta, x, t, context):
+        return Standardised(_square_on_range(whole, r), jnp.zeros_like(x), jnp.zeros_like(x))
+    others = np.setdiff1d(np.arange(x.size), noiseless)
+    if noiseless:
+        slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
+        whole = covariance + jnp.diag(readout) + (slope * readout) @ slope.T
+    whole = whole[np.ix_(others, others)]
+    still = jnp.diagonal(whole) <= 0
+    r = jnp.where(still, 0, r[others])
+    whole = whole + jnp.diag(still.astype(whole.dtype))
+    both = jnp.stack([r, jnp.where(still, 0, (mean - x)[others])], axis=1)
+    lower = jnp.linalg.cholesky(whole)
+    z, move = solve_triangular(lower, both, lower=True).T
+    v = jnp.where(still, 1, r * solve_triangular(lower, z, lower=True, trans="T"))
+
+    def put(values, rest):
+        return jnp.full_like(x, rest).at[others].set(values)
+
+    return Standardised(put(v, 1), put(z, 0), put(move, 0))
+
+
+class StepSums(NamedTuple):
+    """Sums over steps of residuals z with functions of the state, for components (M,) each.
+
+    count: of steps. kick: Σz. own: Σ z d, with d the mean step in units of the noise.
+    drift: Σd². square: Σz². state: Σf² of f = (x − centre)/scale.
+    product: Σ zᵢfⱼ (M, M); of large states Σ zᵢfᵢ (M, 1).
+    """
+
+    count: Array | float
+    kick: Array
+    own: Array
+    drift: Array
+    square: Array
+    state: Array
+    product: Array
+
+
+def sum_steps(made: Standardised, f: Array) -> StepSums:
+    """`StepSums` of rows (n, M)."""
+    v, z, drift = made
+    product = z.T @ f if z.shape[1] <= MAX_CROSSED else (z * f).sum(axis=0)[:, None]
+    # a component that is held has z = v = 0, one without noise v = 1
+    square = z**2 + ((z == 0) & (v != 0))
+    every = (z, z * drift, drift**2, square, f**2)
+    return StepSums(float(len(z)), *(values.sum(axis=0) for values in every), product)
+
+
+@partial(jit, static_argnums=(0, 1, 2))
+def sum_trajectories(
+    process: Process,
+    transition: Transition | None,
+    noiseless: tuple[int, ...],
+    theta: Params,
+    x: Array,
+    times: Times,
+    context: PyTree,
+    centre: Array,
+    scale: Array,
+) -> StepSums:
+    """`StepSums` of every step of trajectories x (E, T+1, M), in groups of `GROUP` steps.
+
+    A last group that is not full is left out. centre, scale: (M,), of the states.
+    """
+    one = partial(_standardise_one, process, transition, noiseless, theta, jnp.zeros_like(centre))
+    count, samples, size = x.shape
+    group = min(count, max(1, GROUP // (samples - 1)))
+
+    def split(leaf: Array) -> Array:
+        return leaf[: count // group * group].reshape(-1, group, *leaf.shape[1:])
+
+    def add(total: StepSums, rows: Any) -> tuple[StepSums, None]:
+        states, context = rows
+        along = jax.vmap(one, in_axes=(0, 0, 0, 0, None))
+        made = jax.vmap(along, in_axes=(0, 0, None, None, 0))(
+            states[:, :-1], states[:, 1:], times.t[:-1], times.dt, context
+        )
+        f = (states[:, :-1] - centre) / scale
+        made, f = jax.tree.map(lambda leaf: leaf.reshape(-1, size), (made, f))
+        return jax.tree.map(jnp.add, total, sum_steps(made, f)), None
+
+    zero = jnp.zeros(size, x.dtype)
+    product = jnp.zeros((size, size if size <= MAX_CROSSED else 1), x.dtype)
+    start = StepSums(0.0, *[zero] * 5, product)
+    return jax.lax.scan(add, start, jax.tree.map(split, (x, context)))[0]
 
 
 @partial(jit, static_argnums=(0, 1))

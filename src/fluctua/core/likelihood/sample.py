@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from fluctua.core.likelihood import alternatives, kicks
 from fluctua.core.likelihood.alternatives import RUN
 from fluctua.core.process import NoiseProduct, Process, Step
 from fluctua.core.scores import euler, local_linear
-from fluctua.core.trajectories import Trajectories
+from fluctua.core.trajectories import Trajectories, count_within, open_array
 
 MINIMUM = 200
 
@@ -25,6 +26,12 @@ SLACK = 2.0
 
 ROUNDING = 4
 """Units in the last place by which a state that follows its drift exactly may be off."""
+
+MAX_STEPS = 1_000_000
+"""Steps up to which sums of the drift are over every one; over half of more."""
+
+PIECE_BYTES = 64 * 2**20
+"""How much is held at a time for these sums."""
 
 MAX_LINEARISED = 16
 """Components up to which a deviation is compared with the locally linear law too."""
@@ -240,6 +247,57 @@ def collect_sums(
     # most records have noise everywhere, and are long: no copy of them
     x = sample.x[..., there] if len(sample.noiseless) else sample.x
     return alternatives.sum_families(z.reshape(shape), square.reshape(shape), x, where, mean=mean)
+
+
+def sum_every_step(
+    sample: Sample, law: Law, source: Iterable[Trajectories] | None
+) -> alternatives.Table:
+    """Sums of the drift over every step of a source, or over half of more than `MAX_STEPS`.
+
+    law: of one step. source: None for the steps of the sample. Features are centred on its mean.
+    """
+    some = np.asarray(sample.x[:, sample.steps], np.float64)
+    centre = some.mean(axis=(0, 1))
+    spread = some.std(axis=(0, 1))
+    spread = np.where(spread > 0, spread, 1)
+    if source is None:
+        made = standardise_states(sample, law, sample.x, sample.t)
+        total: Any = kicks.sum_steps(made, ((some - centre) / spread).reshape(made.z.shape))
+        return alternatives.tabulate_drift(total, sample.components)
+    units = [put(v.astype(sample.x.dtype)) for v in (centre, spread)]
+    total = None
+    for piece in _select_pieces(source):
+        each = kicks.sum_trajectories(
+            *law[:2],
+            sample.noiseless,
+            sample.theta,
+            put(piece.x.astype(sample.x.dtype, copy=False)),
+            check.grid(piece.t),
+            jax.tree.map(put, piece.context),
+            *units,
+        )
+        each = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), each)
+        total = each if total is None else jax.tree.map(np.add, total, each)
+    return alternatives.tabulate_drift(total, sample.components)
+
+
+def _select_pieces(source: Iterable[Trajectories]) -> Iterator[Trajectories]:
+    """Pieces of all trajectories, in memory; evenly spread ones of many."""
+    for chunk in source:
+        x = open_array(chunk.x)
+        count, samples = x.shape[:2]
+        stride = 1 if count * (samples - 1) <= MAX_STEPS else 2
+        length = samples - 1 if stride == 1 else min(samples - 1, MAX_STEPS // 4)
+        size = count if stride == 1 else max(1, MAX_STEPS // 4 // length)
+        size = min(size, count, count_within(x, PIECE_BYTES))
+        windows = [
+            (np.s_[first : first + size], np.s_[begin : begin + length + 1])
+            for first in range(0, count - size + 1, size)
+            for begin in range(0, samples - length, length)
+        ]
+        for rows, times in windows[::stride]:
+            context = jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf[rows]), chunk.context)
+            yield Trajectories(np.asarray(chunk.t)[times], np.asarray(x[rows, times]), context)
 
 
 def choose_finer_law(sample: Sample) -> Law | None:
