@@ -20,7 +20,7 @@ ESTIMATE_KEYS: Keys = {
     "noise": Key(str, "diffusion Q: auto, file (its calibration) or nominal (the model's)"),
     "theta": Key(str, "parameters of the drift: set, or calibrated (fitted in the file)"),
     "readout_noise": Key(float, "standard deviation of the readout, in place of the file's"),
-    "window": Key(str, "with --continuing: time over which a kick is remembered, or auto"),
+    "window": Key(str, "with --continuing: time over which a kick is followed, or auto"),
     "chunk_mb": Key(int, "megabytes of states held at a time (256)"),
     "stride": Key(list, "with --response: samples per step of the score; [1,2,4] are compared"),
     "period": Key(list, "with --response: period per component, 0 for one that is not periodic"),
@@ -52,9 +52,8 @@ def estimate(
         list[str],
         typer.Argument(
             metavar="FILE|PRESET|FILE.toml|RUN",
-            help="Recordings, .npz, .npy, .csv or MATLAB v7.3 files, several of which are pooled; "
-            f"or a network to simulate: a preset ({options.PRESET}), a file of settings, a "
-            "run's folder",
+            help="Recordings, .npz, .npy, .csv or MATLAB v7.3 files, pooled; or a network: a "
+            f"preset ({options.PRESET}), a file of settings, a run's folder",
         ),
     ],
     model: options.ModelCode = None,

@@ -56,7 +56,7 @@ CHECK_KEYS: Keys = {
     )
 }
 DEMO_KEYS: Keys = {
-    "devices": Key(int, "demo: boxes that differ, trained alone and together, four held out (1)"),
+    "devices": Key(int, "demo: devices that differ, trained alone and together, four held out (1)"),
     "fault_rate": Key(float, "demo: probability that an acquisition goes wrong (0)"),
     "figure": Key(str, "demo: file of the figure (OUT/in_situ.png)"),
     "record": TRAIN_KEYS["record"],
@@ -120,13 +120,13 @@ def insitu(
         str | None,
         typer.Option(
             help="probes: at random settings before the training. training: by the trajectories "
-            "of the training itself, with one model that every batch refines",
+            "of the training itself",
             show_default="probes; training for a partially observed instrument",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of all random numbers", show_default="0; the box of the demo: 3"),
+        typer.Option(help="Seed of all random numbers", show_default="0; that of the demo: 3"),
     ] = None,
     as_json: options.AsJson = False,
     settings: Settings = None,
@@ -134,12 +134,12 @@ def insitu(
     """Check, calibrate and train an instrument.
 
     check: connects, sets, acquires a few trajectories and compares them with the model: shapes,
-    rate, limits of the knobs, repeatability, residuals, and the time that a training will take.
-    Exit status 1 if something is wrong. Takes the options of `train`, without --out.
+    rate, limits of the knobs, repeatability, residuals, time of a training. Exit status 1 if
+    something is wrong. Takes the options of `train`, without --out.
 
     train: the same with few trajectories, then calibration and training into a folder. Failures
-    of the line or the box are retried, bad trajectories are discarded and counted, everything is
-    recorded. Ctrl-C or a kill loses the current iteration; train --resume FOLDER continues.
+    are retried, bad trajectories are discarded and counted, everything is recorded. Ctrl-C or a
+    kill loses the current iteration; train --resume FOLDER continues.
 
     demo: one virtual bench with hidden disorder, three trainings. Calibrates the bench from
     recordings, trains it over its socket, and compares with a training of the nominal simulation

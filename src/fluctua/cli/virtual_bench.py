@@ -51,14 +51,14 @@ def virtual_bench(
         typer.Option(
             min=1,
             max=64,
-            help="Number of boxes, each with its own disorder (seed, seed + 1, …) and port",
+            help="Number of devices, each with its own disorder (seed, seed + 1, …) and port",
         ),
     ] = 1,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND@ACQUISITION",
-            help="A fault, such as drop@3, or 2:drop@3 of the second box alone; may be repeated. "
+            help="A fault, such as drop@3, or 2:drop@3 of the second device; may be repeated. "
             "Kinds: drop, stall, short, nan, clip, reboot, brownout, dead, frozen, random",
         ),
     ] = None,
@@ -70,7 +70,7 @@ def virtual_bench(
     """Serve an imperfect resonator network as a laboratory instrument: SCPI over TCP.
 
     Connect with PyVISA (TCPIP::127.0.0.1::5025::SOCKET) or netcat (nc 127.0.0.1 5025, then *IDN?).
-    The box differs from its data sheet. docs/virtual_bench.md lists its commands.
+    The device differs from its data sheet. docs/virtual_bench.md lists its commands.
     """
     from fluctua.insitu.bench.box import Bench, FaultPlan, parse_fault
     from fluctua.insitu.bench.device import Sheet
@@ -111,10 +111,10 @@ def virtual_bench(
             return
         for _, at in sorted(numbers.items()):
             say(f"listening on TCPIP::{host}::{at}::SOCKET   (tcp://{host}:{at})")
-        boxes = "" if devices == 1 else f"{devices} boxes, each a "
+        prefix = "" if devices == 1 else f"{devices} devices, each a "
         seen = "" if sheet.read == "all" else f", read at {' and '.join(map(str, sheet.sites))}"
         say(
-            f"{boxes}{sheet.rows}x{sheet.columns} lattice, {sheet.nominal.sites} + "
+            f"{prefix}{sheet.rows}x{sheet.columns} lattice, {sheet.nominal.sites} + "
             f"{len(sheet.nominal.bonds)} knobs{seen}. Ctrl-C stops it."
         )
         if host not in ("127.0.0.1", "localhost", "::1"):
@@ -144,13 +144,13 @@ def virtual_bench(
 
 
 def _find_device(text: str, devices: int) -> int | None:
-    """Index of the box that has a fault; None for all."""
+    """Index of the device that has a fault; None for all."""
     which, colon, _ = text.rpartition(":")
     if not colon:
         return None
     if not which.isdigit() or not 1 <= int(which) <= devices:
         raise ValueError(
-            f"a fault of one box is NUMBER:KIND@ACQUISITION, NUMBER 1 to {devices}; got {text!r}."
+            f"a fault of one is NUMBER:KIND@ACQUISITION, NUMBER 1 to {devices}; got {text!r}."
         )
     return int(which) - 1
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fluctua.insitu.bench.population import PopulationComparison
 
 BOX = 3
-"""Seed of the box of the demo: its hidden disorder."""
+"""Seed of the device of the demo: its hidden disorder."""
 
 
 def run_demo(out: Path | None, values: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def _tabulate_population(result: PopulationComparison) -> str:
     from fluctua.core.text import with_error
 
     k = result.devices
-    names = {"before": "before training", "one device": "trained on box 1, carried over"}
+    names = {"before": "before training", "one device": "trained on device 1, carried over"}
     names |= {
         "settings": "trained together, the same settings",
         "parameters": "trained together, settings corrected",
@@ -71,15 +71,15 @@ def _tabulate_population(result: PopulationComparison) -> str:
     names |= {"whole range": "the same, whole range of the knobs"}
     lines = [
         "",
-        f"J measured on   {'':<23} box 1   {f'boxes 1 to {k}, mean':<20} boxes that took no part",
+        f"J measured on   {'':<20} device 1   {f'devices 1 to {k}, mean':<22} devices held out",
     ]
     for design in result.designs:
         together = with_error(*design.over(slice(0, k)))
         others = with_error(*design.over(slice(k, None)))
         lines.append(
-            f"  {names[design.name]:<36} {design.levels[0].J:>6.3f}   {together:<20} {others}"
+            f"  {names[design.name]:<36} {design.levels[0].J:>6.3f}   {together:<22} {others}"
         )
-    return "\n".join([*lines, "", "± is the standard error between boxes."])
+    return "\n".join([*lines, "", "± is the standard error between devices."])
 
 
 def _find_visa_address() -> Any:
