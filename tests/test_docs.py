@@ -307,3 +307,21 @@ def test_commands_in_the_text_exist():
         if (unknown := find_unknown_option(app, words))
     ]
     assert wrong == []
+
+
+OTHER_OPTIONS = {"--tune", "--kernels-only", "--kind"}
+"""Of benchmarks and examples, whose name is in the sentence before."""
+
+
+def test_options_in_the_text_exist():
+    """Code within a sentence that begins with an option, such as `--set pilot=400`."""
+    app = typer.main.get_command(importlib.import_module("fluctua.cli.app").app)
+    commands = [app.get_command(None, name) for name in app.list_commands(None)]
+    known = {name for command in commands for option in command.params for name in option.opts}
+    named = {
+        (name_page(page), option)
+        for page in PAGES
+        if page.is_relative_to(DOCS)
+        for option in re.findall(r"`(--[a-z][\w-]*)", page.read_text())
+    }
+    assert {(page, o) for page, o in named if o not in known | OTHER_OPTIONS} == set()

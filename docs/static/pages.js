@@ -9,5 +9,21 @@ function markWideEquations() {
     equation.classList.toggle("wide", equation.offsetWidth > text.clientWidth);
   }
 }
+
+// A browser may break a line between an equation and the comma or bracket beside it.
+function joinPunctuation() {
+  for (const equation of document.querySelectorAll("span.math")) {
+    const before = equation.previousSibling?.data?.match(/[([]+$/)?.[0] ?? "";
+    const after = equation.nextSibling?.data?.match(/^[,.;:)\]]+/)?.[0] ?? "";
+    if (!before && !after) continue;
+    const group = document.createElement("span");
+    group.className = "joined";
+    if (before) equation.previousSibling.data = equation.previousSibling.data.slice(0, -before.length);
+    if (after) equation.nextSibling.data = equation.nextSibling.data.slice(after.length);
+    equation.replaceWith(group);
+    group.append(before, equation, after);
+  }
+}
+addEventListener("DOMContentLoaded", joinPunctuation);
 addEventListener("load", () => window.MathJax?.startup?.promise.then(markWideEquations));
 addEventListener("resize", markWideEquations);
