@@ -193,9 +193,25 @@ EXPLAINED = {
 }
 
 KEYS = {
-    "advise": {"return_bias": "0.01", "sigma_w": "[0.1, 0.4]", "pilot": "20", "backend": "jax"},
+    "advise": {
+        "return_bias": "0.01",
+        "sigma_w": "[0.1, 0.4]",
+        "pilot": "20",
+        "backend": "jax",
+        "dt": "0.2",
+        "scale": "0.5",
+        "noise": "nominal",
+        "theta": "calibrated",
+    },
     "calibrate": {"dt": "0.2", "scale": "0.5", "bias": "false"},
-    "convert": {"dt": "0.2", "scale": "0.5"},
+    "convert": {
+        "dt": "0.2",
+        "scale": "0.5",
+        "axes": "time,channel",
+        "channels": "a,b",
+        "units": "V",
+        "time_units": "s",
+    },
     "estimate": {
         "dt": "0.2",
         "scale": "0.5",

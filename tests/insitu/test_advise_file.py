@@ -1,6 +1,8 @@
 """Advice from a recording, against systems whose gradient, variance and Euler bias are known."""
 
+import dataclasses
 import json
+import shutil
 import warnings
 
 import jax
@@ -229,10 +231,33 @@ def test_a_file_of_another_model_is_reported_in_words(recording):
     assert "→ the file is not of this model" in done.output
 
 
+def test_parameters_as_calibrated(recording, tmp_path):
+    """The file has a = (1.5, −1.5), and its trajectories are those of a = (0.3, −0.2)."""
+    shutil.copy(recording / "model.py", tmp_path)
+    with insitu.files.open(recording / "r.nc") as r:
+        head = dataclasses.replace(r.description, parameters={"a": np.array([1.5, -1.5])})
+        insitu.files.save(tmp_path / "r.nc", head, r.x[:])
+    words = ["--model", f"{tmp_path / 'model.py'}:model", "--write", "--set", "bias=false"]
+    done = CliRunner().invoke(app, ["calibrate", str(tmp_path / "r.nc"), *words])
+    assert done.exit_code == 0, done.output
+    as_set = invoke(tmp_path).output
+    assert "→ the file is not of this model" in as_set
+    assert "--set theta=calibrated" in as_set
+    fitted = invoke(tmp_path, "--set", "theta=calibrated")
+    assert fitted.exit_code == 0, fitted.output
+    assert "not of this model" not in fitted.output
+    np.savez(tmp_path / "a.npz", a=np.zeros(2))
+    two = invoke(tmp_path, "--set", "theta=calibrated", "--params", str(tmp_path / "a.npz"))
+    assert "two sources of the parameters" in two.output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--set", "sigma_w=0.1"], "a recording has the noise that it has"),
+        (["--trajectories", "9"], "a recording has the noise that it has"),
+        (["--set", "sigma_w=0.1"], "no key 'sigma_w' here; keys are dt, scale, noise, theta"),
+        (["--set", "theta=calibrated"], "has no calibration in it"),
+        (["--set", "theta=fitted"], "one of set, calibrated; got 'fitted'"),
         (["--score", "exact"], "one of auto, euler, local-linear"),
     ],
 )

@@ -12,13 +12,28 @@ from fluctua.cli import networks, options
 from fluctua.cli.common import EXPECTED, fail, refuse_options
 from fluctua.cli.settings import Key, Keys, Settings, read_settings
 
-ADVISE_KEYS: Keys = {
-    "return_bias": Key(float, "largest relative change of the return by noise (0.02)"),
-    "sigma_w": Key(list, "noise amplitudes to measure at, [0.1, 0.5]"),
-    "pilot": Key(int, "trajectories at each amplitude (400)"),
-    "backend": Key(str, "auto, cpu or cuda"),
+NETWORK_KEYS: Keys = {
+    "return_bias": Key(float, "network: largest relative change of the return by noise (0.02)"),
+    "sigma_w": Key(list, "network: noise amplitudes to measure at, [0.1, 0.5]"),
+    "pilot": Key(int, "network: trajectories at each amplitude (400)"),
+    "backend": Key(str, "network: auto, cpu or cuda"),
 }
-FOR_RECORDINGS = ("error", "rate", "score", "continuing", "model", "params", "places", "as_json")
+RECORDING_KEYS: Keys = {
+    name: key._replace(help=f"recording: {key.help}")
+    for name, key in {**options.FILE_KEYS, **options.CALIBRATION_KEYS}.items()
+}
+ADVISE_KEYS: Keys = {**NETWORK_KEYS, **RECORDING_KEYS}
+FOR_RECORDINGS = (
+    "error",
+    "rate",
+    "score",
+    "continuing",
+    "model",
+    "params",
+    "places",
+    "settings",
+    "as_json",
+)
 FOR_NETWORKS = ("error", "rate", "trajectories", "params", "settings", "as_json")
 
 
@@ -83,6 +98,7 @@ def advise(
                 model=model,
                 params=params,
                 places=places,
+                settings=read_settings(settings, RECORDING_KEYS),
                 continuing=continuing,
                 as_json=as_json,
             )
@@ -92,7 +108,7 @@ def advise(
         refuse_options(context, FOR_NETWORKS, f"only recordings have these, and {source} is none.")
         if error is not None and trajectories is not None:
             raise ValueError("--error and --trajectories follow from each other: give one of them.")
-        keys = read_settings(settings, ADVISE_KEYS)
+        keys = read_settings(settings, NETWORK_KEYS)
         advise_network(
             source, params, rate, {"error": error, "trajectories": trajectories, **keys}, as_json
         )

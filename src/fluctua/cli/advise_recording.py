@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ def advise_recording(
     model: str | None,
     params: Path | None,
     places: list[str] | None,
+    settings: dict[str, Any],
     continuing: bool,
     as_json: bool,
 ) -> None:
@@ -34,11 +35,12 @@ def advise_recording(
     from fluctua.insitu.advice import advise_file, is_stepped
     from fluctua.insitu.estimating import resolve_score
     from fluctua.insitu.recording.model import load_model
-    from fluctua.insitu.recording.reader import open_recording
 
+    theta = settings.get("theta", "set")
+    files.refuse_two_sources(params, theta)
     with (
         warnings.catch_warnings(),
-        open_recording(source, files.parse_places(places)) as recording,
+        files.open_file(Path(source), places, settings) as recording,
         show_progress("reading", show=not as_json) as progress,
     ):
         files.ignore_reported_warnings()
@@ -51,6 +53,8 @@ def advise_recording(
             continuing=continuing,
             error=error,
             score=score,
+            noise=settings.get("noise", "auto"),
+            theta=theta,
             progress=progress,
         )
         d = recording.description

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 ESTIMATE_KEYS: Keys = {
     **options.FILE_KEYS,
     "parameter": Key(str, "parameters that must be estimated, omega or omega[3],kappa[0]"),
-    "noise": Key(str, "diffusion Q: auto, file (its calibration) or nominal (the model's)"),
-    "theta": Key(str, "parameters of the drift: set, or calibrated (fitted in the file)"),
+    **options.CALIBRATION_KEYS,
     "readout_noise": Key(float, "standard deviation of the readout, in place of the file's"),
     "window": Key(str, "with --continuing: time over which a kick is followed, or auto"),
     "chunk_mb": Key(int, "megabytes of states held at a time (256)"),
@@ -181,11 +180,7 @@ def _gather_options(
         raise ValueError(
             f"--set readout_noise is a standard deviation, 0 or more; got {readout_noise:g}."
         )
-    if params is not None and theta == "calibrated":
-        raise ValueError(
-            "--params and --set theta=calibrated are two sources of the parameters: give "
-            "one of them."
-        )
+    files.refuse_two_sources(params, theta)
     return EstimateOptions(
         model=model,
         params=files.read_params(params),

@@ -28,6 +28,7 @@ def open_file(
         parse_places(places),
         dt=settings.get("dt"),
         scale=parse_scale(settings.get("scale")),
+        axes=settings.get("axes"),
         damaged=damaged,
     )
 
@@ -78,6 +79,15 @@ def read_params(path: Path | None) -> dict[str, Any] | None:
             return {name: np.asarray(file[name], np.float64) for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"--params: {path} cannot be read ({error}); {wanted}.") from None
+
+
+def refuse_two_sources(params: Path | None, theta: str) -> None:
+    """Raise where parameters are given that a calibration would replace."""
+    if params is not None and theta == "calibrated":
+        raise ValueError(
+            "--params and --set theta=calibrated are two sources of the parameters: give "
+            "one of them."
+        )
 
 
 def ignore_reported_warnings() -> None:

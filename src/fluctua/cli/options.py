@@ -42,3 +42,7 @@ FILE_KEYS: Keys = {
     "dt": Key(float, "interval between samples, for a file without times"),
     "scale": Key(str, "units per count for integer samples, 0.01, or one per channel, 0.01,0.02"),
 }
+CALIBRATION_KEYS: Keys = {
+    "noise": Key(str, "diffusion Q: auto, file (its calibration) or nominal (the model's)"),
+    "theta": Key(str, "parameters of the drift: set, or calibrated (fitted in the file)"),
+}

@@ -10,7 +10,7 @@ import typer
 
 from fluctua.cli import files, options
 from fluctua.cli.common import EXPECTED, fail, say, show_progress, to_json
-from fluctua.cli.settings import Settings, read_settings
+from fluctua.cli.settings import Key, Keys, Settings, read_settings
 from fluctua.core.words import format_count
 
 if TYPE_CHECKING:
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 SERIOUS = 1
 """Exit status where a gradient from this file would be wrong."""
 INSPECT_KEYS = options.FILE_KEYS
-CONVERT_KEYS = options.FILE_KEYS
+CONVERT_KEYS: Keys = {
+    **options.FILE_KEYS,
+    "axes": Key(str, "of an array with two: time,channel (one trajectory) or trajectory,time"),
+    "channels": Key(str, "names of the channels, position,velocity"),
+    "units": Key(str, "of the states, such as V"),
+    "time_units": Key(str, "of the times, such as s"),
+}
 
 
 def inspect(
@@ -83,7 +89,8 @@ def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
         each = ", ".join(f"{name} {number:,}" for name, number in list(kinds.items())[:8])
         often = f" ({sum(kinds.values()) / max(1, s['trajectories']):.3g} per trajectory)"
         say(f"  events: {each}{', …' if len(kinds) > 8 else ''}{often}")
-    made = [text for text in (s["created"], s["software"]) if text not in ("unknown", s["kind"])]
+    made = [text for text in (s["created"], s["software"]) if text != "unknown"]
+    made = [text for text in made if not s["kind"].startswith(text)]
     origin = ", ".join(made) + (": " if made and s["provenance"] else "") + s["provenance"]
     if origin:
         say(f"  {origin}")
@@ -147,10 +154,10 @@ def convert(
     from fluctua.insitu.recording.conversion import convert as copy
 
     try:
+        keys = read_settings(settings, CONVERT_KEYS)
+        names = keys.get("channels")
         with (
-            files.open_file(
-                file, places, read_settings(settings, CONVERT_KEYS), damaged=True
-            ) as recording,
+            files.open_file(file, places, keys, damaged=True) as recording,
             show_progress("copying") as progress,
         ):
             for text in recording.damage:
@@ -161,6 +168,9 @@ def convert(
                 drop=drop,
                 parameters=files.read_params(params),
                 detrend=detrend,
+                channels=None if names is None else [name.strip() for name in names.split(",")],
+                units=keys.get("units"),
+                time_units=keys.get("time_units"),
                 progress=progress,
             )
             kind = recording.kind

@@ -2,6 +2,7 @@
 conversion.
 """
 
+import h5py
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -37,11 +38,67 @@ def test_times_from_an_interval(tmp_path):
     np.savez(tmp_path / "b.npz", x=X, t=T)
     with pytest.raises(ValueError, match="has times of its own"):
         insitu.files.open(tmp_path / "b.npz", dt=0.25)
-    np.save(tmp_path / "c.npy", X[:, :, 0])
-    with pytest.raises(
-        ValueError, match=r"\(trajectories, times, channels\) .* got \(6, 40\)\. One trajectory"
-    ):
-        insitu.files.open(tmp_path / "c.npy", dt=0.25)
+
+
+@pytest.mark.parametrize(
+    ("x", "whole", "what"),
+    [
+        (X[0], X[:1], "one trajectory"),
+        (X[:, :, 1], X[:, :, 1:2], "one channel"),
+        (X[2, :, 1], X[2:3, :, 1:2], "one trajectory"),
+    ],
+)
+def test_the_number_of_times_shows_which_axis_is_missing(tmp_path, x, whole, what):
+    np.savez(tmp_path / "a.npz", x=x, t=T)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = x
+        file["t"] = T
+    for name in ("a.npz", "a.h5"):
+        with insitu.files.open(tmp_path / name, {"x": "x"}) as r:
+            assert r.kind.endswith(f"`x` {x.shape} taken as {what}")
+            np.testing.assert_array_equal(r.x[:], whole)
+            np.testing.assert_array_equal(r.x[0], whole[0])
+            np.testing.assert_array_equal(r.x[:1, 3:5], whole[:1, 3:5])
+            np.testing.assert_array_equal(r.x[-1, 3], whole[-1, 3])
+    done = run("inspect", tmp_path / "a.npz")
+    assert f"`x` {x.shape} taken as {what}" in done.output
+
+
+def test_where_it_does_not_the_line_to_type_is_shown(tmp_path):
+    np.save(tmp_path / "a.npy", X[0])
+    done = run("inspect", tmp_path / "a.npy", "--set", "dt=0.25")
+    assert done.exit_code == 2
+    line = f"fluctua convert {tmp_path / 'a.npy'} OUT.nc --set dt=0.25 --set axes="
+    assert f"40 times and 3 channels: {line}time,channel." in done.output
+    assert f"40 trajectories of 3 times and one channel: {line}trajectory,time." in done.output
+    np.savez(tmp_path / "b.npz", x=X[0, :3], t=T[:3])
+    with pytest.raises(ValueError, match=r"got \(3, 3\)\. For one trajectory"):
+        insitu.files.open(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", x=X[0], t=T[:7])
+    with pytest.raises(ValueError, match=r"\(trajectories, 7, channels\) .* got \(40, 3\)"):
+        insitu.files.open(tmp_path / "c.npz")
+    with pytest.raises(ValueError, match=r"`axes` must be time,channel or .*; got 'x'"):
+        insitu.files.open(tmp_path / "a.npy", dt=0.25, axes="x")
+    np.save(tmp_path / "d.npy", X[0, :, 0])
+    with pytest.raises(ValueError, match=r"two axes; got \(40,\)"):
+        insitu.files.open(tmp_path / "d.npy", dt=0.25, axes="time,channel")
+
+
+def test_convert_sets_axes_names_and_units(tmp_path):
+    np.save(tmp_path / "a.npy", X[0])
+    settings = ["dt=0.25", "axes=time,channel", "channels=x,y,angle", "units=V", "time_units=ms"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    done = run("convert", tmp_path / "a.npy", tmp_path / "a.nc", *options)
+    assert done.exit_code == 0, done.output
+    assert "1 trajectory of" in done.output
+    head, x = open_file(tmp_path / "a.nc")
+    assert (head.channels, head.units, head.time_units) == (("x", "y", "angle"), "V", "ms")
+    np.testing.assert_array_equal(x, X[:1])
+    done = run("convert", tmp_path / "a.nc", tmp_path / "b.nc", "--set", "channels=x,y")
+    assert done.exit_code == 2
+    assert "must name 3 channels" in done.output
+    assert "got 2: x, y" in done.output
+    assert not (tmp_path / "b.nc").exists()
 
 
 def test_counts_get_their_units(tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fluctua.core.words import format_count
 from fluctua.insitu.recording.description import format_now, software_name
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import remove_trend
@@ -35,6 +36,9 @@ def convert(
     drop: bool = False,
     parameters: Mapping[str, Any] | None = None,
     detrend: float | None = None,
+    channels: Sequence[str] | None = None,
+    units: str | None = None,
+    time_units: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Copy trajectories, one at a time, into a new recording.
@@ -48,12 +52,15 @@ def convert(
         detrend: take away what varies more slowly than this time, an offset of the detector that
             drifts; for long records of a steady state (see `trend.remove_trend`). It is noted in
             the copy's `provenance`.
+        channels: names in place of those of the file.
+        units: of the states, in place of those of the file; the numbers stay as they are.
+        time_units: of the times, likewise.
         progress: called with (done, total).
     Returns: a `Converted`, how many were kept and which were not.
 
     >>> np.save("scope.npy", np.zeros((4, 20, 2), np.int16))  # codes of a converter
     >>> with insitu.files.open("scope.npy", dt=1e-6, scale=3.05e-4) as scope:
-    ...     insitu.files.convert(scope, "scope.nc").kept
+    ...     insitu.files.convert(scope, "scope.nc", channels=("x", "y"), units="V").kept
     4
     """
     d = recording.description
@@ -62,8 +69,16 @@ def convert(
     if detrend is not None:
         samples = _convert_to_samples(recording, detrend)
         origin += f", detrended: what varies more slowly than {detrend:g} was subtracted"
+    if channels is not None and len(channels) != len(d.channels):
+        raise ValueError(
+            f"`channels` must name {format_count(len(d.channels), 'channel')} of {recording.path}; "
+            f"got {len(channels)}: {', '.join(channels)}."
+        )
     head = dataclasses.replace(
         d,
+        channels=d.channels if channels is None else tuple(channels),
+        units=d.units if units is None else units,
+        time_units=d.time_units if time_units is None else time_units,
         parameters={**d.parameters, **(parameters or {})},
         provenance=f"{d.provenance}; {origin}" if d.provenance else origin,
         software=software_name(),

@@ -7,7 +7,9 @@ and size(x) is [trajectory, time, channel]. A mapping {"x": "psi", "parameters.o
 other places. A CSV file has one row per sample: a column `t` or `time`, a column `trajectory` or
 `run` if there are several, and one column per channel.
 
-A file without times needs `dt`. Integer samples need `scale`, units per count.
+A file without times needs `dt`. Integer samples need `scale`, units per count. An `x` with fewer
+axes is one trajectory (time, channel) or one channel (trajectory, time), by the length of `t` where
+that tells them apart, else by `axes`.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ KNOWN = ("x", "t", "channels", *TEXTS)
 TEXT_FILES = (".csv", ".tsv", ".txt", ".dat")
 TIMES = ("t", "time")
 NUMBERS = ("trajectory", "run")
+ONE_TRAJECTORY = "time,channel"
+ONE_CHANNEL = "trajectory,time"
 
 
 class Units(NamedTuple):
@@ -42,10 +46,12 @@ class Units(NamedTuple):
 
     dt: interval of its samples.
     scale: units per count, one or (C,).
+    axes: of an array with two of them, `ONE_TRAJECTORY` or `ONE_CHANNEL`.
     """
 
     dt: float | None = None
     scale: Any = None
+    axes: str | None = None
 
 
 class Contents(NamedTuple):
@@ -257,6 +263,24 @@ class _Reversed(_Compound):
         return self._values(self._data[full[::-1]]).T
 
 
+class _MissingAxis:
+    """Data with one more axis of length one. Loaded when sliced."""
+
+    def __init__(self, data: Any, axis: int):
+        self._data = data
+        self._axis = axis
+        self.dtype = data.dtype
+        self.shape = (*data.shape[:axis], 1, *data.shape[axis:])
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        keys = list(key) if isinstance(key, tuple) else [key]
+        keys += [slice(None)] * (len(self.shape) - len(keys))
+        own = keys.pop(self._axis)
+        place = sum(isinstance(one, slice) for one in keys[: self._axis])
+        values = np.expand_dims(np.asarray(self._data[tuple(keys)]), place)
+        return values[(slice(None),) * place + (own,)]
+
+
 class _ScaledSamples:
     """Counts in their units when sliced. scale: a number or (C,)"""
 
@@ -309,19 +333,17 @@ def _find_places(
 
 
 def _make_contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Units) -> Contents:
-    if units.dt is None:
-        t = np.ravel(values["t"])
-    elif "t" in values:
+    if units.dt is not None and "t" in values:
         raise ValueError(f"{path} has times of its own; leave out dt.")
-    else:
-        t = np.arange(x.shape[1] if len(x.shape) > 1 else 0) * units.dt
-    if len(x.shape) != 3 or x.shape[1] != len(t):
-        hint = " One trajectory is x[None], one channel x[..., None]." if len(x.shape) == 2 else ""
-        times = len(t) if len(t) and "t" in values else "times"
+    length = np.size(values["t"]) if units.dt is None else None
+    found = x.shape
+    x = _add_axes(path, x, length, units)
+    if len(x.shape) != 3 or length not in (None, x.shape[1]):
+        times = "times" if length is None else length
         raise ValueError(
-            f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got "
-            f"{x.shape}.{hint}"
+            f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got {found}."
         )
+    t = np.ravel(values["t"]) if units.dt is None else np.arange(x.shape[1]) * units.dt
     x, rails = _scale_samples(path, x, units.scale)
     names = values.get("channels")
     if names is None:
@@ -353,7 +375,40 @@ def _make_contents(path: Path, kind: str, values: dict[str, Any], x: Any, units:
         **texts,
         **tables,
     )
+    if len(found) < 3:
+        what = "one trajectory" if x.shape[0] == 1 else "one channel"
+        kind += f", `x` {found} taken as {what}"
     return Contents(kind, description, x, context, rails)
+
+
+def _add_axes(path: Path, x: Any, length: int | None, units: Units) -> Any:
+    """States with their three axes, where one or two of length one were left out.
+
+    length: of the times; None where the file has none.
+    """
+    axes = units.axes
+    if axes not in (None, ONE_TRAJECTORY, ONE_CHANNEL):
+        raise ValueError(f"`axes` must be {ONE_TRAJECTORY} or {ONE_CHANNEL}; got {axes!r}.")
+    if axes is not None and len(x.shape) != 2:
+        raise ValueError(f"{path}: `axes` is for an `x` with two axes; got {x.shape}.")
+    if len(x.shape) == 1:
+        return _MissingAxis(_MissingAxis(x, 0), 2)
+    if len(x.shape) != 2:
+        return x
+    rows, columns = x.shape
+    if axes is None and length is not None and rows != columns:
+        axes = {rows: ONE_TRAJECTORY, columns: ONE_CHANNEL}.get(length)
+        if axes is None:
+            return x
+    if axes is None:
+        line = f"fluctua convert {path} OUT.nc" + (f" --set dt={units.dt:g}" if units.dt else "")
+        raise ValueError(
+            f"{path}: `x` must be (trajectories, times, channels); got {x.shape}. For one "
+            f"trajectory of {rows:,} times and {columns:,} channels: {line} --set "
+            f"axes={ONE_TRAJECTORY}. For {rows:,} trajectories of {columns:,} times and one "
+            f"channel: {line} --set axes={ONE_CHANNEL}. In Python: x[None] or x[..., None]."
+        )
+    return _MissingAxis(x, 0 if axes == ONE_TRAJECTORY else 2)
 
 
 def _scale_samples(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:

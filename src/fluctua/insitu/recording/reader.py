@@ -260,6 +260,7 @@ def open_recording(
     *,
     dt: float | None = None,
     scale: Any = None,
+    axes: str | None = None,
     damaged: bool = False,
 ) -> RecordingFile:
     """Open a recording, or a file of another program (.npz, .npy, MATLAB v7.3, .csv, .txt).
@@ -270,6 +271,8 @@ def open_recording(
             "parameters.omega": "w0"}; not needed if it follows the naming of docs/recordings.md.
         dt: interval of the samples of a file that has no times.
         scale: units per count, for samples that are integers; a number, or one per channel.
+        axes: of states with two of them, "time,channel" for one trajectory or "trajectory,time"
+            for one channel; not needed if the number of times shows which.
         damaged: open a damaged file too, which is refused otherwise; `damage` lists what is wrong.
     Returns: a `RecordingFile`, to be used in a `with`.
 
@@ -287,7 +290,7 @@ def open_recording(
         raise ValueError(f"{path} is empty.")
     if dt is not None and not (np.isfinite(dt) and dt > 0):
         raise ValueError(f"`dt`, the interval of the samples, must be positive; got {dt}.")
-    units = foreign.Units(dt, scale)
+    units = foreign.Units(dt, scale, axes)
     if zipfile.is_zipfile(path):
         return _make_foreign(path, foreign.read_npz(path, mapping or {}, units))
     if not _is_hdf5(path):
@@ -304,7 +307,8 @@ def open_recording(
             )
         if units != foreign.Units():
             raise ValueError(
-                f"{path} is a recording, with its own times and units; leave out dt and scale."
+                f"{path} is a recording, with its own times and units; leave out dt, scale "
+                "and axes."
             )
         description = layout.read_head(file, path)
         (count, damage) = layout.count_complete(file)
