@@ -19,7 +19,7 @@ from fluctua.core.words import escape_controls
 
 
 class Place(NamedTuple):
-    """Where a command is: its module in `fluctua.cli`, and the panel of the help."""
+    """Place of a command: its module in `fluctua.cli`, and the panel of the help."""
 
     module: str
     panel: str

@@ -78,7 +78,7 @@ def find_free_folder(name: str) -> Path:
 
 
 class Output(NamedTuple):
-    """What a command does with its result.
+    """Output of a command: file, JSON, strictness.
 
     out: file to write.
     strict: whether a doubt is an error.

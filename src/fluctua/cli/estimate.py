@@ -168,7 +168,7 @@ def _gather_options(
     places: list[str] | None,
     keys: dict[str, Any],
 ) -> EstimateOptions:
-    """How every file is read and estimated, checked."""
+    """Check and collect how every file is read and estimated."""
     from fluctua.insitu.pooling import EstimateOptions
 
     chunk_mb = keys.get("chunk_mb", 256)

@@ -35,7 +35,7 @@ def measure_panels(
 
 
 def _choose_panels(quick: bool, settings: dict[str, Any]) -> panels.PanelSettings:
-    """How the panels are measured, of the keys of `--set`."""
+    """Choose how the panels are measured, by the keys of `--set`."""
     names = {
         "site": "site",
         "trajectories": "running",

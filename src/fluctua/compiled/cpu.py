@@ -150,7 +150,7 @@ def make_private_folder(folder: Path) -> Path:
 
 @cache
 def _describe_processor() -> str:
-    """What "native" stands for in `PROCESSOR_FLAGS` on this machine."""
+    """Describe the processor that "native" in `PROCESSOR_FLAGS` means on this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -93,7 +93,7 @@ def is_available() -> bool:
 
 
 class GpuSource(NamedTuple):
-    """What the text of a pass depends on; `write` returns that text.
+    """All that the text of a pass depends on; `write` returns that text.
 
     program: nodes that a step computes.
     layout: where the kernel finds its numbers.

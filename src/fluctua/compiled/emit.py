@@ -40,7 +40,7 @@ STEP = "const U *stream, unsigned n"
 
 
 class Layout(NamedTuple):
-    """Where a kernel finds its numbers.
+    """Places of the numbers of a kernel.
 
     shared: nodes computed ahead that are the same for all trajectories and steps.
     timed: nodes computed ahead that are the same for all trajectories, per step.

@@ -99,7 +99,7 @@ def make_kernel(key: _Key, build: bool) -> Kernel:
 
 
 class _Key:
-    """What a kernel depends on. Equal keys have the same code, structure and types, not numbers."""
+    """Key of a kernel. Equal keys have the same code, structure and types, not numbers."""
 
     def __init__(self, call: Call, place: str):
         ensemble = jax.eval_shape(lambda: begin_ensemble(call, call.key, 1))

@@ -295,7 +295,7 @@ class KernelCall(NamedTuple):
 
 
 class FinishedSweep(NamedTuple):
-    """What a sweep has left.
+    """Results of a sweep.
 
     places: its outputs by name, each with the trajectory last, but "rows".
     finite: whether all of them are.

@@ -31,7 +31,7 @@ MAX_PARAMETERS = 1024
 
 
 class Program(NamedTuple):
-    """What a kernel computes at every step, as nodes of a graph.
+    """Program of a kernel: one step as nodes of a graph.
 
     x_next: state after the step (M,).
     running: running reward g Δt.

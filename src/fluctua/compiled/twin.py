@@ -188,7 +188,7 @@ class TwinKernel(NamedTuple):
 
 
 class TwinKey:
-    """What a kernel depends on. Equal keys have the same code, structure and types, not numbers."""
+    """Key of a kernel. Equal keys have the same code, structure and types, not numbers."""
 
     def __init__(self, call: twin_sweep.TwinCall, optimise: str, place: str = "cpu"):
         self.call = call

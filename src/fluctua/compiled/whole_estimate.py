@@ -30,7 +30,7 @@ FAILED = ahead.NOT_FINITE | ahead.OUT_OF_RANGE
 
 
 class ServedCall(NamedTuple):
-    """What calls of one structure share.
+    """Compiled parts that calls of one structure share.
 
     kernel: loaded, and starts its trajectories itself.
     verdict: what `check_quickly` found where the slow checks had passed. (M+1,)

@@ -74,7 +74,7 @@ class Inputs(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """What is subtracted from the return-to-go: λ̄ₙ for every trajectory and parameter.
+    """Baseline λ̄ₙ, subtracted from the return-to-go of every trajectory and parameter.
 
     Made by the functions of `fluctua.baselines`; build one for a baseline of your own.
 
@@ -629,7 +629,7 @@ START = -1
 
 
 class Setting(NamedTuple):
-    """What a baseline is tried with.
+    """Trial inputs of a baseline.
 
     theta: θ, a pytree of floats.
     t: the time grid (T+1,).
@@ -645,7 +645,7 @@ class Setting(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """What is added to the return and to every score of one trajectory.
+    """Change of the return and of every score of one trajectory.
 
     index: the step n. trajectory: its number j.
     """

@@ -207,7 +207,7 @@ class _Range(NamedTuple):
     rank: Array
 
     def outside(self, v: Array) -> Array:
-        """What is left of v (M,) across the range, beyond the rounding of the projection."""
+        """Part of v (M,) outside of the range, beyond the rounding of the projection."""
         part = v - self.directions @ (self.directions.T @ v)
         rounding = 100 * v.size * jnp.finfo(v.dtype).eps * jnp.max(jnp.abs(v))
         return jnp.where(jnp.abs(part) <= rounding, 0, part)
@@ -334,7 +334,7 @@ class _Reach(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _find_reach(process: Process, *signatures: Any) -> _Reach:
-    """Where θ may enter, by the operations of drift and noise.
+    """Find where θ may enter, by the operations of drift and noise.
 
     signatures: of theta, x, t and context.
     """

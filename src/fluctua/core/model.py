@@ -70,7 +70,7 @@ class Moment(NamedTuple):
 
 
 class ScoreTerms(NamedTuple):
-    """What one step adds through the score and directly.
+    """Terms of one step, through the score and explicit.
 
     score: Uₙ (E, P). explicit: ∂θ{g Δt + r} (E, P). survival_slope: ∂θ ln(Wₙ₊₁/Wₙ) (E, P); None
     where it is zero.

@@ -10,7 +10,7 @@ from fluctua.core.display import records
 
 
 class Objective(NamedTuple):
-    """What is maximised: the expected sum of rewards (Eq. 2, and two more).
+    """Objective: the expected sum of rewards that is maximised (Eq. 2, and two more).
 
         J = E[g_T(X_T) + ∫ g(X_t, t) dt + Σ_n r(X_n, X_{n+1}) + g_0(X_0)]
 
@@ -62,7 +62,7 @@ class FunctionOfMeans(NamedTuple):
 
 
 class StopRule(NamedTuple):
-    """When a trajectory ends; `fluctua.core.stopping` evaluates it.
+    """Rule that ends a trajectory; `fluctua.core.stopping` evaluates it.
 
     level: (theta, x, t, context) -> a scalar or (K,), ≥ 0 where it ends; or True and False.
     bridge: whether crossings between two times of the grid count.

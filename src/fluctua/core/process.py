@@ -137,7 +137,7 @@ class Transition(Protocol):
         dt: Array,
         max_count: int,
     ) -> PyTree:
-        """What a record of that step holds besides its two ends.
+        """Record of that step besides its two ends.
 
         max_count: the largest `count` that `advance` returned.
         """
@@ -152,7 +152,7 @@ class Transition(Protocol):
 
 
 class ScoreState(NamedTuple):
-    """What a score that depends on the past keeps of it.
+    """State of a score that depends on the past.
 
     shared: the same for all trajectories. own: of each, (E, ...).
     """

@@ -57,10 +57,10 @@ class Recipe(NamedTuple):
 
 
 class Backend(Protocol):
-    """What may run the trajectories of an estimator in place of JAX, with the same noise."""
+    """Backend that runs the trajectories of an estimator in place of JAX, with the same noise."""
 
     def samples(self, call: Any) -> Any | None:
-        """What comes of a `Call`, as `SweepResult`; None to leave it to JAX."""
+        """Result of a `Call`; None to leave it to JAX."""
 
     def returns(self, call: Any) -> Any | None:
         """The returns of a `Call` whose key is that of the run; None to leave it to JAX."""

@@ -65,7 +65,7 @@ erfcc)."""
 
 
 class Crossing(NamedTuple):
-    """How one step of one trajectory ends it, given both ends of the step and K boundaries.
+    """Crossing of K boundaries by one step of one trajectory, given both ends of the step.
 
     going_on: q, the probability that it does not end it.
     share: probability of each boundary, if it ends (K,).
@@ -80,7 +80,7 @@ class Crossing(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What one step collects on arrival, and the probability q of going on after it."""
+    """Reward that one step collects on arrival, and the probability q of going on after it."""
 
     reward: Array
     going_on: Array

@@ -42,7 +42,7 @@ MANY_UNSTOPPED = 0.05
 
 
 def describe_stops(stopped: float) -> str:
-    """How many trajectories stopped, and the effect of the horizon on J."""
+    """Describe how many trajectories stopped, and the effect of the horizon on J."""
     text = f"  {stopped:.1%} of the trajectories stopped before the horizon"
     if 1 - stopped < MANY_UNSTOPPED:
         return text
@@ -50,7 +50,7 @@ def describe_stops(stopped: float) -> str:
 
 
 def describe_groups(groups: Any) -> str:
-    """How much devices differ beside the noise of their trajectories, and how many are enough."""
+    """Describe how much devices differ beside their noise, and how many are enough."""
     tau = np.sqrt(groups.returns.between)
     sigma = np.sqrt(groups.returns.within)
     text = (

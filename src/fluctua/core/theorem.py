@@ -30,7 +30,7 @@ Baseline = Callable[[Array, Array], Array]
 
 
 class StepTerms(NamedTuple):
-    """What one step contributes.
+    """Contribution of one step.
 
     running: g(X_n, t_n) Δt (E,), collected before the kick.
     on_arrival: r(X_n, X_{n+1}) (E,), collected after it; None without such a reward.

@@ -22,7 +22,7 @@ from fluctua.learn.repetitions import PARTS
 
 
 class Reading(NamedTuple):
-    """How a recording is read.
+    """Options of reading a recording.
 
     noise: variance of the readout (M,) that the sums are corrected for, or None.
     chunk_bytes: of states held at a time.

@@ -166,7 +166,7 @@ class Model(NamedTuple):
         return fit_unknowns(self.process, self.unknowns, runs)
 
     def find_self_calibration(self) -> SelfCalibration | None:
-        """What a training needs to calibrate as it goes; None where `x0` and `t` are missing."""
+        """Derive the calibration of a training as it goes; None where `x0` and `t` are missing."""
         if self.methods.self_calibration is not None:
             return self.methods.self_calibration
         if self.x0 is None or self.t is None or not self.unknowns:

@@ -148,7 +148,7 @@ class _Laboratory:
     rate: float
 
     def calibrate(self, runs: Runs) -> DeviceFit:
-        """What the knobs do, losses, drive and noise, from trajectories at several settings."""
+        """Fit knobs, losses, drive and noise to trajectories at several settings."""
         listed = list(runs)
         fits = knobs.fit_runs(self.task, listed, kerr="chi" in self.bounds)
         values = knobs.fit_knobs(self.task, listed, fits)

@@ -72,7 +72,7 @@ class Pooled(NamedTuple):
 
 
 class EstimateOptions(NamedTuple):
-    """How `estimate_files` reads and estimates every file.
+    """Options of `estimate_files` for every file.
 
     model: `FILE.py:NAME`; None for the model in the file.
     params: in place of the parameters in the file.

@@ -96,7 +96,7 @@ def correct_objective(objective: Objective, variance: np.ndarray) -> Objective:
 
 
 class Remainder(NamedTuple):
-    """What a correction leaves in J.
+    """Remainder of a correction in J.
 
     value, stderr: an estimate with its error.
     bound: the sum of absolute values.

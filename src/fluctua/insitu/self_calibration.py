@@ -1,4 +1,4 @@
-"""What a training needs to calibrate the unknowns of a process as it goes."""
+"""Derive what a training needs to calibrate the unknowns of a process as it goes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fluctua.processes.observed import Observed
 
 
 class SelfCalibration(NamedTuple):
-    """What `fluctua.SelfCalibrating` is made from, where the trajectories of a training calibrate.
+    """Parts of a `fluctua.SelfCalibrating` whose training calibrates as it goes.
 
     model: an estimator with a twin in the parameters p.
     effective: (settings, φ) -> p.
@@ -54,7 +54,7 @@ def derive_self_calibration(
     x0: Array,
     t: Array,
 ) -> SelfCalibration:
-    """What a training needs to calibrate the unknowns of a process as it goes.
+    """Derive what a training needs to calibrate the unknowns of a process as it goes.
 
     Args:
         process: drift and noise as functions of settings, its context being the unknowns; with

@@ -367,7 +367,7 @@ def _has_divisible_steps(substrate: Any) -> bool:
 
 
 def refine_grid(substrate: Any, factor: int) -> Any:
-    """The same substrate with every step split into `factor` equal ones."""
+    """Split every step of a substrate into `factor` equal ones."""
     if factor == 1:
         return substrate
     if _has_divisible_steps(substrate):

@@ -64,7 +64,7 @@ class RecordComparison(NamedTuple):
 
 
 class MeasurementComparison(NamedTuple):
-    """What a calibrated model expected of one call, and what was measured.
+    """Prediction of a calibrated model for one call beside the measurement.
 
     expected, expected_error: J that the model expected, with the error of its calibration.
     record_chi2: χ² of the records per sample, 1 expected.

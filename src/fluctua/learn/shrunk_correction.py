@@ -59,7 +59,7 @@ class Splits(Estimator, Protocol):
 
 
 class TwinErrorReport(NamedTuple):
-    """What the twin misses of the gradient: its mean correction over recent iterations.
+    """Error of the twin in the gradient: its mean correction over recent iterations.
 
     Prints one line per family with three numbers. rms: √⟨c²⟩/√⟨G²⟩, the correction relative to the
     gradient. error: the same of the standard errors, the resolution. chi²: ⟨(c/stderr)²⟩, about 1
@@ -330,7 +330,7 @@ class ShrunkCorrection(EstimatorWrapper):
 
     @property
     def certificate(self) -> TwinErrorReport:
-        """What the twin misses of the gradient, with its standard error."""
+        """Error of the twin in the gradient, with its standard error."""
         if not self._state or self._like is None:
             raise ValueError(
                 "there is no certificate yet: call the estimator, or `restore(state, theta)`."
@@ -371,7 +371,7 @@ def read_certificate(state: Mapping[str, np.ndarray], theta: Params) -> TwinErro
 def measure_own_certificate(
     key: Array, estimator: PPGT, theta: Params, count: int
 ) -> TwinErrorReport:
-    """What the twin misses on `count` trajectories of its own: the error of its order alone.
+    """Error of the twin on `count` trajectories of its own: that of its order alone.
 
     `estimator` has a `Twin` and runs a simulator, whose start and times are used; the trajectories
     are simulated with the twin's process at the twin's parameters, so nothing is measured. Where

@@ -34,7 +34,7 @@ DIGITS = 6
 
 
 class PanelSettings(NamedTuple):
-    """How much is measured. The defaults are the paper's ensembles, about 80 s of H200 kernels.
+    """Sizes of measurements. The defaults are the paper's ensembles, about 80 s of H200 kernels.
 
     running: trajectories of a and b.
     group: trajectories that share a baseline.

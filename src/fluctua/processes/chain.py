@@ -199,7 +199,7 @@ class Chain:
         _remember(code)
 
     def _compare_at(self, substrate: Simulator, theta: Params, count: int, tried: int) -> str:
-        """What is wrong with the steps simulated at these parameters; empty where nothing is."""
+        """Describe what is wrong with the steps simulated at these parameters; empty if nothing."""
         trajectories = substrate(jax.random.key(TRIAL), theta, count)
         return examine_steps(self, theta, trajectories, tried, compare=False).cause
 

@@ -103,7 +103,7 @@ def evaluate_changes(coefficients: Array, d: Array, changes: Array) -> Array:
 
 
 def move_centre(coefficients: Array, shift: Array) -> Array:
-    """The same quadratic about another centre, `shift` from the old one."""
+    """Expand the quadratic about another centre, `shift` from the old one."""
     m = shift.size
     slope = coefficients[1 : 1 + m]
     level = evaluate_guess(coefficients, shift)

@@ -126,7 +126,7 @@ def start_wait_sums(theta: Params, dtype: Any) -> WaitSums:
 
 
 class WaitIntegrals(NamedTuple):
-    """Of one wait, from time s on. residual: ∫B dr. lever: ∫(r − s) B dr."""
+    """Integrals over one wait, from time s on. residual: ∫B dr. lever: ∫(r − s) B dr."""
 
     residual: Array
     lever: Array
@@ -279,7 +279,7 @@ def finish_step(
 
 
 class PathEnd(NamedTuple):
-    """What is left at the end: g_T − V_T, its explicit slope (P,), and g_T."""
+    """Remainder at the end: g_T − V_T, its explicit slope (P,), and g_T."""
 
     residual: Array
     direct: Array

@@ -83,7 +83,7 @@ class Advice(NamedTuple):
 
 
 class Pilots(NamedTuple):
-    """How amplitudes are measured.
+    """Options of measuring at several amplitudes.
 
     trajectories: at each amplitude.
     baseline: of the pilot estimates.

@@ -9,7 +9,7 @@ from fluctua.runs.config import Config
 
 
 class Condition(NamedTuple):
-    """When a key counts.
+    """Condition under which a key counts.
 
     holds: (config) -> whether it does.
     words: the condition in words, after "it counts".

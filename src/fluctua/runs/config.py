@@ -152,7 +152,7 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """What is subtracted from the return-to-go."""
+    """Baseline that is subtracted from the return-to-go."""
 
     kind: str = _key(
         DEFAULT,
@@ -276,7 +276,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class KeepConfig:
-    """What is written, and how often."""
+    """Files that are written, and how often."""
 
     parameters_every: int = _key(
         10, rules.whole_number(1), "iterations between two records of the parameters"

@@ -308,7 +308,7 @@ def _read_source(
 def _make_options(
     config: configuration.Config, parts: building.LatticeParts
 ) -> journal.JournalOptions:
-    """What is written and how often, with the lattice's description for parameters.h5."""
+    """Make the options of writing, with the lattice's description for parameters.h5."""
     task = config.task
     keep = config.keep
     attributes = {

@@ -94,7 +94,7 @@ def call_code(text: str, function: Callable[..., Any], *values: Any, **named: An
 
 
 def make_absolute(text: str) -> str:
-    """The same name with the whole path of its file, for use from another folder."""
+    """Give a name the whole path of its file, for use from another folder."""
     place, _, name = text.rpartition(":")
     return f"{Path(place).resolve()}:{name}" if place.endswith(".py") else text
 

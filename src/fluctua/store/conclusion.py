@@ -16,7 +16,7 @@ from fluctua.store.folder import RunFolder, explain_failures
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """How the final parameters of a training are evaluated.
+    """Options of evaluating the final parameters of a training.
 
     Args:
         training: what is trained.
@@ -33,7 +33,7 @@ class FinalEvaluation:
 
     @property
     def source(self) -> str:
-        """What evaluates: a simulator, a device, or a call of the estimator."""
+        """Source of the evaluation: a simulator, a device, or a call of the estimator."""
         return final.find_source(self.training.estimator)
 
     def measure(self, state: checkpoint.RunState) -> checkpoint.RunState:

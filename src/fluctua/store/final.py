@@ -57,7 +57,7 @@ def choose_number(count: int | None, size: int, minimum: int = MIN_MEASURED) -> 
 
 
 def find_source(estimator: Any) -> str:
-    """What can evaluate J of an estimator: `SIMULATOR`, `DEVICE`, or `ESTIMATOR`."""
+    """Find what can evaluate J of an estimator: `SIMULATOR`, `DEVICE`, or `ESTIMATOR`."""
     substrate, objective = split_system(estimator)
     if hasattr(substrate, "measure_returns"):
         return DEVICE

@@ -76,7 +76,7 @@ class RunFolder(NamedTuple):
 
     @property
     def predictions(self) -> Path:
-        """What a calibrated model expected of each row, see `fluctua.store.expectations`."""
+        """Predictions of a calibrated model for each row, see `fluctua.store.expectations`."""
         return self.path / "predictions.csv"
 
     @property

@@ -47,7 +47,7 @@ def name_leaves(theta: Params) -> dict[str, np.ndarray]:
 
 
 class JournalOptions(NamedTuple):
-    """What is written, and how often.
+    """Files that are written, and how often.
 
     Args:
         checkpoints: how many are kept; at least two, in case the newest is damaged.

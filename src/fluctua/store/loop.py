@@ -86,7 +86,7 @@ class Loop:
 
 
 def explain_iterations(state: RunState, count: int | None) -> str:
-    """That a training has run its iterations, or an empty string. count: None for no limit."""
+    """State that a training has run its iterations; else empty. count: None for no limit."""
     if count is None or state.now.iteration < count:
         return ""
     return f"it has run its {format_count(count, 'iteration')}"

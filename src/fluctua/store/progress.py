@@ -32,7 +32,7 @@ NOTEBOOK_SECONDS = 0.5
 
 
 class RunLimits(NamedTuple):
-    """When a training ends, at the first of these; 0 is no limit of that kind."""
+    """Limits of a training, which ends at the first of these; 0 is no limit of that kind."""
 
     iterations: int
     max_trajectories: int = 0

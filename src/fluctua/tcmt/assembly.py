@@ -30,7 +30,7 @@ from fluctua.tcmt.network import Network, repeat_network
 
 
 class Dynamics(NamedTuple):
-    """How a network is simulated.
+    """Simulation of a network.
 
     t: the time grid (T+1,).
     modulation: of the couplings; None for none.

@@ -164,7 +164,7 @@ def propagator(
 
 
 class _Scheme(NamedTuple):
-    """What of a task does not depend on θ; hashable, so that it is compiled once."""
+    """Part of a task that does not depend on θ; hashable, so that it is compiled once."""
 
     network: Network
     drives: tuple[Drive, ...]

@@ -20,7 +20,7 @@ from fluctua.runs.reading import read_run
 
 
 class Simulation(NamedTuple):
-    """What to simulate: a preset, a file of settings or a run, and how often."""
+    """Simulation of a preset, a file of settings or a run."""
 
     source: str
     params: Path | None

@@ -57,7 +57,7 @@ def _parse_readout(text: str) -> float:
 
 
 def describe_plan(plan: Plan) -> str:
-    """What a training will do, in one line."""
+    """Describe a training in one line."""
     iterations = format_count(plan.iterations, "iteration")
     if plan.calibration == "training":
         seldom = f", measured in one of {plan.measure_every}" if plan.measure_every > 1 else ""

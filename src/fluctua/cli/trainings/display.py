@@ -18,7 +18,7 @@ from fluctua.core.words import escape_controls
 
 
 class Target(NamedTuple):
-    """Where a training goes: its folder, the page, the cluster."""
+    """Destination of a training: its folder, the page, the cluster."""
 
     out: Path | None
     replace: bool

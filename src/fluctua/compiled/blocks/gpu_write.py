@@ -24,7 +24,7 @@ OUTER_ELEMENTS = 4
 
 
 class ArrayPlace(NamedTuple):
-    """Where an array is in the memory of a trajectory."""
+    """Place of an array in the memory of a trajectory."""
 
     first: int
     size: int

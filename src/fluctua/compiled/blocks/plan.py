@@ -32,7 +32,7 @@ def find_operand(graph: ArrayGraph, node: int) -> int:
 
 
 class Demand(NamedTuple):
-    """What a function is for.
+    """Purpose of a function.
 
     stored: nodes that must be stored.
     added: nodes that are added up, in a loop of their own.

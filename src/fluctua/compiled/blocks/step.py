@@ -24,7 +24,7 @@ MAX_STATES = 512
 
 
 class ArrayProgram(NamedTuple):
-    """What a kernel on arrays computes.
+    """Program of a kernel on arrays.
 
     theta: nodes of the leaves of θ. step: nodes of the state after a step, of g Δt and of r.
     terminal: reward at the end. sums: what the reverse pass adds up.

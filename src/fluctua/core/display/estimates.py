@@ -43,7 +43,7 @@ class ArrayRow(NamedTuple):
 
 
 class EstimateTable(NamedTuple):
-    """What is shown of an estimate.
+    """Numbers of an estimate as they are shown.
 
     value: J.
     trajectories: their number in words.

@@ -49,7 +49,7 @@ def describe_parts(title: str, parts: Sequence[NamedPart]) -> str:
 
 
 def render_parts(title: str, parts: Sequence[NamedPart]) -> str:
-    """The same as a table in HTML, with the arguments of the functions."""
+    """Render the parts of a record as a table in HTML, with the arguments of the functions."""
     rows = [(part.name, part.value.strip("'<>") + part.detail) for part in parts]
     return html.make_table(rows, (), title)
 
@@ -95,7 +95,7 @@ class RangeRow(NamedTuple):
 
 
 class TrajectoriesTable(NamedTuple):
-    """What is shown of trajectories.
+    """Numbers of trajectories as they are shown.
 
     title: shape, type and size.
     parts: times, context, events, groups.

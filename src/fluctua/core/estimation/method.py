@@ -50,7 +50,7 @@ class Method(NamedTuple):
 
     @property
     def objective(self) -> Rewards | FunctionOfMeans:
-        """What is maximised."""
+        """Objective that is maximised."""
         return self.means or self.model.objective
 
     @property

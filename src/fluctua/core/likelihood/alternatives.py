@@ -127,7 +127,7 @@ class Finding(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which steps the residuals are of.
+    """Steps of the residuals.
 
     steps: their numbers (S,).
     run: how many of them are neighbours.
@@ -481,7 +481,7 @@ def _widen_tail(normal: float, skew: np.ndarray) -> np.ndarray:
 def _measure_effect(
     family: str, sums: FamilySums, statistic: np.ndarray, drift: np.ndarray, limits: Limits
 ) -> tuple[np.ndarray, float]:
-    """How large a deviation is, in the unit of its limit, and the limit."""
+    """Size of a deviation in the unit of its limit, and the limit."""
     size = np.abs(statistic) / np.sqrt(sums.terms)
     if family == "pairs":
         return np.where(statistic > 0, size, 0), limits.step

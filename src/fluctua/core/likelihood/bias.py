@@ -29,7 +29,7 @@ BATCH = 64
 
 
 class BiasModel(NamedTuple):
-    """What a bias is of. window: steps over which a kick is remembered, or None."""
+    """Model whose bias is estimated. window: steps over which a kick is followed, or None."""
 
     process: Process
     rewards: Rewards

@@ -202,7 +202,7 @@ def _weigh_components(mask: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 class _DriftLaw(NamedTuple):
-    """What is compiled. lagged: the slope at the sample before is the instrument."""
+    """Static part of the sums. lagged: the slope at the sample before is the instrument."""
 
     process: Process
     transition: steps.Transition

@@ -162,7 +162,7 @@ def _prepare(
 
 
 class _EvidenceLaw(NamedTuple):
-    """What is compiled. noisy: whether unknowns enter the noise."""
+    """Static part of the compiled sums. noisy: whether unknowns enter the noise."""
 
     process: Process
     score: Score

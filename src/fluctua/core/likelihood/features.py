@@ -103,7 +103,7 @@ def sum_features(
 
 
 class _Kernel(NamedTuple):
-    """What is compiled. feature, row: pairs (f, i) of which Σ φ_f r_i is needed."""
+    """Static part of the compiled sums. feature, row: pairs (f, i) of which Σ φ_f r_i is needed."""
 
     drift: FeatureDrift
     lagged: bool

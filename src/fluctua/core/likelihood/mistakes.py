@@ -118,7 +118,7 @@ def _explains_excess(finding: Finding, v: np.ndarray, steps: int) -> bool:
 
 
 def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
-    """How v deviates, and how that changes with the interval.
+    """Describe the deviation of v and its change with the interval.
 
     unexplained: whether residuals deviate in a way that a coarse interval does not account for.
     """

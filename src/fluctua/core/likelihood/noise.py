@@ -151,7 +151,7 @@ def fit_noise(
 
 
 class _NoiseLaw(NamedTuple):
-    """What is compiled."""
+    """Static part of the compiled sums."""
 
     process: Process
     transition: Transition

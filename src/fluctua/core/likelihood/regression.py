@@ -154,7 +154,7 @@ def examine_residuals(
 
 
 class _RegressionLaw(NamedTuple):
-    """What is compiled. lagged: features are taken at the sample before."""
+    """Static part of the compiled sums. lagged: features are taken at the sample before."""
 
     process: Process
     transition: model_steps.Transition

@@ -13,7 +13,7 @@ from fluctua.core.likelihood.sample import Sample
 
 
 def compare_start(sample: Sample, start: Array, scale: np.ndarray) -> str:
-    """What is wrong where trajectories start further from `start` than one step's kicks; else "".
+    """Describe trajectories that start further from `start` than one step's kicks; else "".
 
     A record of an autonomous process that begins some samples late is one of the same process:
     nothing else shows it.

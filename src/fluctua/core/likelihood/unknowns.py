@@ -20,7 +20,7 @@ At = Callable[[Params, Array], Params]
 
 
 class Roles(NamedTuple):
-    """How unknowns enter a process: in its noise; in its drift, linearly or not."""
+    """Roles of unknowns in a process: in its noise; in its drift, linearly or not."""
 
     noisy: bool
     linear: bool
@@ -28,7 +28,7 @@ class Roles(NamedTuple):
 
 @lru_cache(maxsize=64)
 def examine_roles(process: Process, at: At, size: int, signature: Any) -> Roles:
-    """How unknowns enter a process, from the operations of its drift and noise.
+    """Find how unknowns enter a process, from the operations of its drift and noise.
 
     signature: `check.tree_signature` of (θ, x, t, Δt, context).
     """

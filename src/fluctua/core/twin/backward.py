@@ -26,7 +26,7 @@ from fluctua.core.twin.correction import Guess, Numbers, TwinModel
 
 
 class States(NamedTuple):
-    """Where trajectories and their twins are at one time.
+    """States of trajectories and their twins at one time.
 
     x: measured or simulated (E, M). xbar: of the twin, (E, M), or (1, M) where one stands for all.
     """
@@ -43,7 +43,7 @@ class LastGuess(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What the reverse sweep carries: sums over the steps after the present one.
+    """Sums of the reverse sweep over the steps after the present one.
 
     guess: of V at the next time; one for all trajectories where their twins are the same.
     value: v (E,) or (1,).

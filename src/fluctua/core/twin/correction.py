@@ -190,7 +190,7 @@ def step_guess(
 
 
 class DirectTerms(NamedTuple):
-    """What the twin predicts at one measured step.
+    """Terms of one measured step that the twin predicts.
 
     slope: ∂θ{gΔt + r + E[r̃ + Vₙ₊₁|Xₙ]} (P,). expected: the value in the braces, with r̃ for r and
     without vₙ₊₁. reward: gΔt + r. unexplained: r − r̃, which the kick of the step meets.
@@ -205,7 +205,7 @@ class DirectTerms(NamedTuple):
 def direct_terms(
     twin: TwinModel, numbers: Numbers, guess: Guess, step: Step, xbar: Array, origin: Array
 ) -> DirectTerms:
-    """What the twin predicts at one measured step. origin: the first two times of the grid.
+    """Predict the terms of one measured step by the twin. origin: the first two times of the grid.
 
     With e = m(Xₙ) − x̄ₙ₊₁ this is (p + Se)·∂θμΔt + tr(S∂θQ)Δt + ∂θgΔt. A start that moves with θ
     displaces both ends of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see

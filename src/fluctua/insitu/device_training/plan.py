@@ -174,7 +174,7 @@ class Plan:
 
     @property
     def retry(self) -> Retry:
-        """How failed acquisitions are repeated."""
+        """Options of repeating failed acquisitions."""
         return Retry(self.attempts, self.first_pause, self.longest_pause, self.time_limit)
 
 

@@ -29,7 +29,7 @@ class Repeats:
         self.recent = np.zeros((0, MIN_SAMPLES))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Which trajectories repeat one of this batch or an earlier one. x: (E, T+1, M) -> (E,)"""
+        """Find trajectories that repeat one of this or an earlier batch. x: (E, T+1, M) -> (E,)"""
         repeated = np.zeros(len(x), bool)
         if x[0].size < MIN_SAMPLES:
             return repeated
@@ -44,7 +44,7 @@ class Repeats:
         return repeated
 
     def _find_alike(self, x: np.ndarray) -> np.ndarray:
-        """Which trajectories equal an earlier one but for a little noise. Shape (E,)."""
+        """Find trajectories that equal an earlier one but for a little noise. Shape (E,)."""
         places = np.linspace(0, x[0].size - 1, MIN_SAMPLES).round().astype(int)
         samples = x.reshape(len(x), -1)[:, places].astype(float)
         step = np.sqrt(np.mean(np.diff(x, axis=1) ** 2, axis=(0, 1)))

@@ -84,7 +84,7 @@ class Incident(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """How failed acquisitions are repeated.
+    """Options of repeating failed acquisitions.
 
     attempts: failures in a row before giving up.
     first, longest: pauses in seconds; each is twice the one before.

@@ -201,7 +201,7 @@ class RecordingFile:
         return rows
 
     def cut(self, length: int) -> RecordingFile:
-        """The same file as stretches of `length` steps, so that a long trace is many trajectories.
+        """Cut the file into stretches of `length` steps, so that a long trace is many trajectories.
 
         A stretch begins with the last sample of the one before, so that no step is lost but those
         after the last whole stretch. Times begin anew in each. The file stays open and is closed by

@@ -28,7 +28,7 @@ BARRIERS = 8
 
 
 class SiteLayout(NamedTuple):
-    """How the sites are spread over the blocks of a trajectory, in order, `local` per block.
+    """Division of the sites among the blocks of a trajectory, in order, `local` per block.
 
     A block keeps mirrors of the sites of other blocks that its own are coupled to, after its own
     sites. A site has its mirror at the same place in every block that has one.

@@ -181,7 +181,7 @@ class Binned:
 
 @dataclass(frozen=True)
 class KernelOptions:
-    """How trajectories are run, for any network.
+    """Options of running trajectories, for any network.
 
     Args:
         backend: "cpu" or "cuda".
