@@ -292,7 +292,7 @@ def test_yardsticks_need_a_simulator():
 def test_comparison_needs_two_samples_of_each():
     run = fl.simulator(PROCESS, jnp.zeros(2), T)
     with pytest.raises(
-        ValueError, match=r"costs 7 trajectories per sample; 10 trajectories buy 1.*trajectories=14"
+        ValueError, match=r"costs 7 trajectories per sample; 10 .* give 1.*trajectories=14"
     ):
         fl.reference.compare(
             KEY,

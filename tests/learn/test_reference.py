@@ -138,7 +138,7 @@ def test_a_comparison_counts_the_pilot_and_begins_every_repeat_with_the_state_it
 
 
 def test_a_comparison_refuses_what_cannot_be_reset():
-    with pytest.raises(ValueError, match=r"`a` remembers.*`restore\(state\)`"):
+    with pytest.raises(ValueError, match=r"`a` has a state that `restore\(state\)`"):
         fl.reference.compare(
             jax.random.key(0), THETA, {"a": Remembering(False)}, trajectories=100, reference=EXACT
         )

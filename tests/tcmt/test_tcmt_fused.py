@@ -204,7 +204,7 @@ def test_what_the_kernels_refuse_names_the_jax_path():
     with pytest.raises(ValueError, match=r"this task has another.*backend=\"jax\""):
         own.estimator("cpu")
     task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
-    with pytest.raises(ValueError, match="does not serve the baseline .mean."):
+    with pytest.raises(ValueError, match="does not support the baseline .mean."):
         task.estimator("cpu", baseline="mean")
     with pytest.raises(ValueError, match="at least 2; got 1"):
         task.estimator("cpu")(KEY, start(task.network), 1)

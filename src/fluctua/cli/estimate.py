@@ -234,7 +234,7 @@ def _parse_window(text: str, continuing: bool) -> float | str:
     if text == "auto":
         return text
     if not continuing:
-        raise ValueError("--set window is of a long-run average: give --continuing too.")
+        raise ValueError("--set window needs --continuing: it is the window of a long-run average.")
     try:
         return float(text)
     except ValueError:

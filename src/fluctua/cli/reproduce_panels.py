@@ -64,9 +64,9 @@ def _find_lattices(
         )
     of_file = runs is not None and runs.suffix == ".npz"
     if "config" in settings and not of_file:
-        raise ValueError("--set config is the lattice of --runs PARAMS.npz, which is missing.")
+        raise ValueError("--set config needs --runs PARAMS.npz, whose lattice it describes.")
     if "iteration" in settings and (runs is None or of_file):
-        raise ValueError("--set iteration is of the runs in --runs FOLDER, which is missing.")
+        raise ValueError("--set iteration needs --runs FOLDER: it is an iteration of its runs.")
     if runs is None:
         return [training.train_small_lattice(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
     if of_file:

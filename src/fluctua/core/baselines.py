@@ -363,7 +363,7 @@ def resolve_baseline(
     if isinstance(record, str):
         if record not in TABLE:
             raise ValueError(
-                f"there is no baseline {record!r}; {caller} serves "
+                f"there is no baseline {record!r}; {caller} supports "
                 f"{listed}.{close_match(record, TABLE)}"
             )
         record = TABLE[record]()
@@ -375,7 +375,7 @@ def resolve_baseline(
     name = "twin" if isinstance(record, Twin) else record.name
     if name not in serves:
         what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
-        raise ValueError(f"{caller} does not serve {what}; it serves {listed}.")
+        raise ValueError(f"{caller} does not support {what}; it supports {listed}.")
     if (
         isinstance(record, Baseline)
         and isinstance(record.function, Bins)

@@ -155,16 +155,16 @@ def objective(candidate: Any, *, stops: bool = False) -> objectives.Rewards:
     """Rewards as callables of all their arguments. stops: whether the caller serves a `stop`."""
     if getattr(candidate, "stop", None) is not None and not stops:
         raise ValueError(
-            "this objective has a `stop`, which is served by gradient, gradient_samples, ppgt, "
+            "this objective has a `stop`, which is supported by gradient, gradient_samples, ppgt, "
             "evaluate and function_of_means; not here. Leave `stop` off."
         )
     if isinstance(candidate, objectives.Rewards):
         return candidate
     if isinstance(candidate, objectives.FunctionOfMeans):
         raise ValueError(
-            "a function of means (`function_of_means`) is served by gradient, gradient_samples, "
-            "ppgt, the references and evaluate, with all trajectories at hand; here "
-            "give one `Objective`."
+            "a function of means (`function_of_means`) is supported by gradient, gradient_samples, "
+            "ppgt, the references and evaluate, with all trajectories in one call; here give one "
+            "`Objective`."
         )
     if not isinstance(candidate, objectives.Objective):
         raise TypeError(
@@ -198,8 +198,8 @@ def require_state_rewards(rewards: objectives.Rewards, caller: str) -> None:
     for name in ("per_step", "initial"):
         if getattr(rewards, name) is not None:
             raise ValueError(
-                f"{caller} serves `running` and `terminal` rewards; this objective has "
-                f"a `{name}` one."
+                f"{caller} supports `running` and `terminal` rewards; this objective "
+                f"has a `{name}` one."
             )
 
 

@@ -540,12 +540,12 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
         before, now = ("no noise", "some") if noiseless[i] else ("noise", "none")
         raise ValueError(
             f"the noise of state component {i} comes and goes: there is {before} at the first "
-            f"state, and {now} {where}. A score is made for components that have noise all along, "
-            "or never. Instrument noise that does not vanish."
+            f"state, and {now} {where}. A score needs components that have noise always or never. "
+            "Add noise that does not vanish."
         )
     raise ValueError(
-        f"the noise leaves a direction of the state without any {where}, and σ has as many "
-        "columns as there are components. Write it with the columns that there are, (M, W)."
+        f"the noise matrix σ is singular {where}: it has as many columns as there are components, "
+        "and one direction of the state has no noise. Give the W independent columns alone, (M, W)."
     )
 
 

@@ -736,7 +736,7 @@ def function_of_means(function: Callable[..., Array], *objectives: Objective) ->
     True
     """
     if not objectives:
-        raise ValueError("`function_of_means` needs the objectives whose means F is of; got none.")
+        raise ValueError("`function_of_means` needs at least one objective after F; got none.")
     for objective in objectives:
         check.objective(objective, stops=True)
     numbers = [jax.ShapeDtypeStruct((), jnp.result_type(float))] * len(objectives)
@@ -772,8 +772,8 @@ def combine_samples(function: Callable[..., Array], parts: Sequence[Samples]) ->
         means = [float(part.returns.mean()) for part in parts]
         raise FloatingPointError(
             f"F or its derivatives are not finite at the means {means} of {count} trajectories, "
-            "or at those of all but one: the function has left its range (a square root or "
-            "logarithm of a difference of means, say)."
+            "or at those of all but one: the function has left its range (such as a square "
+            "root or logarithm of a difference of means)."
         )
     return samples
 

@@ -55,8 +55,8 @@ class Recording:
         )
         if isinstance(self._chunks, Iterator):
             raise TypeError(
-                "chunks of trajectories are gone through more than once, and a generator can be "
-                "only once. Pass a list, or an object whose __iter__ starts afresh."
+                "chunks of trajectories are read more than once, and a generator can be read only "
+                "once. Pass a list, or an object whose __iter__ starts afresh."
             )
         self.sizes: list[int] = []
         first = []

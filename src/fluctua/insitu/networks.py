@@ -125,7 +125,8 @@ def list_unknowns(network: tcmt.Network, spread: Mapping[str, float]) -> dict[st
     wrong = sorted(set(spread) ^ set(SPREAD))
     if wrong:
         raise ValueError(
-            f"`spread` has {', '.join(SPREAD)}; {', '.join(map(repr, wrong))} is amiss."
+            f"`spread` must have {', '.join(SPREAD)}; missing or unknown: "
+            f"{', '.join(map(repr, wrong))}."
         )
     sites = network.sites
     bonds = len(network.bonds)

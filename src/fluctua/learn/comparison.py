@@ -169,7 +169,7 @@ class _Candidate(NamedTuple):
             besides = f" and {pilot:,} for its pilot" if pilot else ""
             raise ValueError(
                 f"`{self.name}` costs {cost:,} trajectories per sample{besides}; {trajectories:,} "
-                f"trajectories buy {samples}, and an error bar needs 2. Use "
+                f"trajectories give {samples}, and an error bar needs 2. Use "
                 f"trajectories={2 * cost + pilot} or more."
             )
         return samples
@@ -182,8 +182,8 @@ class _Candidate(NamedTuple):
             now[name].tobytes() != state[name].tobytes() for name in state
         ):
             raise ValueError(
-                f"`{self.name}` remembers what it has seen: `restore(state)` does not bring back "
-                "the state that it came with, so that its repeats are not independent."
+                f"`{self.name}` has a state that `restore(state)` does not bring back, so that its "
+                "repeats are not independent."
             )
 
 

@@ -329,7 +329,7 @@ def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
         )
     if objective is None and own is None:
         raise ValueError(
-            "a simulator alone does not know what is rewarded: give `objective=`, or the estimator."
+            "a simulator has no reward: give `objective=`, or the estimator."
         )
     rewards = check.objective_or_means(objective if objective is not None else own)
     if isinstance(substrate, simulate.Simulator):

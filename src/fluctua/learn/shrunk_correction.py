@@ -382,7 +382,7 @@ def measure_own_certificate(
     substrate = estimator.substrate
     if method.twin is None or not isinstance(substrate, Simulator):
         raise TypeError(
-            "`measure_own_certificate` is of an estimator with a `Twin` that runs a simulator."
+            "`measure_own_certificate` needs an estimator with a `Twin` and a simulator."
         )
     twin = method.twin
     assert twin.process is not None

@@ -347,7 +347,7 @@ def select_midway(run: SavedRun, iteration: int | None = None) -> TrainedLattice
     if not records.size:
         last = run.course.iteration[-1]
         raise ValueError(
-            f"{run.folder} has records up to iteration {last}; asked for {iteration}. Take an "
+            f"{run.folder} has records up to iteration {last}; got iteration {iteration}. Take an "
             "earlier one."
         )
     record = int(records[0])

@@ -415,9 +415,9 @@ def read_stamp(path: Path) -> str:
         return ""
     if stamp[2] != digest(text):
         raise ValueError(
-            f"the keys in {path} are not those that this run began with: it was edited, or is "
-            f"damaged. A run goes on as it began, only {', '.join(ADJUSTABLE)} can change; for "
-            "another training begin another run."
+            f"the keys in {path} are not those that this run started with: it was edited, or is "
+            f"damaged. A run continues as it started, only {', '.join(ADJUSTABLE)} can change; for "
+            "another training start another run."
         )
     return stamp[1]
 

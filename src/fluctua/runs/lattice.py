@@ -81,9 +81,9 @@ def resume(
         fixed = sorted(set(changes or {}) - set(configuration.ADJUSTABLE))
         if fixed:
             raise ValueError(
-                f"a run goes on as it began: `{fixed[0]}` cannot change, only "
-                f"{', '.join(configuration.ADJUSTABLE)} can. For another training begin another "
-                "run."
+                f"a run continues as it started: `{fixed[0]}` cannot change, only "
+                f"{', '.join(configuration.ADJUSTABLE)} can. For another training start "
+                "another run."
             )
         config = configuration.apply_changes(configuration.load(place.settings), changes or {})
         identity = _read_identity(place, config)
@@ -343,7 +343,7 @@ def _read_identity(place: runfolder.RunFolder, config: configuration.Config) -> 
         return stated
     if journal.read_owners(place):
         raise ValueError(
-            f"{place.settings} is cut short: its last line, with the fingerprint of the run, is "
+            f"{place.settings} is truncated: its last line, with the fingerprint of the run, is "
             "missing. Put the whole file back."
         )
     return configuration.digest(configuration.dump(config))

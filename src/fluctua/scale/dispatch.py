@@ -115,7 +115,7 @@ def gather_results(
             losses[number] = losses.get(number, 0) + 1
             if losses[number] >= MAX_LOSSES:
                 raise RuntimeError(
-                    f"{MAX_LOSSES} workers died over the same piece of work, {call.method} number "
+                    f"{MAX_LOSSES} workers failed in the same piece of work, {call.method} number "
                     f"{number}, the last of them because {report.reason}. Does a worker have the "
                     "memory for a shard?"
                 )

@@ -100,7 +100,7 @@ def read_with_owners(path: Path) -> list[tuple[Row, str]]:
         ]
     except (ValueError, csv.Error) as error:
         raise ValueError(
-            f"{path} has a row that is cut short, or a value that is no number ({error})."
+            f"{path} has a truncated row, or a value that is no number ({error})."
         ) from None
     _check_order(path, [row.row for row, _ in rows], 0)
     return rows
@@ -220,7 +220,7 @@ def read_numbers(path: Path) -> tuple[list[str], np.ndarray]:
         )
     except ValueError as error:
         raise ValueError(
-            f"{path} has a row that is cut short, or a value that is no number ({error})."
+            f"{path} has a truncated row, or a value that is no number ({error})."
         ) from None
     if len(rows):
         numbers = [int(v) if v.is_integer() else v for v in rows[:, 0].tolist()]

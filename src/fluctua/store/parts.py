@@ -63,9 +63,9 @@ def refuse_other_parts(
             f"`{name}` {_describe_change(before.get(name), after.get(name))}" for name in changed
         ]
         raise ValueError(
-            f"a run goes on as it began: {', '.join(lines)}. Only `iterations` can change; for "
-            "another training begin another run. If it computes the same and is only written in "
-            f'another way, remove "{PARTS}" from {path}.'
+            f"a run continues as it started: {', '.join(lines)}. Only `iterations` can change; "
+            "for another training start another run. If it computes the same and is only written "
+            f'in another way, remove "{PARTS}" from {path}.'
         )
     if unsure:
         names = ", ".join(f"`{name}`" for name in unsure)

@@ -240,8 +240,9 @@ def _refuse_changes(
     for name, words in COMPARED.items():
         if stored[name] != settings[name]:
             raise ValueError(
-                f"a run goes on as it began: {words} was {stored[name]} and is {settings[name]}. "
-                "Only `iterations` can change; for another training begin another run."
+                f"a run continues as it started: {words} was {stored[name]} and is "
+                f"{settings[name]}. Only `iterations` can change; for another training start "
+                "another run."
             )
     partlist.refuse_other_parts(place.settings, stored, settings, report)
 

@@ -180,7 +180,7 @@ def test_a_cut_npz_is_named(tmp_path):
     whole = (tmp_path / "a.npz").read_bytes()
     for share in (0.1, 0.5, 0.99):
         (tmp_path / "a.npz").write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(ValueError, match="cut short"):
+        with pytest.raises(ValueError, match="truncated"):
             insitu.files.open(tmp_path / "a.npz")
 
 

@@ -144,7 +144,7 @@ def _check_stop(parts: tuple[Rewards, ...], start: StartLaw, twin: Twin | None) 
         return
     if twin is not None:
         raise ValueError(
-            "a twin guesses the return of a path that goes on, and this objective has a `stop`. "
+            "a twin does not support `stop`: it predicts the return of a path that goes on. "
             'Use another baseline: "time", "mean", "optimal" or "binned".'
         )
     if isinstance(start, draws.Reparameterised):

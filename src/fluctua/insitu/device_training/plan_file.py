@@ -25,7 +25,7 @@ BESIDE = ("run", CHECKSUM, PARTS, VERSIONS)
 """Entries of plan.json that are no fields of a plan."""
 
 ADJUSTABLE = ("iterations", "time_limit", "on_doubt", "final_trajectories")
-"""What may change when a run goes on."""
+"""Fields that may change when a run continues."""
 
 RENAMED = {"memory": "forget_after", "most_omega": "omega_max", "most_kappa": "kappa_max"}
 """Fields of plans that earlier versions wrote, and their names now."""
@@ -34,10 +34,10 @@ OPTIONS = ("points", "noise", "sigma_kappa", "kerr", "omega_max", "kappa_max")
 """Fields that earlier versions had for an instrument at an address: options of it now."""
 
 OFFICIAL = (
-    "A run goes on as it began; only `iterations`, `time_limit`, `on_doubt` and "
+    "A run continues as it started; only `iterations`, `time_limit`, `on_doubt` and "
     "`final_trajectories` can change, with --iterations, --set time_limit=…, --set on_doubt=… and "
     "--set final_trajectories=… on the command line or by the arguments of resume(). For another "
-    "plan begin another run."
+    "plan start another run."
 )
 
 

@@ -107,8 +107,8 @@ class DeviceArray:
         """Acquire `count` good trajectories; `group` numbers the devices. `key` is not used."""
         if count < len(self.devices):
             raise ValueError(
-                f"{count} trajectories are fewer than the {len(self.devices)} devices. Ask for "
-                "one per device at least, better for several each."
+                f"{count} trajectories are fewer than the {len(self.devices)} devices. Take "
+                "at least one per device, better several."
             )
         pieces: dict[int, list[Trajectories]] = {k: [] for k in range(len(self.devices))}
         settings: dict[int, Params] = {}

@@ -326,8 +326,8 @@ def _find_places(
         if name not in mapped:
             interval = ", or give the interval of the samples, --set dt=0.01" if name == "t" else ""
             raise ValueError(
-                f"{path} has no `{name}`, {meaning}; it has {_join_few(places)}. Say where they "
-                f"are: --map {name}=PLACE (in Python, mapping={{{name!r}: ...}}){interval}."
+                f"{path} has no `{name}`, {meaning}; it has {_join_few(places)}. Give the "
+                f"place: --map {name}=PLACE (in Python, mapping={{{name!r}: ...}}){interval}."
             )
     return mapped
 

@@ -154,8 +154,8 @@ def read_head(file: h5py.File, path: Path) -> Description:
     missing = [name for name in needed if name not in file]
     if missing:
         raise ValueError(
-            f"{path} is damaged: {', '.join(missing)} missing. It was cut short while "
-            "it was created."
+            f"{path} is damaged: {', '.join(missing)} missing. It is truncated, or its writer was "
+            "killed at the start."
         )
     tables = {name: read_table(file[name]) if name in file else {} for name in GROUPS}
     context = None

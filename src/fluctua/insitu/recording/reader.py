@@ -366,7 +366,7 @@ def open_hdf5(path: Path) -> tuple[h5py.File, bool]:
                 time.sleep(0.02)  # a writer is beginning or ending, which takes milliseconds
                 continue
             raise ValueError(
-                f"{path} cannot be opened: {_first_line(error)} It is damaged, or cut short."
+                f"{path} cannot be opened: {_first_line(error)} It is damaged or truncated."
             ) from None
 
 
@@ -384,8 +384,8 @@ def _read_plain_file(
         return foreign.read_npy(path, units)
     if beginning.startswith(b"PK\x03\x04"):
         raise ValueError(
-            f"{path} is an .npz that was cut short: its end, which lists what is in it, is "
-            "missing. Copy or save it again."
+            f"{path} is a truncated .npz: its end, with the list of its contents, is missing. "
+            "Copy or save it again."
         )
     if path.suffix.lower() in foreign.TEXT_FILES:
         return foreign.read_text(path, mapping, units)
