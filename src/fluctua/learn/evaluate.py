@@ -328,9 +328,7 @@ def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
             "measures J on its device, of one θ, with the steps and rewards it has."
         )
     if objective is None and own is None:
-        raise ValueError(
-            "a simulator has no reward: give `objective=`, or the estimator."
-        )
+        raise ValueError("a simulator has no reward: give `objective=`, or the estimator.")
     rewards = check.objective_or_means(objective if objective is not None else own)
     if isinstance(substrate, simulate.Simulator):
         rewards = methods.match_process(rewards, substrate.recipe.process)
