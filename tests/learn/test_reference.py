@@ -7,6 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
+from fluctua.core import streamed
 
 THETA = {"k": jnp.asarray(0.9), "f": jnp.asarray(0.7), "m": jnp.asarray(0.4)}
 T = np.linspace(0, 1, 26)
@@ -57,6 +58,19 @@ def test_pathwise_and_finite_differences_agree_path_by_path():
     b = fl.reference.finite_differences(curved, run)(jax.random.key(2), THETA, 50)
     for left, right in zip(jax.tree.leaves(a[:2]), jax.tree.leaves(b[:2]), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-7, atol=1e-9)
+
+
+def test_finite_differences_hold_few_copies_of_theta():
+    """Of 2P + 1 θ, 4,096 numbers at a time and not P²."""
+    size = 3000
+    theta = {"k": jnp.asarray(0.9), "f": jnp.ones(size), "m": jnp.asarray(0.4)}
+    process = fl.Process(lambda th, x: jnp.mean(th["f"]) - x, lambda th, x: jnp.ones_like(x))
+    simulated = fl.simulator(process, START, T)
+    estimator = fl.reference.finite_differences(OBJECTIVE, simulated)
+    run = streamed.Run(jax.random.key(0), theta, simulated.times, simulated.x0)
+    h = jnp.full(size + 2, 1e-3)
+    made = estimator.kernel.lower(estimator.objective, simulated.recipe, 4, run, h).compile()
+    assert made.memory_analysis().temp_size_in_bytes < 100 * theta["f"].nbytes
 
 
 def test_cost_counts_trajectories():

@@ -284,14 +284,21 @@ def _differences(
     h: Array,
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(run.theta)
-    up = flat + jnp.diag(h)
-    down = flat - jnp.diag(h)
-    rows = jnp.concatenate([flat[None], up, down])
-    stack = run._replace(theta=jax.vmap(unravel)(rows))
-    returns = many.collect_returns(objective, recipe, count, ("theta",), stack)
+
+    def collect(row: dict[str, Array]) -> Array:
+        """R at θ with one component moved. θ is made here: a stack of 2P + 1 would grow as P²."""
+        theta = unravel(flat.at[row["component"]].add(row["h"]))
+        return streamed.collect_returns(objective, recipe, count, run._replace(theta=theta))
+
+    numbers = jnp.arange(flat.size)
+    rows = {
+        "component": jnp.concatenate([numbers[:1], numbers, numbers]),
+        "h": jnp.concatenate([jnp.zeros_like(h[:1]), h, -h]),
+    }
+    returns = many.map_runs(collect, rows, max(count, flat.size))
     middle, above, below = jnp.split(returns, [1, 1 + flat.size])
     # the difference of what the parameters actually became, not 2h: rounding of θ ± h cancels
-    width = jnp.diagonal(up - down)
+    width = (flat + h) - (flat - h)
     return ((above - below) / width[:, None]).T, middle[0]
 
 

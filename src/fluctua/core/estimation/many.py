@@ -89,7 +89,7 @@ def collect_returns(
     def collect(rows: dict[str, Any]) -> Array:
         return streamed.collect_returns(rewards, recipe, count, run._replace(**rows))
 
-    return _map_runs(collect, {name: getattr(run, name) for name in stacked}, count)
+    return map_runs(collect, {name: getattr(run, name) for name in stacked}, count)
 
 
 def sweep_stack(call: streamed.Call, stack: ThetaStack) -> streamed.SweepResult:
@@ -123,11 +123,14 @@ def _sweep_stack(
         )
 
     rows = {"theta": run.theta} if common else {"theta": run.theta, "key": run.key}
-    return _map_runs(sweep, rows, max(count, passes.pilot))
+    return map_runs(sweep, rows, max(count, passes.pilot))
 
 
-def _map_runs(function: Any, rows: dict[str, Any], count: int) -> Any:
-    """The results of `function` for all rows, as many at once as fit."""
+def map_runs(function: Any, rows: dict[str, Any], count: int) -> Any:
+    """The results of `function` for all rows, as many at once as fit.
+
+    count: numbers of a row that are held while it runs, such as its trajectories.
+    """
     most = CPU_TRAJECTORIES if jax.default_backend() == "cpu" else GPU_TRAJECTORIES
     return jax.lax.map(function, rows, batch_size=max(1, most // count))
 
