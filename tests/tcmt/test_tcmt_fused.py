@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fluctua import fisher, natural, tcmt
+from fluctua import evaluate, fisher, natural, tcmt
 from fluctua.cli.app import app
 from fluctua.core.baselines import binned, time_only
 from fluctua.core.streamed import split_key
@@ -212,6 +212,14 @@ def test_what_the_kernels_refuse_names_the_jax_path():
         TypeError, match="first_trajectory"
     ):  # it is called `first` here, and would be passed over
         task.estimator("cpu").run(KEY, start(task.network), 4, first_trajectory=8)
+
+
+def test_an_evaluation_names_the_simulator_of_the_task():
+    task = tcmt.transmission(tcmt.rectangular(1, 2), horizon=0.5, dt=0.05)
+    theta = {"omega": jnp.zeros(2), "kappa": jnp.ones(1), "chi": jnp.zeros(2)}
+    with pytest.raises(TypeError, match=r"Fused is an estimator.*task\.simulator\(\), theta, obj"):
+        evaluate(task.estimator("cpu"), theta, count=4)
+    assert evaluate(task.simulator(), theta, count=4, objective=task.objective).trajectories == 4
 
 
 def test_unstable_steps_are_warned_about_before_the_run():

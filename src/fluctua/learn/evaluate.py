@@ -324,8 +324,9 @@ def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
     if hasattr(substrate, "restore"):  # its call is an `Estimate`, and may learn from the device
         raise TypeError(
             f"a {type(substrate).__name__} is an estimator, and J is the mean return of a "
-            "substrate: give the simulator and `objective=`. Of a `SelfCalibrating`, `evaluate` "
-            "measures J on its device, of one θ, with the steps and rewards it has."
+            "substrate: give the simulator and `objective=`, for a task of resonators "
+            "evaluate(task.simulator(), theta, objective=task.objective). Of a `SelfCalibrating`, "
+            "`evaluate` measures J on its device, of one θ, with the steps and rewards it has."
         )
     if objective is None and own is None:
         raise ValueError("a simulator has no reward: give `objective=`, or the estimator.")

@@ -336,12 +336,12 @@ def _make_contents(path: Path, kind: str, values: dict[str, Any], x: Any, units:
     if units.dt is not None and "t" in values:
         raise ValueError(f"{path} has times of its own; leave out dt.")
     length = np.size(values["t"]) if units.dt is None else None
-    found = x.shape
+    shape = x.shape
     x = _add_axes(path, x, length, units)
     if len(x.shape) != 3 or length not in (None, x.shape[1]):
         times = "times" if length is None else length
         raise ValueError(
-            f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got {found}."
+            f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got {shape}."
         )
     t = np.ravel(values["t"]) if units.dt is None else np.arange(x.shape[1]) * units.dt
     x, rails = _scale_samples(path, x, units.scale)
@@ -375,9 +375,9 @@ def _make_contents(path: Path, kind: str, values: dict[str, Any], x: Any, units:
         **texts,
         **tables,
     )
-    if len(found) < 3:
+    if len(shape) < 3:
         what = "one trajectory" if x.shape[0] == 1 else "one channel"
-        kind += f", `x` {found} taken as {what}"
+        kind += f", `x` {shape} taken as {what}"
     return Contents(kind, description, x, context, rails)
 
 
