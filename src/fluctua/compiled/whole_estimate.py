@@ -84,7 +84,7 @@ def estimate_on_host(call: Call) -> estimates.Estimate | None:
 def estimate_by_jax(call: Call) -> estimates.Estimate:
     """Estimate without a kernel, from single gradients."""
     plain = call._replace(substrate=call.substrate._replace(backend=None))
-    gradients, returns, survival = streamed_samples(plain)
+    gradients, returns, survival, _ = streamed_samples(plain)
     rows = estimates.unflatten(call.theta, gradients)
     return estimates.reduce_samples(estimates.Samples(rows, returns, survival=survival))
 

@@ -433,8 +433,8 @@ class PPGT(PlainEstimator):
         call = self._call(key, theta, count)._replace(first=first)
         if table is not None:
             call = call._replace(tables=call.tables.fill_missing(table))
-        flat, returns, survival = streamed.streamed_samples(call)
-        return estimates.Samples(estimates.unflatten(theta, flat), returns, survival=survival)
+        flat = streamed.streamed_samples(call)
+        return recorded_samples.shape_samples(theta, flat)
 
     def _call(self, key: arrays.Array, theta: arrays.Params, count: int) -> streamed.Call:
         """The request to the simulator."""

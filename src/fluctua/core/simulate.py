@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import arrays, check, draws
+from fluctua.core import arrays, check, diffusion, draws
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.integrators import mean_rate
 from fluctua.core.process import AnyProcess, HistoryDependent, NoiseProduct, Process
@@ -129,6 +129,9 @@ class Simulator(NamedTuple):
         check.shapes(self.recipe.process, theta, *check.take_first((first, self.t, context)))
         x, context, left = _record(self.recipe, count, key, theta, self.times, self.x0)
         check.finite_simulation(x, self.t)
+        diffusion.warn_about_rounding(
+            self.recipe.process, theta, arrays.part(x, np.s_[:, -1]), self.times, context
+        )
         events = None
         if left is not None:
             max_count = max(1, int(left.count.max()))
@@ -247,6 +250,9 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
         ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
+    diffusion.warn_about_rounding(
+        substrate.recipe.process, theta, ensemble.x, substrate.times, ensemble.context
+    )
     return observe(substrate.recipe, ensemble.x), ensemble.context
 
 

@@ -100,6 +100,10 @@ def streamed_samples(call: Call) -> recorded.FlatSamples:
     swept = _samples_by_jax(call) if swept is None else swept
     if not swept.finite:
         _explain_not_finite(call, swept)
+    if substrate.recipe.context is None and jax.default_backend() == "cpu":
+        diffusion.warn_about_rounding(
+            substrate.recipe.process, call.theta, swept.last, substrate.times, None
+        )
     return recorded.FlatSamples(swept.gradients, swept.returns, swept.survival)
 
 

@@ -440,7 +440,10 @@ def _select_longest(record: Trajectories, pieces: joining.Pieces) -> Trajectorie
 def _warn_about_residuals(
     process: processes.AnyProcess, score: processes.Score, theta: Params, record: Trajectories
 ) -> None:
-    """Warn if the residuals at the beginning of the record are not the noise of the process."""
+    """Warn if the residuals are not the noise of the process.
+
+    All tests are at the beginning of the record, those of the drift along all of it.
+    """
     law = guard.LAWS.get(score)
     if law is None or not isinstance(process, processes.Process):
         return
@@ -448,7 +451,9 @@ def _warn_about_residuals(
     beginning = Trajectories(
         np.asarray(record.t)[:samples], np.asarray(record.x[:, :samples]), record.context
     )
-    guard.warn_about_residuals(process, theta, beginning, transition=law, stacklevel=3)
+    guard.warn_about_residuals(
+        process, theta, beginning, transition=law, every=record, stacklevel=3
+    )
 
 
 def _choose_window(

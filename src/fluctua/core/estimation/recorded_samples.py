@@ -82,10 +82,10 @@ def sample_recorded(
     flat = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
     if scores is not None:
         _warn_about_scores(method, theta, [flat.scores])
-    return estimates.label_groups(_shape_samples(theta, flat), trajectories)
+    return estimates.label_groups(shape_samples(theta, flat), trajectories)
 
 
-def _shape_samples(theta: Params, flat: recorded.FlatSamples) -> estimates.Samples:
+def shape_samples(theta: Params, flat: recorded.FlatSamples) -> estimates.Samples:
     """The samples with the structure of θ."""
     gradients = estimates.unflatten(theta, flat.gradients)
     return estimates.Samples(gradients, flat.returns, survival=flat.survival)
@@ -121,7 +121,7 @@ def sample_pieces(
         flat = recorded.recorded_samples(method.model, tables, recording, theta, block_bytes)
         if scores is not None:
             scores.append(flat.scores)
-        yield piece, _shape_samples(theta, flat)
+        yield piece, shape_samples(theta, flat)
         if progress:
             progress(len(piece.x))
 

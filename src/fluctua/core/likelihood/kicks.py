@@ -67,7 +67,6 @@ def standardise(
     t, dt: their times (S,).
     readout: variance of the measurement (M,).
     """
-
     one = partial(_standardise_one, process, transition, noiseless, theta, readout)
     return map_in_batches(one, now, following, t, dt, context)
 

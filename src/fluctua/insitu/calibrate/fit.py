@@ -11,6 +11,7 @@ import numpy as np
 from fluctua.core import check, scores
 from fluctua.core.arrays import Params
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.display.fields import show_fields
 from fluctua.core.estimate import Estimate
 from fluctua.core.likelihood import drift as drift_fits
 from fluctua.core.likelihood import guard as residual_guard
@@ -108,6 +109,7 @@ def _alike(a: noise_fits.NoiseFit, b: noise_fits.NoiseFit) -> bool:
 # -------------------------------------------------------------------------------- a whole recording
 
 
+@show_fields
 class Calibration(NamedTuple):
     """Calibration of one recording.
 
@@ -224,8 +226,8 @@ def calibrate_recording(
     blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
     if not model.hidden:
         guard = residual_guard.examine(
-            process, theta, recording.trajectories(), transition=law, readout=blur
-        )
+            process, theta, recording.trajectories(), transition=law, readout=blur, every=[]
+        )  # how far the settings are off is the result of the fit
     if bias and not model.hidden and pieces is not None:
         show("gradient and residuals")
         report, gradient = _examine_long_run(record, pieces, process, model, transition, law, blur)
