@@ -131,7 +131,7 @@ def test_kernels_take_the_options_of_binned():
     [
         (
             lambda: fl.ppgt(RUN, OBJECTIVE, baseline="carried"),
-            r"'carried'; it serves none, time, mean",
+            r"'carried'; it supports none, time, mean",
         ),
         (lambda: fl.ppgt(RUN, OBJECTIVE, baseline="optmal"), 'Did you mean "optimal"'),
         (lambda: fl.ppgt(RUN, OBJECTIVE, baseline="binned"), r"binned\(lambda"),
@@ -143,12 +143,12 @@ def test_kernels_take_the_options_of_binned():
         ),
         (
             lambda: SMALL.estimator("jax", baseline="carried"),
-            "backend=\"jax\" does not serve the baseline 'carried'",
+            "backend=\"jax\" does not support the baseline 'carried'",
         ),
         (lambda: SMALL.estimator("jax", baseline=fl.baselines.binned(group=10)), "`group` = 10"),
         (
             lambda: SMALL.estimator("cpu", baseline="mean"),
-            "'mean'; it serves none, time, optimal, binned",
+            "'mean'; it supports none, time, optimal, binned",
         ),
         (
             lambda: SMALL.estimator(
@@ -161,7 +161,7 @@ def test_kernels_take_the_options_of_binned():
             "without a condition",
         ),
         (lambda: SMALL.estimator("cpu", baseline=np.full(101, np.nan)), "not finite"),
-        (lambda: Plan(baseline="binned"), "in-situ training does not serve the baseline 'binned'"),
+        (lambda: Plan(baseline="binned"), "training does not support the baseline 'binned'"),
         (
             lambda: fl.baselines.time_only(jnp.array([1.0, jnp.nan])),
             "not finite at 1 of 2 times, first at index 1",

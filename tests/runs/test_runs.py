@@ -512,7 +512,7 @@ def test_wrong_configurations_leave_no_folder(tmp_path):
         ({"optimiser.rule": "adm"}, "adam"),
         ({"task.dt": 0.3}, "whole number of steps"),
         ({"lattice.rows": 1, "lattice.columns": 1}, "two resonators"),
-        ({"backend": "jax"}, "does not serve the baseline .carried."),
+        ({"backend": "jax"}, "does not support the baseline .carried."),
     ):
         with pytest.raises(ValueError, match=message):
             runs.run(apply_changes(CONFIG, changes), tmp_path / "run")
