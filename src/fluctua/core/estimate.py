@@ -114,7 +114,7 @@ class Groups(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A gradient and how far to trust it.
+    """Gradient of J, the expected return, and their errors.
 
     `gradient`, `stderr` and `second_moment` are pytrees like θ.
 

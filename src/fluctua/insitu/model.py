@@ -58,7 +58,7 @@ class Knob(NamedTuple):
 
 
 class Methods(NamedTuple):
-    """A model's own ways, where there are faster or more accurate ones than `Model` derives.
+    """Methods of a model that replace those that `Model` derives, to be faster or more accurate.
 
     calibrate: from [(settings, trajectories), …] to a `DeviceFit`.
     follow: (values, settings, trajectories) -> the values after those trajectories. Without one

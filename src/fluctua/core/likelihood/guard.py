@@ -103,7 +103,7 @@ def examine(
 
 
 class DoubtError(RuntimeError):
-    """A run that stops because its trajectories and its model do not agree.
+    """Raised where the trajectories of a run contradict its model.
 
     Raised by `SelfCalibrating` and by substrates of instruments with on_doubt="stop", their
     default. Mend the model or the instrument; what was measured is kept.
