@@ -40,13 +40,19 @@ def make_spec(chi=0.0, **changes):
     return spec.replace(**{"noise": spec.noise * factor, **changes})
 
 
+def make_grid(spec, averaged=1):
+    grid = port_records.make_grid(spec, SITES, INTERVAL * np.arange(SAMPLES + 1))
+    assert grid.averaged == 4
+    return grid._replace(averaged=averaged)
+
+
 def linearise(spec):
     """The grid, the noise-free record (K, D), and the covariance of all samples (KD, KD)."""
-    grid = port_records.make_grid(spec, SITES, INTERVAL * np.arange(SAMPLES + 1))
+    grid = make_grid(spec)
     numbers = port_records.make_numbers(spec, READOUT)
     with jax.enable_x64(True):
         network = port_records._linearise(grid, numbers)
-        stationary = port_records._sum_stationary(grid, network, np.asarray(numbers.noise)[None])
+        stationary = port_records._solve_stationary(grid, network, np.asarray(numbers.noise)[None])
         covariance = port_records._compute_covariances(
             grid, network, stationary, np.arange(SAMPLES)
         )[0]
@@ -57,18 +63,61 @@ def linearise(spec):
 
 def test_covariances_of_some_samples_are_those_of_all():
     spec = make_spec()
-    grid = port_records.make_grid(spec, SITES, INTERVAL * np.arange(SAMPLES + 1))
+    grid = make_grid(spec)
     numbers = port_records.make_numbers(spec, READOUT)
     times = np.array([0, 1, 4, 7])
     some = (2 * times[:, None] + np.arange(2)).ravel()
     with jax.enable_x64(True):
         network = port_records._linearise(grid, numbers)
-        stationary = port_records._sum_stationary(grid, network, np.stack([numbers.noise] * 2))
+        stationary = port_records._solve_stationary(grid, network, np.stack([numbers.noise] * 2))
         whole, part = (
             np.asarray(port_records._compute_covariances(grid, network, stationary, chosen))
             for chosen in (np.arange(SAMPLES), times)
         )
     np.testing.assert_allclose(part, whole[:, some[:, None], some], rtol=1e-12)
+
+
+@pytest.mark.parametrize("averaged", [2, 4, 7])
+def test_covariance_of_means_is_that_of_averaged_samples(averaged):
+    spec = make_spec()
+    _, _, whole, _ = linearise(spec)
+    grid = make_grid(spec, averaged)
+    numbers = port_records.make_numbers(spec, READOUT)
+    means = SAMPLES // averaged
+    blocks = np.kron(np.eye(means, SAMPLES // averaged), np.full(averaged, 1 / averaged))
+    average = np.kron(np.pad(blocks, ((0, 0), (0, SAMPLES - means * averaged))), np.eye(2))
+    with jax.enable_x64(True):
+        network = port_records._linearise(grid, numbers)
+        stationary = port_records._solve_stationary(grid, network, numbers.noise[None])
+        factor = port_records._factor_covariance(grid, numbers, network, stationary)
+    found = np.asarray(factor @ factor.conj().T)
+    np.testing.assert_allclose(found, average @ whole @ average.T, atol=1e-12)
+
+
+def test_means_of_four_samples_hold_the_information_of_all():
+    spec = make_spec()
+    numbers = port_records.make_numbers(spec, READOUT)
+    records = draw_records(spec, 1, seed=6)
+    whole, means = (
+        port_records.collect_port_evidence(make_grid(spec, k), numbers, records, np.zeros((0, 7)))
+        for k in (1, 4)
+    )
+    # against a prior of 0.2 on every number
+    bits = [np.linalg.slogdet(np.eye(20) + 0.04 * e.information)[1] for e in (whole, means)]
+    assert 0.98 * bits[0] < bits[1] < bits[0]
+
+
+def test_modes_that_are_nearly_one_are_summed():
+    """Two coupled resonators at an exceptional point: κ is half the difference of the losses."""
+    spec = make_spec()
+    grid = make_grid(spec)
+    generator = np.diag([-1.1, -0.1]).astype(complex)
+    generator[0, 1] = generator[1, 0] = -0.5j
+    sources = np.array([[1.0, 0.3]])
+    exact = scipy.linalg.solve_continuous_lyapunov(generator, -np.diag(sources[0]).astype(complex))
+    with jax.default_matmul_precision("highest"):
+        found = np.asarray(port_records._solve_by_modes(grid, generator, sources)[0])
+    np.testing.assert_allclose(found, exact, atol=2e-3 * np.abs(exact).max())
 
 
 def generator(spec):
@@ -174,9 +223,10 @@ def draw_records(spec, count, seed):
     return mean + noise.T.reshape(count, SAMPLES, 2)
 
 
-def test_scores_have_mean_zero_and_the_variance_of_the_information():
+@pytest.mark.parametrize("averaged", [1, 4])
+def test_scores_have_mean_zero_and_the_variance_of_the_information(averaged):
     spec = make_spec()
-    grid = linearise(spec)[0]
+    grid = make_grid(spec, averaged)
     numbers = port_records.make_numbers(spec, READOUT)
     powers = np.append(numbers.noise, numbers.readout)
     amplitudes = np.zeros((3, 7))  # of the input's resonator, of all others, of the readout
@@ -197,21 +247,29 @@ def test_scores_have_mean_zero_and_the_variance_of_the_information():
         seen = values > 1e-3 * values[-1]
         spread = (scores @ vectors[:, seen]).std(axis=0) / np.sqrt(values[seen])
         np.testing.assert_allclose(spread, 1, atol=5 * np.sqrt(0.5 / 300))
-    squares = np.mean([e.squares for e in one], axis=0)
-    np.testing.assert_allclose(squares, 1, atol=5 / np.sqrt(300 * SAMPLES))
+
+
+def test_innovations_have_the_variance_of_the_noise():
+    spec = make_spec()
+    numbers = port_records.make_numbers(spec, READOUT)
+    records = draw_records(spec, 300, seed=1)
+    found = port_records.measure_innovations(make_grid(spec, 4), numbers, records)
+    assert found.samples == 300 * SAMPLES
+    np.testing.assert_allclose(found.squares, 1, atol=5 / np.sqrt(300 * SAMPLES))
+    assert found.misfit == pytest.approx(found.squares.mean())
 
 
 def test_many_records_are_the_sum_of_single_ones():
     spec = make_spec()
-    grid = linearise(spec)[0]
+    grid = make_grid(spec, 4)
     numbers = port_records.make_numbers(spec, READOUT)
     records = draw_records(spec, 3, seed=2)
     none = np.zeros((0, 7))
     together = port_records.collect_port_evidence(grid, numbers, records, none)
     each = [port_records.collect_port_evidence(grid, numbers, r[None], none) for r in records]
     np.testing.assert_allclose(together.score, sum(e.score for e in each), rtol=1e-3, atol=0.5)
-    np.testing.assert_allclose(together.misfit, sum(e.misfit for e in each), rtol=1e-4)
-    assert together.samples == sum(e.samples for e in each)
+    likelihoods = sum(e.log_likelihood for e in each)
+    np.testing.assert_allclose(together.log_likelihood, likelihoods, rtol=1e-4)
 
 
 def test_a_twin_of_the_ports_is_calibrated_by_its_records():

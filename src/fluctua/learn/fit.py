@@ -22,6 +22,7 @@ import numpy as np
 import scipy
 
 from fluctua.core.arrays import Params
+from fluctua.core.host.threads import map_on_cores
 from fluctua.core.likelihood.evidence import Evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
@@ -245,7 +246,7 @@ def _measure_gradient(likelihoods: Sequence[Likelihood], prior: Belief, u: np.nd
 def _expand(likelihoods: Sequence[Likelihood], prior: Belief, u: np.ndarray) -> Fit | None:
     """Evidence and posterior near u; None where the evidence is not finite."""
     point = _round(u)
-    batches = [likelihood(point) for likelihood in likelihoods]
+    batches = map_on_cores(lambda likelihood: likelihood(point), likelihoods)
     if not all(evidence.is_finite for evidence in batches):
         return None
     *earlier, latest = batches

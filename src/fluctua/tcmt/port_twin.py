@@ -75,16 +75,23 @@ class PortTwin:
         by_readout = slope.get("readout", scipy.sparse.csr_array((1, u.size)))
         amplitudes = scipy.sparse.vstack([by_noise, by_readout], format="csr")
         noisy = np.unique(amplitudes.nonzero()[1])
-        sums = self._collect(p, trajectories, readout, amplitudes[:, noisy].toarray())
+        records = self._select_samples(trajectories)
+        grid, numbers = self._prepare(p, trajectories, readout)
+        powers = np.append(numbers.noise, numbers.readout)
+        sums = port_records.collect_port_evidence(
+            grid,
+            numbers,
+            records,
+            (2 * powers[:, None] * amplitudes[:, noisy].toarray()).T,
+        )
         whole = self.sampled.compute_jacobian(p, slope, u.size)
         jacobian = self._select_drift(p, whole)
         score = jacobian.T @ sums.score
         information = jacobian.T @ (jacobian.T @ sums.information).T
         score[noisy] += sums.noise_score
         information[np.ix_(noisy, noisy)] += sums.noise_information
-        log_likelihood = -sums.misfit / 2 - len(trajectories.x) * sums.log_determinant
         return likelihood_evidence.Evidence(
-            score, information, linear=False, log_likelihood=log_likelihood
+            score, information, linear=False, log_likelihood=float(sums.log_likelihood)
         )
 
     def misfit(self, theta: Params, trajectories: Trajectories, readout: float) -> float:
@@ -96,8 +103,7 @@ class PortTwin:
                 "records at ports need several samples per period of the fastest mode: at most "
                 f"{longest:.2g} apart; got {self._interval(trajectories):g}."
             )
-        sums = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
-        return sums.misfit / sums.samples
+        return self._measure_innovations(p, trajectories, readout).misfit
 
     def compare_record(
         self, theta: Params, trajectories: Trajectories, readout: float
@@ -124,15 +130,14 @@ class PortTwin:
     ) -> guard.Examination:
         """Test whether the innovations of records have the variance that the model expects."""
         p = {name: np.asarray(v) for name, v in theta.items()}
-        sums = self._collect(p, trajectories, readout, np.zeros((self._sites + 1, 0)))
-        count = sums.samples // (2 * len(self.sites))
+        squares, count = self._measure_innovations(p, trajectories, readout)
         stderr = np.full(len(self.sites), 1 / np.sqrt(count))
-        residuals = Residuals(sums.squares, stderr, count, law="E|e|²/S of the innovations")
+        residuals = Residuals(squares, stderr, count, law="E|e|²/S of the innovations")
         if residuals.wrong.size:
-            worst = int(np.argmax(np.abs(sums.squares - 1)))
+            worst = int(np.argmax(np.abs(squares - 1)))
             residuals = residuals._replace(
                 cause=f"the innovations at resonator {self.sites[worst]} have "
-                f"{sums.squares[worst]:.3g} times the variance that the model expects: the model "
+                f"{squares[worst]:.3g} times the variance that the model expects: the model "
                 "does not predict the record."
             )
         return guard.Examination(residuals)
@@ -154,14 +159,15 @@ class PortTwin:
     def _sites(self) -> int:
         return self.sampled.fused.task.network.sites
 
-    def _collect(
-        self, p: Params, trajectories: Trajectories, readout: float, amplitudes: np.ndarray
-    ) -> port_records.PortEvidence:
-        """Return the evidence of records.
+    def _measure_innovations(
+        self, p: Params, trajectories: Trajectories, readout: float
+    ) -> port_records.PortInnovations:
+        """Return the innovations of records at p."""
+        records = self._select_samples(trajectories)
+        return port_records.measure_innovations(*self._prepare(p, trajectories, readout), records)
 
-        amplitudes: derivatives of the logarithms of the noise amplitudes, and in the last row of
-            the readout noise, by some unknowns. (N + 1, J)
-        """
+    def _select_samples(self, trajectories: Trajectories) -> np.ndarray:
+        """Return the samples that are used, after the start. (E, K, D) complex"""
         x = np.asarray(trajectories.x)[:, :: self.thin]
         channels = len(self.sites)
         if x.shape[-1] != 2 * channels:
@@ -180,12 +186,7 @@ class PortTwin:
                 f"sample {sample * self.thin} of record {which} is not a finite number. Measure "
                 "the record again, or leave it out."
             )
-        grid, numbers = self._prepare(p, trajectories, readout)
-        powers = np.append(numbers.noise, numbers.readout)
-        y = x[:, 1:, :channels] + 1j * x[:, 1:, channels:]
-        return port_records.collect_port_evidence(
-            grid, numbers, y, (2 * powers[:, None] * amplitudes).T
-        )
+        return x[:, 1:, :channels] + 1j * x[:, 1:, channels:]
 
     def _prepare(
         self, p: Params, trajectories: Trajectories, readout: float

@@ -1,0 +1,79 @@
+"""Threads of the host: independent work on all cores, and libraries of linear algebra on one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from threadpoolctl import ThreadpoolController
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def map_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return [work(item) for item in items], on all cores, for work of compiled functions."""
+    threads = min(len(items), _count_cores())
+    if threads <= 1:
+        return [work(item) for item in items]
+    double = _is_double()
+
+    def work_in_precision(item: Item) -> Result:
+        # precision belongs to a thread; the same one as by default is not set, to compile once
+        if _is_double() == double:
+            return work(item)
+        with jax.enable_x64(double):
+            return work(item)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work_in_precision, items))
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_double() -> bool:
+    return bool(jnp.result_type(float) == jnp.float64)
+
+
+class _BlasLimit:
+    """Number of threads within `one_blas_thread`, and what ends the limit with the last of them."""
+
+    lock = threading.Lock()
+    users = 0
+    limiter: Any = None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let BLAS and LAPACK use one thread. Several threads may be within the context at a time.
+
+    Their own threads wait in loops for one another, and beside those of XLA on as many cores they
+    take several times the time that they save.
+    """
+    limit = _BlasLimit
+    with limit.lock:
+        if not limit.users:
+            limit.limiter = _find_libraries().limit(limits=1, user_api="blas")
+        limit.users += 1
+    try:
+        yield
+    finally:
+        with limit.lock:
+            limit.users -= 1
+            if not limit.users:
+                limit.limiter.restore_original_limits()
+
+
+@cache
+def _find_libraries() -> ThreadpoolController:
+    """Return the libraries that this process has loaded: with JAX, those of NumPy and SciPy."""
+    return ThreadpoolController()

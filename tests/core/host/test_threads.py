@@ -1,0 +1,51 @@
+"""Work on all cores, with the precision of the caller, and libraries of linear algebra on one."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg  # loads a BLAS
+from threadpoolctl import threadpool_info
+
+from fluctua.core.host import threads
+
+
+def count_blas_threads():
+    return [entry["num_threads"] for entry in threadpool_info() if entry["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_results_are_in_order_and_in_the_precision_of_the_caller(cores, monkeypatch):
+    monkeypatch.setattr(threads, "_count_cores", lambda: cores)
+    seen = set()
+
+    def work(k):
+        seen.add(threading.get_ident())
+        return jnp.full(2, k) / 3
+
+    for double in (False, True):
+        with jax.enable_x64(double):
+            found = threads.map_on_cores(work, range(7))
+        assert {array.dtype for array in found} == {np.dtype("float64" if double else "float32")}
+        np.testing.assert_allclose([array[0] for array in found], np.arange(7) / 3, rtol=1e-6)
+    assert (threading.get_ident() in seen) == (cores == 1)
+
+
+def test_errors_of_work_are_raised():
+    with pytest.raises(ZeroDivisionError):
+        threads.map_on_cores(lambda k: 1 / k, [1, 0, 2])
+
+
+def test_blas_has_one_thread_until_the_last_leaves():
+    scipy.linalg.cholesky(np.eye(3))
+    before = count_blas_threads()
+    assert before
+    with threads.one_blas_thread():
+        other = threads.one_blas_thread()
+        other.__enter__()
+        assert set(count_blas_threads()) == {1}
+    assert set(count_blas_threads()) == {1}
+    other.__exit__(None, None, None)
+    assert count_blas_threads() == before
