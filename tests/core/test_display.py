@@ -1,8 +1,11 @@
 """Records in terminals and notebooks: one set of rows, as text and as HTML."""
 
+import dataclasses
 import functools
 import re
+from collections.abc import Callable
 from html import unescape
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import h5py
@@ -12,9 +15,12 @@ import numpy as np
 import pytest
 
 import fluctua as fl
+from fluctua import insitu
 from fluctua.core.display import html, records
 from fluctua.core.display.estimates import MAX_ROWS
+from fluctua.core.display.fields import describe_fields, show_fields
 from fluctua.core.words import format_count
+from fluctua.insitu.instrument_check.report import InstrumentCheck
 from fluctua.learn.evaluate import Evaluation
 
 
@@ -278,3 +284,78 @@ def test_a_curve_spans_its_box_and_a_band_has_both_sides():
     assert html.draw_curves([[np.nan, np.nan]]) == ""
     assert html.draw_curves([]) == ""
     assert "16.0" not in html.draw_curves([[2.0, 2.0]])  # a constant is a line, not a division by 0
+
+
+# --------------------------------------------------------------------------------- any other record
+
+
+class Inner(NamedTuple):
+    low: float
+    high: float
+
+
+@show_fields
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    names: tuple
+    numbers: np.ndarray
+    few: np.ndarray
+    bounds: dict
+    inner: Inner
+    function: Callable
+    texts: tuple
+    nothing: None = None
+    empty: dict = dataclasses.field(default_factory=dict)
+    none: tuple = ()
+
+
+RECORD = Outer(
+    ("a", "b"),
+    np.linspace(-1.0, 2.0, 12).reshape(3, 4),
+    np.array([1.0, 0.25]),
+    {"k": Inner(0.0, 2.5), "s": 3},
+    Inner(0.0, np.inf),
+    drift,
+    ("the first note", "the second note"),
+)
+
+
+def test_any_record_is_shown_by_its_fields():
+    assert repr(RECORD).splitlines() == [
+        "Outer",
+        "  names     a, b",
+        "  numbers   (3, 4) float64, -1 … 2",
+        "  few       [1, 0.25]",
+        "  bounds    k (low 0, high 2.5), s 3",
+        "  inner     low 0, high inf",
+        "  function  drift",
+        "  texts     the first note",
+        "            the second note",
+        "  none      none",
+    ]
+    cells = read_cells(RECORD._repr_html_())
+    assert cells[0] == ["names", "a, b"]
+    assert ["texts", "the first note\nthe second note"] in cells
+
+
+def test_fields_that_are_long_are_wrapped_and_cut():
+    many = {f"parameter_{k}": 1.0 for k in range(20)}
+    lines = repr(dataclasses.replace(RECORD, bounds=many)).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "… 12 more" in " ".join(lines)
+
+
+def test_a_record_within_a_compiled_function_has_shapes_alone():
+    texts = []
+
+    def f(x):
+        texts.append(repr(fl.fisher.__globals__["Fisher"](x, 3, {"k": x[0, 0]})))
+        return x
+
+    jax.jit(f)(jnp.ones((4, 2)))
+    assert "rows   (4, 2) float" in texts[0]
+
+
+@pytest.mark.parametrize("kind", [InstrumentCheck, fl.Training, insitu.Plan, insitu.Model])
+def test_public_records_are_shown_by_their_fields(kind):
+    assert kind.__repr__ is describe_fields

@@ -26,6 +26,7 @@ from scipy.linalg import matrix_balance
 
 from fluctua.core import check, scores
 from fluctua.core.arrays import Params
+from fluctua.core.display.fields import show_fields
 from fluctua.core.likelihood import spreading
 from fluctua.core.likelihood.noise import fit_noise
 from fluctua.core.likelihood.report import Residuals
@@ -33,8 +34,8 @@ from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import continuing as long_records
 from fluctua.insitu import estimating, hidden, splitting
+from fluctua.insitu.calibrate import table as tables
 from fluctua.insitu.calibrate.fit import require_diffusion
-from fluctua.insitu.calibrate.table import apply_calibration, read_noise
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn import repetitions as repeats
@@ -44,6 +45,7 @@ ENOUGH = 200
 """Trajectories from which the noise is measured where the file has no calibration."""
 
 
+@show_fields
 class FileAdvice(NamedTuple):
     """Advice from a recording for the next one, made by `advise_file`.
 
@@ -119,7 +121,7 @@ def advise_file(
             f"{repeats.PARTS} parts of a recording, of two at least. Record more. For one long "
             "record of a steady state use --continuing."
         )
-    applied = apply_calibration(recording, model, noise=noise, theta=theta)
+    applied = tables.apply_calibration(recording, model, noise=noise, theta=theta)
     m = applied.model
     notes = list(applied.notes)
     bound = None
@@ -151,7 +153,7 @@ def advise_file(
             f"readout and diffusion for the interval: measured here, from {len(some.x):,} {kind}"
         )
     else:
-        table = read_noise(recording.description)
+        table = tables.read_noise(recording.description)
         assert table is not None
         q = table.diffusion
         s2 = table.observation_variance
@@ -239,6 +241,7 @@ def judge_euler(
     return judge_sampling(process, model.theta, some, q, observation_variance)
 
 
+@show_fields
 class Sampling(NamedTuple):
     """Whether the interval of a recording suits its score.
 

@@ -66,6 +66,10 @@ class RecordingEstimate(NamedTuple):
     part: partial_sums.Part | None = None
     control: FittedControl | None = None
 
+    def __repr__(self) -> str:
+        parts = (self.continuing or self.estimate, self.residuals, self.view)
+        return "\n".join(repr(part) for part in parts if part is not None)
+
 
 def estimate(
     recording: RecordingFile,

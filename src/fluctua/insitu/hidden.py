@@ -28,8 +28,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.arrays import Array, Params, PyTree, jit
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
+from fluctua.core.display.fields import show_fields
 from fluctua.core.estimate import Estimate
 from fluctua.core.integrators import require_euler
 from fluctua.core.objective import Objective
@@ -44,6 +45,7 @@ PROBES = 3
 NO_REWARD = Objective(terminal=lambda theta, x: jnp.zeros((), x.dtype))
 
 
+@show_fields
 class Visibility(NamedTuple):
     """Components and parameters that the observed channels allow, made by `visibility`.
 
@@ -70,7 +72,7 @@ def visibility(
     size: int,
     *,
     t: float = 0.0,
-    context: PyTree = None,
+    context: Any = None,
     seed: int = 0,
 ) -> Visibility:
     """Find the parameters that can be trained from some components of a state.

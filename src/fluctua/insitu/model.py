@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.arrays import Array, Params
+from fluctua.core.display.fields import show_fields
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process
 from fluctua.core.trajectories import Trajectories
@@ -82,6 +83,7 @@ class Methods(NamedTuple):
     head: Head | None = None
 
 
+@show_fields
 class Model(NamedTuple):
     """An experiment: what it does, what is rewarded, what can be set, and what is not known.
 

@@ -70,6 +70,9 @@ class Pooled(NamedTuple):
     result: estimating.RecordingEstimate
     files: tuple[FileEstimate, ...]
 
+    def __repr__(self) -> str:
+        return "\n".join([repr(self.result), *(f"  from {file.path}" for file in self.files)])
+
 
 class EstimateOptions(NamedTuple):
     """Options of `estimate_files` for every file.

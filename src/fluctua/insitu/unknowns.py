@@ -68,6 +68,9 @@ class DeviceFit(NamedTuple):
     values: Values
     report: str = ""
 
+    def __repr__(self) -> str:
+        return self.report or f"DeviceFit({self.values!r})"
+
 
 def separate(parameters: Params, context: Any) -> OperatingPoint:
     """Settings, and the context with the unknowns, of parameters that hold both."""

@@ -18,6 +18,7 @@ from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.baselines import none
 from fluctua.core.diffusion import check_model
+from fluctua.core.display.fields import show_fields
 from fluctua.core.objective import Objective
 from fluctua.core.scores import full_score, select_score
 from fluctua.core.text import names
@@ -30,6 +31,7 @@ DAMPING = 1e-3
 """Added to F, relative to its diagonal, so that poorly known directions stay bounded."""
 
 
+@show_fields
 class Fisher(NamedTuple):
     """F = Σ rowᵀ row / count, the information of one trajectory about the parameters.
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.core.display.fields import show_fields
 from fluctua.core.estimate import Estimate
 from fluctua.core.text import names, with_error
 
@@ -53,6 +54,7 @@ class Weakest(NamedTuple):
     z: float
 
 
+@show_fields
 class Repetitions(NamedTuple):
     """Required numbers of trajectories, made by `repetitions`.
 

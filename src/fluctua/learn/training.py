@@ -18,6 +18,7 @@ import optax
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params
+from fluctua.core.display.fields import show_fields
 from fluctua.core.estimate import Estimate
 from fluctua.core.protocols import Estimates, Estimator, as_estimator
 from fluctua.core.simulate import plan_calls
@@ -39,6 +40,7 @@ class Bounds(NamedTuple):
         return Bounds(_spread(self.low, theta), _spread(self.high, theta))
 
 
+@show_fields
 @dataclass(frozen=True, eq=False)
 class Training:
     """Description of a training, checked when built.

@@ -9,8 +9,8 @@ since every one of the m transitions since the change has another law, and a sco
 of its law adds. The reward at a kick itself precedes it: n starts at 1. χ(0) is what g depends on θ
 by itself, and χ(∞) the gradient of `fluctua.stationary`.
 
-The mean reward ḡ of N samples responds to the kicks too, which lowers χ(m) by mχ(w)/N, w being
-the last lag: it is added.
+The mean reward ḡ of N samples responds to the kicks too, which lowers χ(m) by m[χ(w) − χ(0)]/N,
+w being the last lag: it is added.
 
 **Baseline.** In place of J any function of X_k may be subtracted from g_{k+n}. The best is
 E[g_{k+n} | X_k]. Its regression on features φ(X_k), from other parts of the record, takes most of
@@ -37,6 +37,7 @@ from fluctua.core import estimate as estimates
 from fluctua.core import process as processes
 from fluctua.core import text as texts
 from fluctua.core.arrays import Array, Params
+from fluctua.core.display.fields import show_fields
 from fluctua.core.objective import Objective
 from fluctua.core.trajectories import Trajectories
 from fluctua.processes import cross_fit, response_record, stationary
@@ -49,6 +50,7 @@ REGRESSION_FOLDS = 5
 """Parts of a record whose rewards are regressed on features of the others, without a fit."""
 
 
+@show_fields
 @dataclass(frozen=True)
 class CrossFitted:
     """Parameters that are fitted to the record, so that score and fit never share data.

@@ -59,7 +59,7 @@ def _describe_part(name: str, value: Any) -> NamedPart:
         return NamedPart(name, f"<{' × '.join(map(str, np.shape(value)))}>")
     if isinstance(value, str | tuple) or not callable(value):
         return NamedPart(name, _describe_value(value))
-    return NamedPart(name, *_describe_function(value))
+    return NamedPart(name, *describe_function(value))
 
 
 def _describe_value(value: Any) -> str:
@@ -69,12 +69,12 @@ def _describe_value(value: Any) -> str:
     return repr(value)
 
 
-def _describe_function(function: Any) -> tuple[str, str]:
+def describe_function(function: Any) -> tuple[str, str]:
     """The name of a function without the place where it was made, and its arguments."""
     while hasattr(function, "arity") and hasattr(function, "f"):  # made by `check`
         function = function.f
     if isinstance(function, functools.partial):
-        return f"partial({_describe_function(function.func)[0]})", ""
+        return f"partial({describe_function(function.func)[0]})", ""
     name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
     try:
         arguments = ", ".join(inspect.signature(function).parameters)
@@ -126,15 +126,15 @@ def tabulate_trajectories(trajectories: Any) -> TrajectoriesTable:
         f"{format_count(count, 'trajectory')} × {times:,} times × "
         f"{format_count(size, 'component')}   {dtype}, {memory}"
     )
-    parts = [] if _is_traced(trajectories.t) else [NamedPart("t", _describe_times(trajectories.t))]
+    parts = [] if is_traced(trajectories.t) else [NamedPart("t", _describe_times(trajectories.t))]
     for name in ("context", "events"):
         tree = getattr(trajectories, name)
         if tree is not None:
             parts.append(NamedPart(name, _describe_tree(tree)))
-    if trajectories.group is not None and not _is_traced(trajectories.group):
+    if trajectories.group is not None and not is_traced(trajectories.group):
         groups = len(np.unique(np.asarray(trajectories.group)))
         parts.append(NamedPart("group", format_count(groups, "device")))
-    if _is_traced(x) or not count * times * size:
+    if is_traced(x) or not count * times * size:
         return TrajectoriesTable(title, parts, [], [])
     first = min(count, max(1, MAX_BYTES // (times * size * dtype.itemsize)))
     last = min(times, max(1, MAX_BYTES // (size * dtype.itemsize)))
@@ -147,7 +147,7 @@ def tabulate_trajectories(trajectories: Any) -> TrajectoriesTable:
     if size > MAX_COMPONENTS:
         notes.append(f"  … {size:,} components in all; shown: the first {MAX_COMPONENTS}")
     ranges = [
-        RangeRow(f"x[{k}]", _describe_range(states[:, :, k]), states[:MAX_DRAWN, :, k])
+        RangeRow(f"x[{k}]", describe_range(states[:, :, k]), states[:MAX_DRAWN, :, k])
         for k in range(min(size, MAX_COMPONENTS))
     ]
     return TrajectoriesTable(title, parts, ranges, notes)
@@ -187,7 +187,7 @@ def _describe_times(t: Any) -> str:
     return f"{times[0]:g} … {times[-1]:g}   steps of {text}"
 
 
-def _describe_range(values: np.ndarray) -> str:
+def describe_range(values: np.ndarray) -> str:
     """`-1.05 … 1.93`, of the absolute value of complex numbers."""
     numbers = np.abs(values) if np.iscomplexobj(values) else np.asarray(values, np.float64)
     finite = numbers[np.isfinite(numbers)]
@@ -206,7 +206,7 @@ def _describe_tree(tree: Any) -> str:
     return ", ".join(texts[:MAX_COMPONENTS]) + more
 
 
-def _is_traced(array: Any) -> bool:
+def is_traced(array: Any) -> bool:
     """Whether an array is a name in a function that JAX compiles, without numbers."""
     return isinstance(array, jax.core.Tracer | jax.ShapeDtypeStruct)
 

@@ -12,7 +12,6 @@ from fluctua.core import check, scores
 from fluctua.core.arrays import Params
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.display.fields import show_fields
-from fluctua.core.estimate import Estimate
 from fluctua.core.likelihood import drift as drift_fits
 from fluctua.core.likelihood import guard as residual_guard
 from fluctua.core.likelihood import interval, regression, sources
@@ -131,7 +130,7 @@ class Calibration(NamedTuple):
     noise: noise_fits.NoiseFit
     model_diffusion: np.ndarray
     residuals: regression.ResidualReport | None
-    estimate: Estimate | None
+    estimate: estimating.estimates.Estimate | None
     transition: str = "euler"
     defect: interval.EulerDefect | None = None
     guard: residual_guard.Residuals | None = None
@@ -267,7 +266,7 @@ def _examine_long_run(
     transition: str,
     law: residual_guard.Transition,
     blur: np.ndarray | None,
-) -> tuple[regression.ResidualReport, Estimate]:
+) -> tuple[regression.ResidualReport, estimating.estimates.Estimate]:
     """Examine residuals and their bias of the gradient of the long-run average, over one window."""
     with warnings.catch_warnings():  # the report says it in its own words
         warnings.filterwarnings("ignore", "the trajectories are not those of the process")

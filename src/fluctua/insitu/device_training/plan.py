@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fluctua.core.baselines import resolve_baseline
+from fluctua.core.display.fields import show_fields
 from fluctua.core.words import close_match
 from fluctua.insitu.instrument.substrate import ON_DOUBT, Retry
 from fluctua.store import final
@@ -43,6 +44,7 @@ NOT_NEGATIVE = ("first_pause", "longest_pause", "forget_after")
 TYPES = {"record": bool, "renew": bool, "model": str}
 
 
+@show_fields
 @dataclass(frozen=True)
 class Plan:
     """Plan of a training on an instrument: iterations, trajectories, calibration, retries.

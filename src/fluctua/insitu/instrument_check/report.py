@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fluctua.core.display.fields import show_fields
 from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument_check.knobs import DriverSheet, KnobReport
 from fluctua.insitu.instrument_check.repeatability import Repeatability
@@ -64,6 +65,7 @@ class Latency(NamedTuple):
         return PredictedTime(other + min(equal, each), other + max(equal, each))
 
 
+@show_fields
 class InstrumentCheck(NamedTuple):
     """The result of `check_instrument`; parts that were not reached are None.
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.display.fields import show_fields
 
 GROUPS = ("parameters", "settings", "drive", "noise", "network", "simulation")
 """Tables of a recording: θ, settings of the actuators, drive, calibration, graph, simulation."""
@@ -34,6 +35,7 @@ class EventKinds(NamedTuple):
     still: bool = True
 
 
+@show_fields
 @dataclass(frozen=True)
 class Description:
     """The head of a recording, written before its first trajectory.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
+from fluctua.core.display.fields import show_fields
 from fluctua.core.words import format_count
 from fluctua.insitu.recording import layout
 from fluctua.insitu.recording.description import Description
@@ -41,6 +42,7 @@ class RecordingFinding(NamedTuple):
     text: str
 
 
+@show_fields
 class Inspection(NamedTuple):
     """Summary and findings of a recording.
 

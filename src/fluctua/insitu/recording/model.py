@@ -13,6 +13,7 @@ import numpy as np
 from fluctua import tcmt
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params
+from fluctua.core.display.fields import show_fields
 from fluctua.core.objective import Objective
 from fluctua.core.process import AnyProcess, Process
 from fluctua.insitu.recording.description import Description
@@ -136,6 +137,7 @@ def _build_drives(d: Description) -> tuple[tcmt.Drive, ...]:
 # --------------------------------------------------------------------------------- any other system
 
 
+@show_fields
 class RecordingModel(NamedTuple):
     """The model of a recording, for estimates and calibrations.
 
