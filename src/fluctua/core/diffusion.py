@@ -992,7 +992,8 @@ def warn_about_rounding(
     states = np.asarray(x)
     largest = np.abs(states).max(axis=0)
     exponents = np.frexp(largest)[1].tobytes()
-    code = (process, check.tree_signature(theta), float(np.min(times.dt)), exponents)
+    # as NumPy: within `jax.eval_shape`, as of a fingerprint, JAX would trace the minimum
+    code = (process, check.tree_signature(theta), float(np.asarray(times.dt).min()), exponents)
     along = len(states) > 1
     seen = _ROUNDED.get(code)
     if seen or (seen is False and not along) or not np.isfinite(largest).all():
@@ -1010,9 +1011,10 @@ def _describe_rounding(
 ) -> str:
     """Which steps are rounded away, and what to do; empty where none are."""
     size = states.shape[1]
-    dt = float(np.min(times.dt))
+    dt = float(np.asarray(times.dt).min())
     some = np.resize(states, (1 + len(_draw_offsets(size)), size))
     end, one = check.take_first((np.asarray(times.t)[-1:], context))
+    check.shapes(process, theta, states[0], end, one)  # its messages before those of JAX
     gap = np.spacing(np.abs(end))
     program = _trace_states(process, *map(check.tree_signature, (theta, some, end, one)))
     try:
@@ -1042,7 +1044,7 @@ def _describe_rounding(
             f"{'kick' if noisy[i] else 'drift'} of one step (component {i}). Returns and gradients "
             f"are wrong. Measure the state from there (subtract an offset), {remedy}"
         )
-    if np.array_equal(drift, later):
+    if np.array_equal(drift, later, equal_nan=True):
         return ""
     return (
         f"the drift depends on time, and near t = {end:.6g} the times of {end.dtype} are {gap:.1e} "
