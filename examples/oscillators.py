@@ -222,8 +222,8 @@ if __name__ == "__main__":
         f"{history[-1].estimate.value:+.3f}."
     )
     print(
-        f"Left to right {forward[-50:].mean():.3f}, right to left {backward[-50:].mean():.3f} of "
-        "the driving power."
+        f"At the end of a run {forward[-50:].mean():.3f} of the driving power arrives from left to "
+        f"right, {backward[-50:].mean():.3f} from right to left; J is the average over time."
     )
     figure = draw(history)
     if options.plot:

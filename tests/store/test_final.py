@@ -90,6 +90,10 @@ def test_it_can_be_switched_off(tmp_path):
     assert device.counts == [6, 6, 6]
     assert "final" not in result.summary
     assert "of the last iteration, not measured afresh" in repr(result)
+    assert trap.run(tmp_path / "run", 3, describe(device)).summary == result.summary
+    later = trap.run(tmp_path / "run", 3, describe(device), final_trajectories=9)
+    assert device.counts == [6, 6, 6, 9]
+    assert later.summary["final"]["trajectories"] == 9
     simulated = trap.run(tmp_path / "simulated", 3, final_trajectories=0)
     assert "final" not in simulated.summary
     sized = trap.run(tmp_path / "sized", 3, final_trajectories=77)

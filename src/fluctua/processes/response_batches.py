@@ -149,7 +149,7 @@ def _sum_products(made: sums.Products, weights: np.ndarray) -> np.ndarray:
 
 
 def _restore_mean(products: np.ndarray, record: BatchedRecord) -> np.ndarray:
-    """Add mχ(w)/N to χ(m): the response of the mean reward. products: (B, L+1, P, …)."""
+    """Add m[χ(w) − χ(0)]/N to χ(m): the response of the mean reward. products: (B, L+1, P, …)."""
     samples = sum(len(trace.t) for trace in record.traces)
     share = np.arange(products.shape[1]) * record.grid.stride / samples
     part = (products[:, -1:] - products[:, :1]) / (1 - share[-1])

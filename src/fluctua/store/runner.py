@@ -161,6 +161,8 @@ def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) 
         runfolder.require_room(place, files.need)
         state = journal.read_state(files, report)
         summary = loop.read_summary(place, state)
+        if task.final_trajectories and summary is not None and "final" not in summary:
+            summary = None  # the evaluation was switched off, and is asked for now
         if task.loop.explain_end(state) and summary is not None:
             lock.close()
             return RunResult(place.path, state.now.theta, summary)
