@@ -1,5 +1,7 @@
 """The twin of jump processes against exact answers: closed moments and master equations."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,29 +28,32 @@ def variances(estimate):
 def solve_master_equation(process, objective, theta, start, states):
     """J of one species by the matrix exponential of each step, all kinds of rewards."""
     x = jnp.arange(float(states))[:, None]
-    p = jnp.zeros(states).at[start].set(1.0)
-    value = objective.initial(theta, x[start]) if objective.initial else 0.0
-    for t, dt in zip(T[:-1], jnp.diff(T), strict=True):
-        rates = jax.vmap(lambda x, t=t: process.rates(theta, x, t, None))(x)
+    each = jax.vmap
+    grid = x
+
+    def step(carry, when):
+        p, value = carry
+        t, dt = when
+        rates = each(lambda x: process.rates(theta, x, t, None))(x)
         flow = jnp.zeros((states, states))
         for r, (change,) in enumerate(process.changes):
             to = np.arange(states) + int(change)
             inside = (to >= 0) & (to < states)
             source = np.flatnonzero(inside)
             flow = flow.at[source, to[inside]].add(rates[source, r])
-        step = jax.scipy.linalg.expm((flow - jnp.diag(flow.sum(1))) * dt)
+        kernel = jax.scipy.linalg.expm((flow - jnp.diag(flow.sum(1))) * dt)
         if objective.running:
-            value += dt * p @ jax.vmap(lambda x, t=t: objective.running(theta, x, t))(x)
+            value += dt * p @ each(lambda x: objective.running(theta, x, t))(x)
         if objective.per_step:
-            reward = jax.vmap(
-                lambda x, t=t, dt=dt: jax.vmap(lambda y: objective.per_step(theta, x, y, t, dt))(
-                    jnp.arange(float(states))[:, None]
-                )
-            )(x)
-            value += jnp.sum(p[:, None] * step * reward)
-        p = p @ step
+            reward = each(lambda x: each(lambda y: objective.per_step(theta, x, y, t, dt))(grid))
+            value += jnp.sum(p[:, None] * kernel * reward(x))
+        return (p @ kernel, value), None
+
+    p = jnp.zeros(states).at[start].set(1.0)
+    value = objective.initial(theta, x[start]) if objective.initial else jnp.zeros(())
+    (p, value), _ = jax.lax.scan(step, (p, value), (T[:-1], jnp.diff(T)))
     if objective.terminal:
-        value += p @ jax.vmap(lambda x: objective.terminal(theta, x))(x)
+        value += p @ each(lambda x: objective.terminal(theta, x))(x)
     return value
 
 
@@ -65,6 +70,21 @@ ALL_REWARDS = fl.Objective(
     initial=lambda th, x: th["weight"] * x[0],
 )
 WEIGHTED = {**THETA, "weight": jnp.array(0.7)}
+DRIVEN_RUN = fl.simulator(DRIVEN, jnp.array([3.0]), T, backend="jax")
+
+
+@cache
+def solve_driven():
+    """J and its gradient."""
+    value = lambda th: solve_master_equation(DRIVEN, ALL_REWARDS, th, 3, 50)
+    return jax.jit(jax.value_and_grad(value))(WEIGHTED)
+
+
+@cache
+def estimate_plainly():
+    """Variances of the gradients without a twin."""
+    plain = fl.ppgt(DRIVEN_RUN, ALL_REWARDS, baseline="mean")
+    return variances(plain(jax.random.key(7), WEIGHTED, 2000))
 
 
 @pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -102,16 +122,11 @@ OTHER = fl.Jumps(lambda th, x: jnp.array([th["rate"][0], th["rate"][1] * x[0]]),
     ids=["linear", "quadratic", "optimal", "wrong", "another"],
 )
 def test_all_rewards_with_a_protocol(key, twin, least):
-    exact = jax.jit(
-        jax.value_and_grad(lambda th: solve_master_equation(DRIVEN, ALL_REWARDS, th, 3, 50))
-    )
-    value, slope = exact(WEIGHTED)
-    run = fl.simulator(DRIVEN, jnp.array([3.0]), T, backend="jax")
-    estimate = fl.ppgt(run, ALL_REWARDS, baseline=twin)(key, WEIGHTED, 2000)
+    value, slope = solve_driven()
+    estimate = fl.ppgt(DRIVEN_RUN, ALL_REWARDS, baseline=twin)(key, WEIGHTED, 2000)
     assert np.abs(z_scores(estimate, slope)).max() < 4
     assert abs(estimate.value - value) < 4 * estimate.value_stderr
-    plain = fl.ppgt(run, ALL_REWARDS, baseline="mean")(key, WEIGHTED, 2000)
-    assert (variances(plain) > least * variances(estimate)).all()
+    assert (estimate_plainly() > least * variances(estimate)).all()
 
 
 def associate(on):
@@ -123,16 +138,23 @@ def associate(on):
     return process, fl.Objective(terminal=lambda th, x: x[0])
 
 
+BOUND = {"on": jnp.array(1.0), "off": jnp.array(1.0)}
+
+
+@cache
+def solve_association(on):
+    """The gradient of J at `BOUND`."""
+    case = associate(on)
+    return jax.jit(jax.grad(lambda th: solve_master_equation(*case, th, 0, 21)))(BOUND)
+
+
 @pytest.mark.parametrize(
     ("on", "least"), [(0.05, 20_000.0), pytest.param(1.0, 150.0, marks=pytest.mark.long)]
 )
 def test_an_association(key, on, least):
     """Rates that are quadratic in the state, and vanish at both ends of the state space."""
     process, objective = associate(on)
-    theta = {"on": jnp.array(1.0), "off": jnp.array(1.0)}
-    slope = jax.jit(jax.grad(lambda th: solve_master_equation(process, objective, th, 0, 21)))(
-        theta
-    )
+    theta, slope = BOUND, solve_association(on)
     run = fl.simulator(process, jnp.zeros(1), T, backend="jax")
     estimate = fl.ppgt(run, objective, baseline=fl.Twin(order=2))(key, theta, 1000)
     assert np.abs(z_scores(estimate, slope)).max() < 4
@@ -144,16 +166,13 @@ def test_an_association(key, on, least):
 def test_error_bars_cover(key):
     """z of many estimates with a wrong guess has mean zero and variance one."""
     process, objective = associate(0.05)
-    theta = {"on": jnp.array(1.0), "off": jnp.array(1.0)}
-    slope = jax.jit(jax.grad(lambda th: solve_master_equation(process, objective, th, 0, 21)))(
-        theta
-    )
+    theta, slope = BOUND, solve_association(0.05)
     run = fl.simulator(process, jnp.zeros(1), T, backend="jax")
     wrong = fl.Twin(order=2, theta=lambda th: {name: 1.2 * v for name, v in th.items()})
     estimator = fl.ppgt(run, objective, baseline=wrong)
-    z = np.array([z_scores(estimator(k, theta, 100), slope) for k in jax.random.split(key, 200)])
-    assert np.abs(z.mean(0)).max() < 4 / np.sqrt(200)
-    assert np.abs(z.var(0) - 1).max() < 4 * np.sqrt(2 / 200) + 0.05  # 100 samples are not many
+    z = np.array([z_scores(estimator(k, theta, 100), slope) for k in jax.random.split(key, 100)])
+    assert np.abs(z.mean(0)).max() < 4 / np.sqrt(100)
+    assert np.abs(z.var(0) - 1).max() < 4 * np.sqrt(2 / 100) + 0.05  # 100 samples are not many
 
 
 def test_an_absorbing_state(key):
@@ -201,7 +220,7 @@ def test_random_starts_and_contexts_have_guesses_of_their_own(key):
 @pytest.mark.long
 def test_recorded_events_give_the_parts_of_the_run_they_came_from(key):
     process, objective = associate(0.05)
-    theta = {"on": jnp.array(1.0), "off": jnp.array(1.0)}
+    theta = BOUND
     run = fl.simulator(process, jnp.zeros(1), T, backend="jax")
     twin = fl.Twin(order=2, theta=lambda th: {name: 1.2 * v for name, v in th.items()})
     estimator = fl.ppgt(run, objective, baseline=twin)
