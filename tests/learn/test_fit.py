@@ -126,7 +126,7 @@ def test_a_start_far_away_ends_at_the_same_point(case, start):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("case", "calls", "count"), [("drift", 4, 10), ("noise", 1, 40)])
+@pytest.mark.parametrize(("case", "calls", "count"), [("drift", 2, 20), ("noise", 1, 40)])
 def test_error_bars_cover_by_one_call_and_by_many(case, calls, count):
     devices, pulls = 100, []
     for seed in range(devices):

@@ -83,18 +83,18 @@ def test_the_score_is_the_gradient_of_the_likelihood():
 
 @pytest.mark.long
 def test_the_score_has_mean_zero_and_the_information_as_covariance():
-    """χ² of 150 scores at the truth: 3 expected, with a variance of 6."""
-    records = simulate(jax.random.key(1), THETA, 150)
-    each = [find_evidence(TRUTH, records._replace(x=records.x[k : k + 1])) for k in range(150)]
+    """χ² of 60 scores at the truth: 3 expected, with a variance of 6."""
+    records = simulate(jax.random.key(1), THETA, 60)
+    each = [find_evidence(TRUTH, records._replace(x=records.x[k : k + 1])) for k in range(60)]
     scores = np.array([e.score for e in each])
     information = np.mean([e.information for e in each], axis=0)
     whole = find_evidence(TRUTH, records)
     np.testing.assert_allclose(whole.score, scores.sum(axis=0), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(whole.information, 150 * information, rtol=1e-9)
+    np.testing.assert_allclose(whole.information, 60 * information, rtol=1e-9)
     mean = scores.mean(axis=0)
-    assert 150 * mean @ np.linalg.solve(information, mean) < 16  # 3 degrees, chance 0.1 %
+    assert 60 * mean @ np.linalg.solve(information, mean) < 16  # 3 degrees, chance 0.1 %
     chi2 = np.einsum("ei,ei->e", scores, np.linalg.solve(information, scores.T).T)
-    assert abs(chi2.mean() - 3) < 4 * chi2.std() / np.sqrt(150)
+    assert abs(chi2.mean() - 3) < 4 * chi2.std() / np.sqrt(60)
 
 
 @pytest.mark.long

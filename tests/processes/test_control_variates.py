@@ -80,7 +80,7 @@ def test_a_twin_with_readout_noise(tmp_path, name):
     """
     process, theta, size = CASES[name]
     s = 0.2
-    x = np.asarray(make_record(name, 60_000, seed=5).x)
+    x = np.asarray(make_record(name, 30_000, seed=5).x)
     x = x + s * np.random.default_rng(6).normal(size=x.shape)
     model = insitu.files.RecordingModel(process, OBJECTIVE, theta)
     with insitu.files.open(save(tmp_path / "noisy.nc", x, theta)) as noisy:
@@ -105,8 +105,8 @@ def test_a_twin_with_readout_noise(tmp_path, name):
 
 @pytest.mark.long
 def test_errors_of_a_twin_with_readout_noise_cover(tmp_path):
-    """z of 12 records; the gradient by s has no error at all, since its reward is constant."""
-    repeats, s = 12, 0.2
+    """z of 8 records; the gradient by s has no error at all, since its reward is constant."""
+    repeats, s = 8, 0.2
     x = np.asarray(
         steady_record(ONE, ONE_THETA, DT, 1, jax.random.key(8), 12_000, traces=repeats).x
     )
