@@ -500,7 +500,7 @@ def test_errors_cover_with_a_fitted_drift():
             FOURIER_RING,
             SINE,
             FOURIER_START,
-            ring_record(2000 + seed, 3000, 12),
+            ring_record(2000 + seed, 3000, 6),
             window=0.8,
             period=TURN,
             calibration=FITTED,
