@@ -1,6 +1,5 @@
 """The study of the residual guard in small: right models pass, faults are found."""
 
-import numpy as np
 import pytest
 
 import residual_guard as study
@@ -19,11 +18,9 @@ def test_right_models_pass(kind):
 
 def test_faults_of_two_states_are_found():
     for fault, model, device in study.faults_of_two_states():
-        assert np.mean([any(study.watch(model, device, seed, 4)) for seed in range(5)]) >= 0.8, (
-            fault
-        )
+        assert all(any(study.watch(model, device, seed, 4)) for seed in range(3)), fault
 
 
 def test_faults_of_a_lattice_are_found():
-    for row in study.study_lattice(2):
+    for row in study.study_lattice(1):
         assert row["first batch"] == (row["fault"] != "none"), row["fault"]
