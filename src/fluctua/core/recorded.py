@@ -37,6 +37,13 @@ MAX_FOLLOWED = 64
 """Number of trajectories whose residuals are examined if some stop."""
 
 
+MIN_CORRELATED = 50
+"""Trajectories from which their starts are compared with the ends of those before."""
+
+CONTINUED = 0.3
+"""Correlation of the two from which trajectories are pieces of one record."""
+
+
 class Recording:
     """A checked source of trajectories on one time grid, which can be read again.
 
@@ -151,7 +158,8 @@ def _check_shapes(trajectories: records.Trajectories) -> tuple[np.ndarray, Array
     """The times and states of a record, after a check that their shapes fit together."""
     if not isinstance(trajectories, records.Trajectories):
         raise TypeError(
-            f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}."
+            f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}. "
+            "The order is gradient(process, objective, theta, Trajectories(t, x))."
         )
     t = check.times(trajectories.t)
     x = trajectories.x
@@ -163,10 +171,16 @@ def _check_shapes(trajectories: records.Trajectories) -> tuple[np.ndarray, Array
     shape = np.shape(x)
     if len(shape) != 3 or shape[1] != len(t):
         hint = ""
-        if shape[:1] == (len(t),):
-            hint = " For one trajectory pass x[None]."
-            if len(shape) == 3:
-                hint = " It looks like (time, trajectory, state): pass x.swapaxes(0, 1)."
+        if len(shape) == 2 and shape[1] == len(t):
+            hint = " For one component pass x[..., None]."
+        elif shape == (len(t),):
+            hint = " For one trajectory of one component pass x[None, :, None]."
+        elif shape[:1] == (len(t),) and len(shape) == 2:
+            hint = (
+                " For one trajectory pass x[None]; for one component, times first, x.T[..., None]."
+            )
+        elif shape[:1] == (len(t),):
+            hint = " It looks like (time, trajectory, state): pass x.swapaxes(0, 1)."
         raise ValueError(
             f"`x` must be (trajectories, {len(t)}, state) to match `t`; got {shape}.{hint}"
         )
@@ -178,7 +192,7 @@ def _check_shapes(trajectories: records.Trajectories) -> tuple[np.ndarray, Array
             + (
                 " Stack real and imaginary parts as components."
                 if np.issubdtype(x.dtype, np.complexfloating)
-                else ""
+                else " Convert it: x.astype(float), times the unit of a count."
             )
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(trajectories.context):
@@ -412,6 +426,59 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
             RuntimeWarning,
             stacklevel=5,
         )
+
+
+def check_independence(process: AnyProcess, recording: Recording) -> None:
+    """Warn where trajectories are copies of others, or begin where the one before ended.
+
+    Error bars are those of independent trajectories. Only of diffusions: paths of a jump process
+    or a chain may be the same by chance.
+    """
+    count = recording.count
+    steps = len(recording.t) - 1
+    if not isinstance(process, Process) or count < 2:
+        return
+    few = sorted({0, steps // 2, steps - 1})
+    blocks = [np.asarray(recording.read_block(n, n + 1)[1]) for n in few]
+    ends = np.ascontiguousarray(np.concatenate(blocks, axis=1).reshape(count, -1))
+    # + 0: a negative zero is a zero
+    rows, first = np.unique(_view_rows(ends + 0), return_index=True)
+    copies = count - len(rows)
+    if copies and np.ptp(ends, axis=0).any():
+        which = int(np.setdiff1d(np.arange(count), first)[0])
+        same = int(np.flatnonzero((ends[:which] == ends[which]).all(axis=1))[0])
+        warnings.warn(
+            f"{copies} of {count} trajectories are copies of others: number {which} is number "
+            f"{same}. Their error bars are too small; leave the copies out.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    elif _continues(np.asarray(recording.first_states), ends[:, -blocks[-1].shape[2] :]):
+        warnings.warn(
+            "trajectories begin where the one before ended: pieces of one record have no known "
+            "start and are not independent, so that gradient and error bar are those of another "
+            "question. Use fl.stationary, or --continuing for a file.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _view_rows(values: np.ndarray) -> np.ndarray:
+    """Rows (n, K) as one item each, to be compared whole. (n,)"""
+    return values.view([("", values.dtype)] * values.shape[1])[:, 0]
+
+
+def _continues(first: np.ndarray, last: np.ndarray) -> bool:
+    """Whether starts (E, M) are correlated with the ends (E, M) of the trajectories before."""
+    if len(first) <= MIN_CORRELATED:
+        return False
+    starts = first[1:].astype(np.float64)
+    before = last[:-1].astype(np.float64)
+    spread = starts.std(axis=0) * before.std(axis=0)
+    product = np.mean((starts - starts.mean(axis=0)) * (before - before.mean(axis=0)), axis=0)
+    correlation = np.where(spread > 0, product / np.where(spread > 0, spread, 1), 0)
+    # of independent trajectories it is 0 ± 1/√E; 6 of these by chance in 1e9
+    return bool(np.max(correlation) > max(CONTINUED, 6 / np.sqrt(len(starts))))
 
 
 def check_scores(

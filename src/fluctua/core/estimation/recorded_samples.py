@@ -201,6 +201,7 @@ def _warn(
     from fluctua.core.likelihood.linearisation import check_linearisation
 
     process = method.model.process
+    recorded.check_independence(process, recording)
     trajectories = recorded.cut_before_stops(method.model.objective, theta, trajectories)
     check_model(
         process,
