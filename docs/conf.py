@@ -112,12 +112,19 @@ def list_fields(application, what, name, obj, options, lines):
     lines[:] = listed
 
 
+def format_text(text):
+    """A paragraph of a help text on one line, with options as code."""
+    parts = " ".join(text.split()).split("`")
+    parts[::2] = [re.sub(r"(?<!\w)--[a-z][\w-]*", r"`\g<0>`", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
 def format_table(title, rows):
     """Markdown table with code in its first column."""
     lines = [f"| {title} | meaning |", "| --- | --- |"]
     for name, meaning in rows:
         name = name.replace("|", r"\|")
-        meaning = " ".join(meaning.split()).replace("|", r"\|")
+        meaning = format_text(meaning).replace("|", r"\|")
         lines.append(f"| `{name}` | {meaning} |")
     return "\n".join(lines)
 
@@ -136,7 +143,7 @@ def describe_command(name, command, context):
         shown = [p for p in command.params if not getattr(p, "hidden", False)]
         rows = [describe_parameter(p, inner) for p in shown if p.get_help_record(inner)]
     text, _, keys = (command.help or "").partition("\b\nKeys of --set:\n")
-    parts = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    parts = [format_text(paragraph) for paragraph in text.split("\n\n")]
     parts.append(format_table("argument or option", rows))
     if keys:
         rows = re.findall(r"^(\S+) +(.*(?:\n +.*)*)", keys, re.MULTILINE)
