@@ -280,7 +280,7 @@ def test_starts():
         fl.ppgt(moving, OBJECTIVE, score=fl.scores.drift_score)
 
 
-def test_yardsticks_need_a_simulator():
+def test_references_need_a_simulator():
     for make in (fl.reference.pathwise, fl.reference.finite_differences, fl.reference.spsa):
         with pytest.raises(TypeError, match=r"needs a simulator.*use `ppgt`"):
             make(OBJECTIVE, lambda key, theta, count: trajectories(count))

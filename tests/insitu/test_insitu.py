@@ -541,7 +541,7 @@ def test_training_in_situ_closes_the_gap(tmp_path):
         tmp_path / "run",
         sheet=sheet,
         plan=plan,
-        yardstick=100,
+        reference=100,
         measure=300,
         say=lambda text: None,
         bench_options=("--fault", "nan@12", "--fault", "reboot@20"),

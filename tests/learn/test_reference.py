@@ -1,4 +1,4 @@
-"""The yardsticks against closed forms, and the policy gradient against the yardsticks."""
+"""Reference estimators against closed forms, and the policy gradient against them."""
 
 import jax
 import jax.numpy as jnp

@@ -325,7 +325,7 @@ def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
         process, 1.0
     )  # in the next iteration; should it not be, the first signal alone ends the run
     process.send_signal(signal.SIGINT)
-    read_until(process, "once more gives the iteration up")
+    read_until(process, "a second signal drops the iteration")
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed

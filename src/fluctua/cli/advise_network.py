@@ -137,7 +137,7 @@ def _print(advice: advise.Advice, subject: Subject, rate: float | None, device: 
         )
         table.add_row(f.name, str(f.norm2), law, f"{f.bias:.2g}")
     console.print(table)
-    say(f"one trajectory lifts the gradient out of its noise by Σ|∇J|²/V = {advice.signal}")
+    say(f"signal of one trajectory, gradient against its noise: Σ|∇J|²/V = {advice.signal}")
     table = Table(box=box.SIMPLE_HEAD)
     headings = ["", "σ_W", "trajectories", "error", "added to J", f"here ({device})", "H200 *"]
     for heading in [*headings, *([] if rate is None else [f"at {rate:g} Hz"])]:

@@ -118,7 +118,7 @@ def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
         )
         say(finding.text)
     if not inspection.findings:
-        say("Nothing is wrong with it, as far as the numbers tell.")
+        say("No fault was found in its numbers.")
 
 
 def convert(

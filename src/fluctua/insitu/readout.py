@@ -209,7 +209,7 @@ def warn_about_remainder(remainder: Remainder, value_stderr: float, stacklevel: 
             "the reward bends on the scale of the readout noise, so that its correction to "
             f"second order leaves {with_error(remainder.value, remainder.stderr)} in J, and at "
             f"most {remainder.bound:.2g} (J is known to {value_stderr:.2g}). The gradient is that "
-            "of the corrected reward. Make the readout quieter or the reward smoother.",
+            "of the corrected reward. Reduce the readout noise or use a smoother reward.",
             RuntimeWarning,
             stacklevel=stacklevel + 1,
         )

@@ -67,7 +67,7 @@ def catch_signals(console: Console) -> Iterator[list[int]]:
         if len(signals) > 1:
             raise KeyboardInterrupt
         console.print(
-            "finishing this iteration, then saving; once more gives the iteration up",
+            "finishing this iteration, then saving; a second signal drops the iteration",
             highlight=False,
         )
 

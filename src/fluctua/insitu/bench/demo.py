@@ -66,7 +66,7 @@ def run(
     plan: Plan | None = None,
     address: Callable[[str, int], str] | None = None,
     bench_options: tuple[str, ...] = (),
-    yardstick: int = 250,
+    reference: int = 250,
     measure: int = 400,
     say: Callable[[str], None] = print,
     show: Callable[[run_and_resume.Rows], run_and_resume.Rows] = lambda rows: rows,
@@ -76,7 +76,7 @@ def run(
 
     address: (host, port) -> address to connect to.
     bench_options: further options of `fluctua virtual-bench`.
-    yardstick: iterations of the simulated trainings.
+    reference: iterations of the simulated trainings.
     measure: trajectories per level.
     say: called with a line of text about each stage.
     show: wraps the rows of the training, for a display.
@@ -115,14 +115,14 @@ def run(
         shots = rows[-1].trajectories
         in_situ = levels.measure_level(model, bench, settings, measure)
         say(
-            "yardstick  two trainings by simulation with exact gradients, "
-            f"{yardstick} iterations each"
+            "reference  two trainings by simulation with exact gradients, "
+            f"{reference} iterations each"
         )
         at_nominal, predicted = train_by_simulation(
-            sheet, model, points, hidden=None, shots=shots, iterations=yardstick
+            sheet, model, points, hidden=None, shots=shots, iterations=reference
         )
         at_true, _ = train_by_simulation(
-            sheet, model, points, hidden=hidden, shots=shots, iterations=yardstick
+            sheet, model, points, hidden=hidden, shots=shots, iterations=reference
         )
         nominal = levels.measure_level(model, bench, at_nominal, measure)
         true = levels.measure_level(model, bench, at_true, measure)

@@ -135,7 +135,7 @@ def compare(
     Args:
         folder: of the runs, each named after its way.
         devices: boxes that are trained together.
-        held_out: boxes that take no part.
+        held_out: devices that take no part.
         ways: of training, from `WAYS`.
         sheet: of the first box; the others have the seeds after its own.
         plan: of every training.
@@ -156,7 +156,7 @@ def compare(
         ]
         boxes = [instrument_substrate(connect) for connect in connects]
         say(
-            f"bench      {devices} boxes to train and {held_out} that take no part, each with its "
+            f"bench      {devices} devices to train and {held_out} held out, each with its "
             "own disorder"
         )
         designs = [
