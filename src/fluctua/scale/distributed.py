@@ -171,8 +171,7 @@ def distributed(
             of a machine, or a GPU where the estimator runs on the "cuda" backend.
         workers: maximum number; by default as many as fit.
 
-    Returns: an estimator, for `train`, `run` and `resume`. `close()` or `with` releases the
-    workers.
+    Returns: an estimator, for `train` and `run`. `close()` or `with` releases the workers.
 
     >>> here = fl.distributed(estimator, address=None, shards=4)  # no cluster: in this process
     >>> here(key, theta, 200).count
