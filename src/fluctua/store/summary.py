@@ -69,16 +69,20 @@ def find_fall(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dic
         return {}
     window = np.ones(AROUND) / AROUND
     mean = np.convolve([row.J for row in rows], window, "valid")
-    error = np.sqrt(np.convolve([row.J_stderr**2 for row in rows], window**2, "valid"))
     k = int(np.argmax(mean))
+    highest = rows[k : k + AROUND]
+    error = np.sqrt(sum(row.J_stderr**2 for row in highest)) / AROUND
+    if np.isnan(error):  # one trajectory per iteration: how they scatter
+        error = np.std([row.J for row in highest], ddof=1) / np.sqrt(AROUND)
     drop = mean[k] - final["J"]
-    if drop < FALL * np.hypot(error[k], final["J_stderr"]) or drop < 0.01 * abs(final["J"]):
+    least = max(FALL * np.hypot(error, final["J_stderr"]), 0.01 * abs(final["J"]))
+    if not drop >= least:  # nor where the end has no error
         return {}
     middle = rows[k + AROUND // 2].iteration
     return {
         "peak": {
             "J": float(mean[k]),
-            "J_stderr": float(error[k]),
+            "J_stderr": float(error),
             "iteration": middle,
             "twin": twin,
         }
