@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import fluctua.cli
+import fluctua.cli.app
 from fluctua.cli.app import app
 from fluctua.core.words import escape_controls
 
@@ -76,3 +76,57 @@ def test_commands_print_through_one_function():
     assert [path.name for path in cli.rglob("*.py") if printing.search(path.read_text())] == [
         "common.py"
     ]
+
+
+# ------------------------------------------------------------------------------------- wrong inputs
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train rec.npz", "rec.npz is not a file of settings"),
+        ("train --resume empty", "empty holds no run, or one that was killed before it began"),
+        ("plot rec.npz", "rec.npz is a file, where the folder of a run was expected"),
+        ("evaluate demo --params nowhere.npz", "there is no file nowhere.npz"),
+        ("evaluate demo --params text.nc", "text.nc cannot be read as an .npz"),
+        ("inspect empty", "empty is a folder, where a recording was expected"),
+        ("watch empty --host nonsense.invalid", "Take another --port or --host"),
+    ],
+)
+def test_wrong_inputs_are_named_in_a_line(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    np.savez("rec.npz", x=np.ones((4, 5, 2)), t=np.arange(5.0))
+    Path("text.nc").write_text("hello")
+    Path("empty").mkdir()
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 2
+    assert message in done.output
+    assert isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (PermissionError(13, "Permission denied", "x.nc"), 2, "x.nc cannot be read or written: P"),
+        (ConnectionError("no cluster answers"), 2, "fluctua: no cluster answers"),
+        (BrokenPipeError(32, "Broken pipe"), 1, ""),
+    ],
+)
+def test_errors_of_the_system_are_a_line(monkeypatch, error, status, message):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("fluctua.cli.files.open_file", fail)
+    done = CliRunner().invoke(app, ["inspect", "x.nc"])
+    assert done.exit_code == status
+    assert message in done.output
+    assert bool(message) == ("fluctua:" in done.output)
+
+
+@pytest.mark.parametrize("command", fluctua.cli.app.COMMANDS)
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_no_help_is_cut(command, columns):
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": columns}).output
+    cut = [line for line in shown.splitlines() if re.search(r"\w…\s*│?$", line)]
+    assert not cut
+    assert max(map(len, shown.splitlines())) <= int(columns)

@@ -222,9 +222,7 @@ def _describe_interval(
     ]
     if s.shortest > s.frozen:
         bent = "With a Kerr effect" if network else "Where the drift is not linear"
-        lines.append(
-            f"    {bent} that is too short for this readout: reduce its noise first."
-        )
+        lines.append(f"    {bent} that is too short for this readout: reduce its noise first.")
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,15 @@ from fluctua.core.words import can_redraw, escape_controls
 if TYPE_CHECKING:
     from rich.console import Console
 
-EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
+EXPECTED = (
+    ValueError,
+    TypeError,
+    FloatingPointError,
+    ImportError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+)
 """Errors that explain themselves; any other is a bug and shows its trace."""
 
 STOPPED = 130
@@ -34,6 +43,11 @@ def say(text: object, **style: Any) -> None:
 
 def fail(message: str) -> NoReturn:
     """Print what is wrong on stderr and exit with status 2."""
+    error = sys.exc_info()[1]
+    if isinstance(error, BrokenPipeError):
+        raise error  # nothing reads the output any more: click ends the command without a word
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename} cannot be read or written: {error.strerror}."
     say(f"fluctua: {message}", err=True, fg=typer.colors.RED)
     raise typer.Exit(2)
 

@@ -19,7 +19,7 @@ ESTIMATE_KEYS: Keys = {
     "parameter": Key(str, "parameters that must be estimated, omega or omega[3],kappa[0]"),
     **options.CALIBRATION_KEYS,
     "readout_noise": Key(float, "standard deviation of the readout, in place of the file's"),
-    "window": Key(str, "with --continuing: time over which a kick is followed, or auto"),
+    "window": Key(str, "with --continuing: time over which a kick is followed, or auto (auto)"),
     "chunk_mb": Key(int, "megabytes of states held at a time (256)"),
     "stride": Key(list, "with --response: samples per step of the score; [1,2,4] are compared"),
     "period": Key(list, "with --response: period per component, 0 for one that is not periodic"),

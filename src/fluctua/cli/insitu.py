@@ -28,7 +28,9 @@ ACTIONS = ("train", "check", "demo")
 RESUME_KEYS: Keys = {
     "timeout": Key(float, "seconds to wait for an answer, if the driver has `timeout` (30)"),
     "time_limit": Key(float, "seconds that one acquisition may take (300)"),
-    "on_doubt": Key(str, "after a batch that contradicts the calibrated model: stop or continue"),
+    "on_doubt": Key(
+        str, "after a batch that contradicts the calibrated model: stop or continue (stop)"
+    ),
     "final_trajectories": Key(int, "to evaluate J at the end (as many as an iteration); 0: none"),
 }
 TRAIN_KEYS: Keys = {
@@ -37,11 +39,15 @@ TRAIN_KEYS: Keys = {
     "probes": Key(int, "settings at which to calibrate before the training (6)"),
     "attempts": Key(int, "failures in a row before giving up (8)"),
     "record": Key(bool, "keep every trajectory on disk (true; in the demo false: a gigabyte)"),
-    "share": Key(str, "several devices: settings (equal) or parameters (settings corrected)"),
-    "forget_after": Key(float, "calibration=training: batches after which data fade; 0: never"),
+    "share": Key(str, "several devices: settings, equal for all, or parameters (settings)"),
+    "forget_after": Key(float, "calibration=training: batches after which data fade (0: never)"),
     "measure_every": Key(int, "calibration=training: iterations of which one measures (1)"),
-    "renew": Key(bool, "calibration=training: forget all before a batch that is not expected"),
-    "readout_noise": Key(str, "calibration=training: of each quadrature, or measured per batch"),
+    "renew": Key(
+        bool, "calibration=training: forget all before a batch that is not expected (false)"
+    ),
+    "readout_noise": Key(
+        str, "calibration=training: of each quadrature, or measured per batch (0)"
+    ),
     "check_trajectories": Key(int, "per acquisition of a check (20; before a training 2)"),
 }
 CHECK_KEYS: Keys = {

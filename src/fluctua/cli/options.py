@@ -43,6 +43,6 @@ FILE_KEYS: Keys = {
     "scale": Key(str, "units per count for integer samples, 0.01, or one per channel, 0.01,0.02"),
 }
 CALIBRATION_KEYS: Keys = {
-    "noise": Key(str, "diffusion Q: auto, file (its calibration) or nominal (the model's)"),
-    "theta": Key(str, "parameters of the drift: set, or calibrated (fitted in the file)"),
+    "noise": Key(str, "diffusion Q: auto, file (its calibration), nominal (the model's) (auto)"),
+    "theta": Key(str, "parameters of the drift: set, or calibrated, as fitted in the file (set)"),
 }

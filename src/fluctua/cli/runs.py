@@ -137,7 +137,10 @@ def plot(run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a ru
 
 def watch(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUNS", help="Folders of runs; runs if not given")
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUNS", help="Folders of runs, or that hold several; `runs` if not given"
+        ),
     ] = None,
     host: Annotated[
         str,

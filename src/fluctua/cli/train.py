@@ -28,6 +28,7 @@ RESUME_OPTIONS = (
     "cluster",
 )
 """Options that may be given with --resume; the library refuses those that change the training."""
+PRESET = "that of the preset, see --show"
 
 
 def train(
@@ -62,18 +63,28 @@ def train(
     ] = False,
     iterations: Annotated[
         int | None,
-        typer.Option(help="Number of iterations, including those before a --resume"),
+        typer.Option(
+            help="Number of iterations, including those before a --resume",
+            show_default=f"{PRESET}; 100 of FILE.py:NAME",
+        ),
     ] = None,
     trajectories: Annotated[
-        int | None, typer.Option(help="Trajectories per iteration; ends any schedule")
+        int | None,
+        typer.Option(help="Trajectories per iteration; ends any schedule", show_default=PRESET),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random numbers", show_default=PRESET)
+    ] = None,
     backend: Annotated[
-        str | None, typer.Option(help="Where to compute: auto, cpu, cuda or jax")
+        str | None,
+        typer.Option(help="Where to compute: auto, cpu, cuda or jax", show_default=PRESET),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(help="Baseline: none, time, carried, optimal, binned, twin; on jax also mean"),
+        typer.Option(
+            help="Baseline: none, time, carried, optimal, binned, twin; on jax also mean",
+            show_default=PRESET,
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,

@@ -358,7 +358,12 @@ def load(path: str | Path) -> Config:
         tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}. Presets are {', '.join(PRESETS)}.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{path} is not a file of settings, which is text (TOML). Presets are "
+            f"{', '.join(PRESETS)}."
+        ) from None
+    except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}.") from None

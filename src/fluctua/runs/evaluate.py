@@ -105,7 +105,11 @@ def load_parameters(
         others: values of families that the file does not hold; by default the network's own.
     """
     require_file(path, "an .npz file")
+    if not path.exists():
+        raise ValueError(f"there is no file {path}.")
     try:
+        if path.suffix != ".npy" and not zipfile.is_zipfile(path):
+            raise ValueError("it is another kind of file, or truncated")
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
             raise ValueError(

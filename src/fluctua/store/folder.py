@@ -125,6 +125,8 @@ def find_run(path: str | Path, place: RunFolder | None = None) -> RunFolder:
     Returns: its paths.
     """
     path = Path(path)
+    if path.is_file():
+        raise ValueError(f"{path} is a file, where the folder of a run was expected.")
     if not path.is_dir():
         raise ValueError(f"there is no run folder {path}.")
     check_entries(path)
@@ -137,8 +139,8 @@ def find_run(path: str | Path, place: RunFolder | None = None) -> RunFolder:
         return place
     if is_unfinished(path):
         raise ValueError(
-            f"{path} is the folder of a run that was killed before it began: it has no "
-            f"{place.settings_name} yet. Nothing is lost; begin it again, into the same folder."
+            f"{path} holds no run, or one that was killed before it began: it has no "
+            f"{place.settings_name}. A training into the same folder begins it again."
         )
     raise ValueError(f"{path} is not the folder of a run: it has no {place.settings_name}.")
 

@@ -256,7 +256,7 @@ def _open_socket(host: str, port: int) -> socket.socket:
             failure = error
     raise ValueError(
         f"port {port or PORT} of {host} cannot be listened on: {failure.strerror}. "
-        "Take another --port."
+        "Take another --port or --host."
     )
 
 

@@ -170,7 +170,7 @@ def calibrate_recording(
         "local-linear": scores.local_linear,
     }
     if transition not in laws:
-        raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
+        raise ValueError(f"`transition` (--score) is one of {', '.join(laws)}; got {transition!r}.")
     if recording.count < 1:
         raise ValueError(
             f"{recording.path} has 0 complete trajectories: there is nothing to calibrate from."
