@@ -332,11 +332,11 @@ def _remove_linear(
 
 def _sum_variance(squares: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
     """v of every component, rows of z² (M, n), and of all together."""
-    return _sum_variance_of(np.sum(squares - 1, axis=1), float(squares.shape[1]))
+    return _form_variance_sums(np.sum(squares - 1, axis=1), float(squares.shape[1]))
 
 
-def _sum_variance_of(excess: np.ndarray, count: float) -> Iterator[tuple[str, FamilySums]]:
-    """The same from Σ(z² − 1) (M,) over `count` steps."""
+def _form_variance_sums(excess: np.ndarray, count: float) -> Iterator[tuple[str, FamilySums]]:
+    """Families of the variance from Σ(z² − 1) (M,) over `count` steps."""
     total = excess / np.sqrt(2)
     yield "v", _sum_ones(total[:, None], count)
     if len(total) > 1:
@@ -367,7 +367,7 @@ def tabulate_drift(sums: Any, components: np.ndarray) -> Table:
         "offset": make(sums.kick[components, None], excess * n),
         "linear": make(sums.product[components], excess * (others + state)),
         "drift": own,
-        **dict(_sum_variance_of(square - n, n)),
+        **dict(_form_variance_sums(square - n, n)),
     }
     if len(components) > 1:
         table["drift of all"] = make(*(v.sum(keepdims=True) for v in own[:2]))
