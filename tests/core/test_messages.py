@@ -1,5 +1,8 @@
 """First mistakes: what was expected, what came, and what to write instead."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +48,59 @@ def test_swapped_arguments():
 
     with pytest.raises(TypeError, match=r"`drift\(x, theta\)` has its arguments swapped"):
         run(PROCESS._replace(drift=drift))
+
+    def reward(x, theta):
+        return -((x[0] - 1) ** 2)
+
+    with pytest.raises(TypeError, match=r"`running\(x, theta\)` has its arguments swapped"):
+        run(objective=fl.Objective(running=reward))
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [lambda th, x: 1.0 if x[0] > 1 else 0.0, lambda th, x: math.exp(-x[0])],
+    ids=["if", "math"],
+)
+def test_python_that_needs_the_number(reward):
+    with pytest.raises(TypeError, match=r"the running reward needs the number.*jnp\.where"):
+        run(objective=fl.Objective(running=reward))
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((4, 11), r"x\[\.\.\., None\]"),
+        ((11, 4), r"times first, x\.T\[\.\.\., None\]"),
+        ((11,), r"x\[None, :, None\]"),
+        ((11, 4, 2), r"x\.swapaxes\(0, 1\)"),
+    ],
+)
+def test_records_that_lack_an_axis(shape, hint):
+    with pytest.raises(ValueError, match=rf"got {re.escape(str(shape))}.*{hint}"):
+        fl.gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(T, np.zeros(shape)))
+
+
+def test_counts_of_a_converter_and_arrays_without_times():
+    x = np.asarray(data().x)
+    with pytest.raises(TypeError, match=r"it is int64.*x\.astype\(float\)"):
+        fl.gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(T, (1000 * x).astype(np.int64)))
+    with pytest.raises(TypeError, match=r"got ndarray.*gradient\(process, objective, theta, Traj"):
+        fl.gradient(PROCESS, OBJECTIVE, THETA, x)
+
+
+def test_a_start_of_another_size_than_the_noise():
+    noise = PROCESS._replace(noise=lambda th, x: 0.3 * jnp.ones(3))
+    with pytest.raises(ValueError, match=r"got \(3,\)\. The start or the record has 2 components"):
+        run(noise)
+    with pytest.raises(ValueError, match=r"got shape \(\)\..*jnp\.array\(\[0\.0\]\)"):
+        fl.simulator(PROCESS, 0.0, T)
+    with pytest.raises(ValueError, match=r"`t` .*got shape \(\)\..*jnp\.linspace"):
+        fl.simulator(PROCESS, jnp.ones(2), 100)
+
+
+def test_a_function_for_the_matrix_of_an_observation():
+    with pytest.raises(TypeError, match=r"`observe` is the matrix C.*np\.eye\(M\)"):
+        fl.Observed(PROCESS, observe=lambda x: x[:1], noise=0.01, start=np.zeros(2))
 
 
 @pytest.mark.parametrize("count", [1e3, 2.5, True, 0])

@@ -45,6 +45,18 @@ def test_bounds_hold():
     assert max(inside) == pytest.approx(0.3)
 
 
+def test_bounds_of_some_parameters_name_those_of_theta():
+    with pytest.raises(ValueError, match=r"structure of theta, f, or be one number.*got k\."):
+        run(bounds=({"k": 0.1}, {"k": 0.3}), iterations=1)
+
+
+def test_an_estimator_is_no_training():
+    with pytest.raises(TypeError, match=r"expected fluctua\.Training\(.*got PPGT"):
+        fl.train(ESTIMATOR, iterations=1)
+    with pytest.raises(TypeError, match=r"expected fluctua\.Training\(.*got PPGT"):
+        fl.run(ESTIMATOR, iterations=1, folder="absent")
+
+
 def test_bounds_take_prefixes():
     theta = {"a": jnp.array([-1.0, 5.0]), "b": {"c": jnp.asarray(9.0)}}
     got = Bounds({"a": 0.0, "b": -1.0}, {"a": jnp.array([1.0, 2.0]), "b": 3.0}).project(theta)

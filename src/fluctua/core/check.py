@@ -134,7 +134,7 @@ def _check_argument_order(name: str, f: Any) -> None:
     if first in STATE and second in PARAMETERS:
         raise TypeError(
             f"`{name}({first}, {second})` has its arguments swapped: it is called as "
-            f"{name}(theta, x, t, context)."
+            f"{name}(theta, x, …)."
         )
 
 
@@ -180,6 +180,8 @@ def objective(candidate: Any, *, stops: bool = False) -> objectives.Rewards:
         raise ValueError(f'`overshoot` must be None or "bridge"; got {candidate.overshoot!r}.')
     if candidate.overshoot is not None and candidate.stop is None:
         raise ValueError("`overshoot` corrects a `stop`, and this objective has none.")
+    for name in ("running", "terminal", "stop"):
+        _check_argument_order(name, getattr(candidate, name))
     stop = None
     if candidate.stop is not None:
         level = drop_extra_arguments(candidate.stop, 4)
@@ -232,7 +234,10 @@ def times(t: Array) -> np.ndarray:
     """(T+1,) strictly increasing."""
     t = np.asarray(t)
     if t.ndim != 1 or t.size < 2:
-        raise ValueError(f"`t` must be at least two times, shape (T+1,); got shape {t.shape}.")
+        raise ValueError(
+            f"`t` must be at least two times, shape (T+1,); got shape {t.shape}. For T steps up to "
+            "a time write jnp.linspace(0.0, time, T + 1)."
+        )
     if not np.all(np.isfinite(t)):
         raise ValueError(
             f"`t` is not finite at indices {np.flatnonzero(~np.isfinite(t))[:5].tolist()}."
@@ -432,7 +437,7 @@ def _check_observed_reward(
 
 
 def _evaluate_shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
-    """What f returns, and a message of one line where θ has no such entry."""
+    """What f returns; a message of one line where θ has no such entry or f cannot be traced."""
     try:
         got = jax.eval_shape(f, theta, *rest)
     except KeyError as error:
@@ -443,6 +448,12 @@ def _evaluate_shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any)
         raise ValueError(
             f"{what} uses theta[{name!r}], and theta has "
             f"{', '.join(map(repr, known))}.{close_match(name, known)}"
+        ) from error
+    except jax.errors.ConcretizationTypeError as error:
+        raise TypeError(
+            f"{what} needs the number in theta or x while JAX traces it: a Python `if`, `and`, "
+            "`max` or `float`, or a function of `math`. Write jnp.where(condition, a, b), "
+            "jnp.maximum, jnp.exp."
         ) from error
     if not hasattr(got, "shape"):
         raise TypeError(
@@ -458,9 +469,12 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
         process.check(theta, x, t, context)
         return
     m = x.shape[0]
+    source = f"The start or the record has {m} component{'s'[: m != 1]}."
     drift = _evaluate_shape("the drift", process.drift, theta, x, t, context)
     if drift.shape != (m,):
-        raise ValueError(f"the drift must have the shape of the state, ({m},); got {drift.shape}.")
+        raise ValueError(
+            f"the drift must have the shape of the state, ({m},); got {drift.shape}. {source}"
+        )
     v = jax.ShapeDtypeStruct((m,), x.dtype)
     if process.diffusion is not None:
         product = jax.eval_shape(process.diffusion, theta, x, t, context, v)
@@ -476,14 +490,11 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
     elif process.noise is not None:
         noise = _evaluate_shape("the noise", process.noise, theta, x, t, context)
         if noise.shape != (m,) and not (noise.ndim == 2 and noise.shape[0] == m):
+            equal = f"For equal noise everywhere return sigma * jnp.ones({m})."
+            hint = source if noise.ndim else equal
             raise ValueError(
-                f"the noise must be ({m},), one amplitude per component, or ({m}, "
-                f"W); got {noise.shape}."
-                + (
-                    f" For equal noise everywhere return sigma * jnp.ones({m})."
-                    if noise.ndim == 0
-                    else ""
-                )
+                f"the noise must be ({m},), one amplitude per component, or ({m}, W); got "
+                f"{noise.shape}. {hint}"
             )
 
 

@@ -99,7 +99,10 @@ def check_start(start: Any) -> tuple[Density | Reparameterised | None, Array | N
         )
     x0 = jnp.asarray(start)
     if x0.ndim != 1:
-        raise ValueError(f"a fixed start must be one state (M,); got shape {x0.shape}.")
+        raise ValueError(
+            f"a fixed start must be one state (M,); got shape {x0.shape}. For one component write "
+            "jnp.array([0.0])."
+        )
     if not jnp.issubdtype(x0.dtype, jnp.floating):
         x0 = x0.astype(jnp.result_type(float))
     if not np.isfinite(np.asarray(x0)).all():

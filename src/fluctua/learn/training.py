@@ -171,6 +171,7 @@ def train(
     1 656
     2 984
     """
+    check_training(training)
     if iterations is not None and iterations < 0:
         raise ValueError(f"`iterations` must not be negative; got {iterations}.")
     now = start_from.after if isinstance(start_from, Record) else start_from
@@ -255,6 +256,15 @@ def _refuse_infinite(estimate: Estimate, iteration: int) -> None:
         )
 
 
+def check_training(training: Any) -> None:
+    """Refuse what is no `Training`, such as an estimator."""
+    if not isinstance(training, Training):
+        raise TypeError(
+            "expected fluctua.Training(estimator, theta, optimiser, trajectories); got "
+            f"{type(training).__name__}."
+        )
+
+
 def check_bounds(bounds: Any) -> Bounds:
     """The bounds as a record, or an error if they are not two or are in the wrong order."""
     try:
@@ -294,6 +304,13 @@ def _spread(bound: Params, theta: Params) -> Params:
         )
     except ValueError as error:
         raise ValueError(
-            f"the bounds must have the structure of theta, {jax.tree.structure(theta)}, or be a "
-            f"prefix of it: {error}"
-        ) from None
+            f"the bounds must have the structure of theta, {_list_names(theta)}, or be one number "
+            f"for all; got {_list_names(bound)}."
+        ) from error
+
+
+def _list_names(theta: Params) -> str:
+    """The names of all parameters, such as 'centre', 'layer.weight'."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(theta)]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    return ", ".join(names) or "one array"

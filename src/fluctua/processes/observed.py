@@ -105,6 +105,11 @@ class Observed:
             "an `Observed`",
             "Leave `integrator` off, or use transition=local_linear for long steps.",
         )
+        if callable(self.observe):
+            raise TypeError(
+                "`observe` is the matrix C of y = C x + noise, and no function. For components 0 "
+                "and 2 of M write np.eye(M)[[0, 2]]."
+            )
         c = np.asarray(self.observe, float)
         if c.ndim != 2 or c.size == 0 or not np.isfinite(c).all():
             raise ValueError(

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from fluctua.core.arrays import Params
-from fluctua.learn.training import Length, Record, Training, check_whole_number
+from fluctua.learn.training import Length, Record, Training, check_training, check_whole_number
 from fluctua.store import checkpoint, conclusion, course, history, journal, loop
 from fluctua.store import folder as runfolder
 from fluctua.store import parts as partlist
@@ -133,6 +133,7 @@ def run(
     >>> sorted(result.theta)
     ['k', 's']
     """
+    check_training(training)
     check_whole_number("iterations", iterations, 1)
     check_whole_number("parameters_every", parameters_every, 0)
     place = runfolder.RunFolder(
