@@ -90,5 +90,5 @@ def test_what_is_wrong_is_said():
         tcmt.transmission(NETWORK, guard="bright")
     with pytest.raises(ValueError, match='this task has another.*backend="jax"'):
         tcmt.transmission(NETWORK, guard="coherent", **SHORT).estimator("cpu")
-    with pytest.raises(ValueError, match="build this task anew"):
+    with pytest.raises(ValueError, match="build another task"):
         tcmt.with_noise(tcmt.transmission(NETWORK, guard="coherent", **SHORT), sigma_w=0.1)

@@ -8,8 +8,8 @@ reached each other within Δ, and a bent path for a straight one. In units of th
 
 The factor is a rule of thumb, from the lattice of docs/calibration.md: it gives 4 % at Δ = 0.002,
 20 % at 0.01 and 100 % at 0.05, where the worst family was off by 3.5 %, 19 % and 94 %. ‖K + Kᵀ‖ is
-large where a quiet component has a loud neighbour. Components without noise have no kicks; there J
-is that of balanced units, and K that of the others.
+large where a component of little noise has a neighbour of much. Components without noise have no
+kicks; there J is that of balanced units, and K that of the others.
 
 The readout adds 2s² to the variance 2QΔ of an increment: a share s²/(QΔ), which can be corrected
 for and still costs up to as many more trajectories. It falls with Δ, Euler's bias grows with it.

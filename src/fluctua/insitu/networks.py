@@ -57,7 +57,7 @@ def network_model(
     The reward is that of `tcmt.transmission`.
 
     Args:
-        network: by the data sheet; of it only the graph and the lead couplings are believed.
+        network: by the data sheet; only its graph and lead couplings are used.
         interval: between two samples.
         points: samples per trajectory.
         s: amplitude of the drive.

@@ -38,7 +38,7 @@ def port_network_model(
     `tcmt.transmission`. Such a network is trained with calibration="training" only.
 
     Args:
-        network: by the data sheet; of it only the graph and the lead couplings are believed.
+        network: by the data sheet; only its graph and lead couplings are used.
         interval: between two samples.
         points: samples per trajectory.
         s: amplitude of the drive.

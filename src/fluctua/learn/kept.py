@@ -47,7 +47,7 @@ class KeptBatch(NamedTuple):
             raise ValueError(
                 "the trajectories of a device must have the same arrays in every call: with those "
                 f"of θ these have {tree.num_leaves}, and those before them had {len(self.leaves)}. "
-                "Begin with another `SelfCalibrating`."
+                "Make another `SelfCalibrating`."
             )
         return jax.tree.unflatten(tree, self.leaves)
 

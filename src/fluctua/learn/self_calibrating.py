@@ -482,7 +482,7 @@ class SelfCalibrating(PlainEstimator):
         if vector.shape != self.belief.vector.shape:
             raise ValueError(
                 f"the state is of {vector.size} unknowns and φ has {self.belief.vector.size}. "
-                "Begin anew with another `SelfCalibrating`."
+                "Make another `SelfCalibrating`."
             )
         self.belief = replace(self.belief, information=information, vector=vector)
         self._kept = keeping.restore_kept(self.belief, state)

@@ -307,7 +307,7 @@ class ShrunkCorrection(EstimatorWrapper):
         if self._state and self._state["correction"].shape != direct.shape[1:]:
             raise ValueError(
                 f"the state is of {self._state['correction'].size} parameters and θ has "
-                f"{direct.shape[1]}. Begin anew with another `ShrunkCorrection`."
+                f"{direct.shape[1]}. Make another `ShrunkCorrection`."
             )
         loudness = FIRST if self.carry and not options else 1.0
         combined = combine_parts(

@@ -222,7 +222,7 @@ def with_noise(
     """
     if task.weights is None:
         raise ValueError(
-            "`with_noise` needs a reward that is a weighted output power; build this task anew."
+            "`with_noise` needs a reward that is a weighted output power; build another task."
         )
     network = (
         task.network if sigma_w is None else task.network.replace(sigma_e=sigma_w, sigma_r=sigma_w)

@@ -60,9 +60,9 @@ def describe_plan(plan: Plan) -> str:
     """Describe a training in one line."""
     iterations = format_count(plan.iterations, "iteration")
     if plan.calibration == "training":
-        seldom = f", measured in one of {plan.measure_every}" if plan.measure_every > 1 else ""
+        sparse = f", measured in one of {plan.measure_every}" if plan.measure_every > 1 else ""
         return (
-            f"plan       train and calibrate at once, {iterations} of {plan.trajectories}{seldom}"
+            f"plan       train and calibrate at once, {iterations} of {plan.trajectories}{sparse}"
         )
     return (
         f"plan       calibrate at {format_count(plan.probes, 'setting')}, "

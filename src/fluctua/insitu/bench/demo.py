@@ -127,11 +127,11 @@ def run(
         nominal = levels.measure_level(model, bench, at_nominal, measure)
         true = levels.measure_level(model, bench, at_true, measure)
         bench.close()
-    believed = compute_parameters(calibration, settings)
+    calibrated = compute_parameters(calibration, settings)
     truth = device.compute_parameters(sheet, hidden, settings, shots)
     error = {
         name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2)))
-        for name, v in believed.items()
+        for name, v in calibrated.items()
     }
     return DemoResult(before, nominal, predicted, true, in_situ, rows, dict(discarded), error)
 

@@ -374,7 +374,7 @@ def _apply_drift(
     """The model with the fitted parameters, decay and drive, and a note about it."""
     if not table.drift:
         raise ValueError(
-            f"the calibration in {recording.path} has no fitted drift. Calibrate it anew: fluctua "
+            f"the calibration in {recording.path} has no fitted drift. Calibrate again: fluctua "
             f"calibrate {recording.path} --write"
         )
     if not isinstance(model.theta, dict) or not set(model.theta) & set(table.drift):

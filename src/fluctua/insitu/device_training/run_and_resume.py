@@ -247,7 +247,7 @@ class _Preparation:
         if state.row == 0 and path.exists() and len(history.read(path)) > 1:
             name = checkpoint.set_aside(path)  # an instrument does not repeat itself
             self.warn(
-                "no checkpoint is left: calibrated and trained anew; the rows so far are "
+                "no checkpoint is left: calibrated and trained from the start; the rows so far are "
                 f"kept as {name}"
             )
         return state
