@@ -6,13 +6,16 @@ import csv
 import io
 import json
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 
 import matplotlib.image
 import numpy as np
 import pytest
 
+from fluctua.watch.server import make_application
 from processes import environment_of_a_user, read_until, wait_until
 from watched import Growing
 
@@ -33,6 +36,22 @@ def runs(tmp_path):
 
 @pytest.fixture
 def address(runs):
+    """The page of `runs`, served by a thread of this process."""
+    uvicorn = pytest.importorskip("uvicorn", reason="the page needs fluctua[watch]")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(
+            make_application([runs]), log_level="warning", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def address_of_command(runs):
     command = [sys.executable, "-m", "fluctua", "watch", str(runs)]
     environment = environment_of_a_user(PYTHONUNBUFFERED="1")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -58,6 +77,7 @@ def browser():
 @pytest.fixture
 def page(browser, address):
     page = browser.new_page(viewport={"width": 1300, "height": 1400})  # in a profile of its own
+    page.set_default_timeout(120_000)  # of milliseconds: the other cores may be busy
     page.errors, page.asked = [], []
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.on("request", lambda request: page.asked.append(request.url))
@@ -200,6 +220,7 @@ WIDTHS = """id => {  // how much wider a plot is than its place
 }"""
 COUNT_BLUE = """id => {  // pixels of a plot on the page that are blue
     const canvas = document.querySelector(`#${id} canvas`);
+    if (!canvas) return 0;
     const v = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     let count = 0;
     for (let k = 0; k < v.length; k += 4) count += v[k + 3] > 0 && v[k + 2] > v[k] + 60;
@@ -219,15 +240,15 @@ def test_every_plot_is_saved_as_picture_and_table(runs, page):
     run.measure()
     page.get_by_role("heading", name="Instruments of first").wait_for()
     page.locator("#network circle").first.wait_for()
-    page.wait_for_timeout(200)
     for id in ("chart-J", "chart-guard", "chart-predicted", "chart-record"):
-        assert page.evaluate(COUNT_BLUE, id) > 20, id
+        until(page, f"id => ({COUNT_BLUE})(id) > 20", id)
     for id in ("chart-guard", "chart-chi2"):  # beside others that appear later
-        assert page.evaluate(WIDTHS, id) == 0, id
+        until(page, f"id => ({WIDTHS})(id) === 0", id)
     page.get_by_role("button", name="Dark").click()  # files are white in any case
     buttons = page.locator(".exports button:visible")
+    # five curves, network, three predictions, three of instruments
+    wait_until(lambda: buttons.count() == 2 * 11, interval=0.05)
     names = [buttons.nth(k).get_attribute("aria-label") for k in range(buttons.count())]
-    assert len(names) == 2 * 11  # five curves, network, three predictions, three of instruments
     for name in names:
         what, kind = name.rsplit(" as ", 1)
         if kind == "CSV":
@@ -425,13 +446,13 @@ def test_a_page_left_open_does_not_grow(runs, page):
     assert page.evaluate(nodes) <= before + 5
 
 
-def test_the_server_answers_for_known_runs_and_known_hosts_only(runs, address):
+def test_the_command_answers_for_known_runs_and_known_hosts_only(runs, address_of_command):
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
     def status(path, **headers):
         try:
-            with urlopen(Request(address + path, headers=headers)) as answer:
+            with urlopen(Request(address_of_command + path, headers=headers)) as answer:
                 assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'")
                 return answer.status, answer.read()
         except HTTPError as error:
@@ -462,7 +483,7 @@ def test_instruments_are_shown_one_by_one(runs, page):
     run.measure(silent=(2,))
     page.get_by_role("heading", name="Instruments of bench").wait_for()
     table = page.locator("#device-rows tr")
-    assert table.count() == 3
+    wait_until(lambda: table.count() == 3, interval=0.05)
     assert "silent" in table.nth(1).inner_text()
     assert "0.0700 ± 0.0020" in table.nth(0).inner_text()
     label = lambda id: page.locator(id).get_attribute("aria-label")
