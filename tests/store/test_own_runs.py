@@ -112,12 +112,23 @@ def test_stopped_by_its_caller_and_extended(whole, tmp_path):
         if row.iteration == 11:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         trap.run(tmp_path / "run", iterations=25, on_row=stop)
+    call = f'fluctua.run(…, folder="{tmp_path / "run"}") with the same training'
+    assert stopped.value.__notes__ == [f"The run is saved. It continues with {call}."]
     assert len(history.read(tmp_path / "run" / "history.csv")) == 12
     trap.run(tmp_path / "run", iterations=25)
     trap.run(tmp_path / "run")
     same(whole[0], tmp_path / "run")
+
+
+def test_a_process_that_was_never_called_is_trained(tmp_path):
+    """Its fingerprint is made within a trace, where no check may ask for numbers of JAX."""
+    process = fl.Process(lambda th, x: -th["f"] * x, lambda th, x: 0.4 * jnp.ones(1))
+    simulator = fl.simulator(process, jnp.ones(1), jnp.linspace(0.0, 1.0, 11))
+    estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda th, x: x[0]))
+    training = fl.Training(estimator, {"f": jnp.array(1.0)}, optax.adam(0.1), trajectories=4)
+    assert trap.run(tmp_path / "run", 1, training).summary["iterations"] == 1
 
 
 def test_a_complete_run_is_returned_as_it_is(whole):

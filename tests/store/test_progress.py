@@ -55,7 +55,7 @@ def test_the_line_has_iteration_value_trajectories_and_time():
     shown = TrainingProgress(RunLimits(15))
     assert shown.line == ""
     shown.add(ROWS[0])
-    assert shown.line == "iteration     1 of 15   J = 0.000 ± 0.010   10 trajectories"
+    assert shown.line == "iteration  1 of 15   J = 0.000 ± 0.010   10 trajectories"
     shown.add(ROWS[1])
     assert shown.line.endswith("J = 0.100 ± 0.010   20 trajectories   26 s left")
     shown.add(ROWS[2]._replace(iteration=14, ensemble=0))
@@ -85,7 +85,7 @@ def test_a_terminal_draws_one_line_and_a_cell_gets_plain_ones(monkeypatch, in_no
     assert ("\x1b[?25l" in text) is not in_notebook  # hides the cursor, to draw anew
     assert (len(lines) == len(ROWS)) is in_notebook
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", text).rstrip("\n").splitlines()[-1]
-    assert "iteration     5 of 5   J = 0.400 ± 0.010   50 trajectories" in last
+    assert "iteration 5 of 5   J = 0.400 ± 0.010   50 trajectories" in last
 
 
 def test_long_logs_have_about_ten_lines():
@@ -100,7 +100,7 @@ def test_a_run_is_silent_in_a_pipe_unless_asked(tmp_path, capsys, monkeypatch):
     trap.run(tmp_path / "quiet", 3)
     assert capsys.readouterr().out == ""
     trap.run(tmp_path / "asked", 3, progress=True)
-    assert "iteration     3 of 3   J = " in capsys.readouterr().out
+    assert "iteration 3 of 3   J = " in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     trap.run(tmp_path / "off", 3, progress=False)
     assert capsys.readouterr().out == ""
@@ -115,7 +115,7 @@ def test_a_terminal_shows_a_run_and_what_it_prints_stands_above(tmp_path, capsys
     trap.run(tmp_path / "run", 3, on_row=lambda row, record: print("a row", row.iteration))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert "a row 2\n" in text
-    assert re.search(r"iteration     3 of 3   J = \S+ ± \S+   [\d,]+ trajectories\n", text)
+    assert re.search(r"iteration 3 of 3   J = \S+ ± \S+   [\d,]+ trajectories\n", text)
 
 
 # --------------------------------------------------------------------------------------- a notebook
@@ -152,7 +152,7 @@ def notebook(monkeypatch):
 def test_a_notebook_has_one_output_with_the_last_state(notebook, tmp_path, capsys):
     trap.run(tmp_path / "run", 30)
     ((text, html),) = notebook.outputs
-    assert re.fullmatch(r"iteration    30 of 30   J = \S+ ± \S+   [\d,]+ trajectories", text)
+    assert re.fullmatch(r"iteration 30 of 30   J = \S+ ± \S+   [\d,]+ trajectories", text)
     assert text in html
     assert html.count("<polyline") == 1
     points = re.search(r'<polyline points="([^"]*)"', html)[1].split()

@@ -243,6 +243,24 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
 
     key: of a run; not looked at where all trajectories begin alike.
     """
+    ensemble = _draw_first(substrate, key, theta)
+    diffusion.warn_about_rounding(
+        substrate.recipe.process, theta, ensemble.x, substrate.times, ensemble.context
+    )
+    return observe(substrate.recipe, ensemble.x), ensemble.context
+
+
+def shape_first_state(substrate: Simulator, theta: Params) -> tuple[PyTree, PyTree]:
+    """Shapes and types of `first_state`, without its numbers and their checks."""
+
+    def draw() -> tuple[Array, PyTree]:
+        ensemble = _draw_first(substrate, jax.random.key(0), theta)
+        return observe(substrate.recipe, ensemble.x), ensemble.context
+
+    return jax.eval_shape(draw)
+
+
+def _draw_first(substrate: Simulator, key: Array, theta: Params) -> Ensemble:
     if substrate.recipe.fixed:  # by way of NumPy: nothing to compile, and nothing to wait for
         x = np.asarray(substrate.x0)[None]
         ensemble = Ensemble(x.astype(arrays.working_dtype(theta, substrate.x0)), None, None)
@@ -250,10 +268,7 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
         ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
-    diffusion.warn_about_rounding(
-        substrate.recipe.process, theta, ensemble.x, substrate.times, ensemble.context
-    )
-    return observe(substrate.recipe, ensemble.x), ensemble.context
+    return ensemble
 
 
 def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:

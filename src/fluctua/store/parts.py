@@ -19,7 +19,7 @@ from fluctua.core.arrays import Params, PyTree
 from fluctua.core.estimation.method import Method
 from fluctua.core.estimator import PPGT
 from fluctua.core.protocols import FunctionEstimator
-from fluctua.core.simulate import Simulator, first_state
+from fluctua.core.simulate import Simulator, shape_first_state
 from fluctua.store import fingerprint
 from fluctua.store.fingerprint import as_shapes, configuration, describe
 
@@ -257,7 +257,7 @@ def _describe_method(method: Method, shapes: Shapes | None) -> Parts:
 
 def _find_shapes(substrate: Simulator, theta: Params) -> Shapes:
     theta = check.parameters(theta)
-    first = jax.eval_shape(lambda: first_state(substrate, jax.random.key(0), theta))
+    first = shape_first_state(substrate, theta)
     part = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), first)
     x, context = part
     return Shapes(as_shapes(theta), x, jax.ShapeDtypeStruct((), x.dtype), context)

@@ -1,6 +1,6 @@
 """Progress of a training while it runs: one line, with a small curve in a notebook.
 
-    iteration    12 of 60   J = 0.312 ± 0.004   2,400 trajectories   14 s left
+    iteration 12 of 60   J = 0.312 ± 0.004   2,400 trajectories   14 s left
 
 A terminal draws the line anew, a notebook replaces its output, so that a cell keeps the last state
 alone. Elsewhere nothing is shown, or about ten lines on request.
@@ -98,8 +98,9 @@ class TrainingProgress:
             return ""
         row = self.rows[-1]
         done = row.iteration + 1
+        total = f"{self.limits.iterations:,}"
         parts = [
-            f"iteration {done:>5} of {self.limits.iterations:,}",
+            f"iteration {done:>{len(total)},} of {total}",
             f"J = {with_error(row.J, row.J_stderr)}" + ("" if row.ensemble else " by the model"),
             format_count(row.trajectories, "trajectory"),
         ]
@@ -155,7 +156,11 @@ def show_progress(
     elif notebook is not None:
         yield from _update_notebook(progress, notebook)
     elif can_redraw(output) and (console is not None or sys.stdout.isatty()):
-        with Live(console=output, get_renderable=lambda: Text(progress.line), refresh_per_second=4):
+
+        def draw() -> Text:
+            return Text(progress.line, no_wrap=True, overflow="ellipsis")
+
+        with Live(console=output, get_renderable=draw, refresh_per_second=4):
             yield from _finish(progress)
     else:
         if show:

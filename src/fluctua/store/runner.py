@@ -263,15 +263,19 @@ def _estimate_space(task: _Task) -> int:
 def _complete(task: _Task, opened: loop.Opened, on_row: OnRow | None) -> RunResult:
     earlier = history.read(task.place.history) if opened.state.row else []
     limits = RunLimits(task.iterations)
-    with show_progress(limits, show=task.progress, earlier=earlier) as progress:
+    try:
+        with show_progress(limits, show=task.progress, earlier=earlier) as progress:
 
-        def follow(row: history.Row, record: Record) -> None:
-            progress.add(row)
-            if on_row is not None:
-                on_row(row, record)
+            def follow(row: history.Row, record: Record) -> None:
+                progress.add(row)
+                if on_row is not None:
+                    on_row(row, record)
 
-        state = loop.drive(opened, task.loop, follow)
-        summary = conclusion.conclude(task.place, task.evaluation, state)
+            state = loop.drive(opened, task.loop, follow)
+            summary = conclusion.conclude(task.place, task.evaluation, state)
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"The run is saved. It continues with {task.place.go_on}.")
+        raise
     result = RunResult(task.place.path, state.now.theta, summary)
     estimator = task.training.estimator
     if hasattr(estimator, "check_doubt"):  # of the last iteration: the next call would have refused
