@@ -135,7 +135,7 @@ class Simulator(NamedTuple):
         events = None
         if left is not None:
             max_count = max(1, int(left.count.max()))
-            events = _events(self.recipe, max_count, key, theta, self.times, self.x0, x)
+            events = _find_events(self.recipe, max_count, key, theta, self.times, self.x0, x)
         return Trajectories(self.t, x, context, events)
 
 
@@ -265,7 +265,7 @@ def _draw_first(substrate: Simulator, key: Array, theta: Params) -> Ensemble:
         x = np.asarray(substrate.x0)[None]
         ensemble = Ensemble(x.astype(arrays.working_dtype(theta, substrate.x0)), None, None)
     else:
-        ensemble = _first(substrate.recipe, key, theta, substrate.x0)
+        ensemble = _start_first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
     return ensemble
@@ -296,7 +296,7 @@ class Ensemble(NamedTuple):
     streams: PyTree
 
 
-def _keys(key: Array) -> tuple[Array, Array, Array]:
+def _split_keys(key: Array) -> tuple[Array, Array, Array]:
     """Keys of contexts, starts and noise."""
     k_context, k_start, k_wiener = jax.random.split(key, 3)
     return k_context, k_start, k_wiener
@@ -308,14 +308,14 @@ NOISE = 2
 
 def noise_key(key: Array) -> Array:
     """The key that `simulator(...)(key, ...)` gives to its noise."""
-    return _keys(key)[NOISE]
+    return _split_keys(key)[NOISE]
 
 
 def start_trajectory(
     recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array
 ) -> Ensemble:
     """Context, start and noise stream of trajectory j: functions of (key, j) and θ alone."""
-    k_context, k_start, k_wiener = _keys(key)
+    k_context, k_start, k_wiener = _split_keys(key)
     if recipe.context is None:
         context = None
     elif isinstance(recipe.context, Counted):
@@ -352,7 +352,7 @@ def start_ensemble(
 
 
 @partial(arrays.jit, static_argnums=0)
-def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+def _start_first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
     return start_ensemble(recipe, 1, key, theta, x0)
 
 
@@ -448,7 +448,7 @@ def _record(
 
 
 @partial(arrays.jit, static_argnums=(0, 1))
-def _events(
+def _find_events(
     recipe: Recipe,
     max_count: int,
     key: Array,

@@ -133,7 +133,7 @@ def _explain_not_finite(call: Call, swept: SweepResult) -> None:
 
 
 @arrays.jit
-def _finite(*values: Array) -> Array:
+def _are_finite(*values: Array) -> Array:
     """Whether all are numbers: in one call, and nothing but the answer comes from a device."""
     return jnp.stack([jnp.all(jnp.isfinite(array)) for array in values]).all().astype(jnp.int8)
 
@@ -197,7 +197,7 @@ def _samples_by_jax(call: Call) -> SweepResult:
     run = Run(k_run, call.theta, substrate.times, substrate.x0, call.first)
     passes = plan_passes(call)
     swept = sweep(call.model, substrate.recipe, call.count, passes, run, k_pilot, call.tables)
-    finite = bool(arrays.on_host(_finite(swept.last, swept.gradients)))
+    finite = bool(arrays.on_host(_are_finite(swept.last, swept.gradients)))
     return swept._replace(finite=finite)
 
 

@@ -141,7 +141,7 @@ class Belief:
         if not f.all():
             information = information[np.ix_(f, f)]
             score = score[f]
-        own, degrees = _pseudo_square(information, score)
+        own, degrees = _compute_pseudo_square(information, score)
         return float(own - score @ scipy.linalg.cho_solve(self._factor, score)), degrees
 
     @cached_property
@@ -161,7 +161,7 @@ class Belief:
         return u[w] + away, np.sqrt(np.diag(covariance)), float(score @ away)
 
 
-def _pseudo_square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
+def _compute_pseudo_square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
     """sᵀF⁺s and the rank of F.
 
     F is singular where a setting has not moved: its offset and gain are then one direction. With F

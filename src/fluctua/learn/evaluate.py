@@ -90,7 +90,7 @@ def evaluate(
         return _evaluate_device(inner, fresh_key(seed), check.parameters(theta), count)
     problem = _prepare_problem(system, objective, refine)
     collected = problem.collect(fresh_key(seed), check.parameters(theta), count)
-    dt = _mean_step(collected.t)
+    dt = _compute_mean_step(collected.t)
     values = problem.combine(collected.parts, f"steps of {dt:g}")
     mean, error = _average(values, collected.group)
     return Evaluation(mean, error, float(values.std(ddof=1)), len(values), dt)
@@ -105,7 +105,7 @@ def _evaluate_device(estimator: Any, key: Array, theta: Params, count: int) -> E
     mean, error = _average(returns, measured.group)
     spread = float(returns.std(ddof=1))
     total = float(np.hypot(error, conversion))
-    return Evaluation(mean, total, spread, len(returns), _mean_step(measured.t))
+    return Evaluation(mean, total, spread, len(returns), _compute_mean_step(measured.t))
 
 
 def _average(values: np.ndarray, group: Array | None) -> tuple[float, float]:
@@ -184,7 +184,7 @@ def evaluate_many(
     keys = fresh_key(seed) if seeds.ndim == 0 else _fresh_keys(seeds)
     stack = many.check_stack(keys, thetas)
     collected = problem.collect_many(stack, count)
-    dt = _mean_step(collected.t)
+    dt = _compute_mean_step(collected.t)
     parts = [np.asarray(part) for part in collected.parts]
     rows = [
         problem.combine([part[k] for part in parts], f"thetas[{k}] with steps of {dt:g}")
@@ -384,5 +384,5 @@ def refine_grid(substrate: Any, factor: int) -> Any:
     )
 
 
-def _mean_step(t: Array) -> float:
+def _compute_mean_step(t: Array) -> float:
     return float((np.asarray(t[-1], float) - np.asarray(t[0], float)) / (len(t) - 1))

@@ -52,7 +52,7 @@ class Fisher(NamedTuple):
     def product(self, v: Params) -> Params:
         """F v, without forming F."""
         flat, unravel = ravel_pytree(v)
-        return unravel(_product(self.rows, flat, self.count).astype(flat.dtype))
+        return unravel(_multiply_fisher(self.rows, flat, self.count).astype(flat.dtype))
 
     def solve(self, v: Params, *, damping: float = DAMPING) -> Params:
         """(F + damping·diag F)⁻¹ v by conjugate gradients."""
@@ -200,7 +200,7 @@ def start_score(
 
 
 @jit
-def _product(rows: Array, v: Array, count: Array) -> Array:
+def _multiply_fisher(rows: Array, v: Array, count: Array) -> Array:
     return rows.T @ (rows @ v) / count
 
 

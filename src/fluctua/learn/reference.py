@@ -80,7 +80,7 @@ def pathwise(
             f"{type(simulated.recipe.process).__name__} may jump with θ, whose derivative is then "
             "zero and not the gradient: use finite_differences with a larger `step`, or spsa."
         )
-    return Yardstick(_pathwise, _one, _check_rewards(objective, substrate), simulated)
+    return Yardstick(_pathwise, _count_one, _check_rewards(objective, substrate), simulated)
 
 
 def finite_differences(
@@ -108,8 +108,8 @@ def finite_differences(
     """
     simulated = _require_simulator(substrate, "finite_differences")
     return Yardstick(
-        _differences,
-        _two_each_and_one,
+        _estimate_differences,
+        _count_differences,
         _check_rewards(objective, substrate),
         simulated,
         (_check_step(step),),
@@ -139,22 +139,22 @@ def spsa(
     """
     return Yardstick(
         _spsa,
-        _two,
+        _count_two,
         _check_rewards(objective, substrate),
         _require_simulator(substrate, "spsa"),
         (_check_step(step),),
     )
 
 
-def _one(theta: Params) -> int:
+def _count_one(theta: Params) -> int:
     return 1
 
 
-def _two(theta: Params) -> int:
+def _count_two(theta: Params) -> int:
     return 2
 
 
-def _two_each_and_one(theta: Params) -> int:
+def _count_differences(theta: Params) -> int:
     return 2 * ravel_pytree(theta)[0].size + 1
 
 
@@ -276,7 +276,7 @@ def _pathwise(
 
 
 @partial(jit, static_argnums=(0, 1, 2))
-def _differences(
+def _estimate_differences(
     objective: objectives.Rewards,
     recipe: simulate.Recipe,
     count: int,

@@ -180,7 +180,7 @@ def _measure(direct: Array, correction: Array, first: int, stride: int) -> _Mome
 
 def _measure_rows(direct: Array, correction: Array, first: int, stride: int) -> _Moments:
     some = correction[first::stride]
-    return _Moments(direct[first::stride].mean(axis=0), some.mean(axis=0), _variance(some))
+    return _Moments(direct[first::stride].mean(axis=0), some.mean(axis=0), _estimate_variance(some))
 
 
 _measure_compiled = jit(_measure_rows, static_argnums=(2, 3))
@@ -206,13 +206,13 @@ def _mix(direct: Array, correction: Array, pair: np.ndarray) -> _Mixed:
 def _mix_rows(direct: Array, correction: Array, pair: Array) -> _Mixed:
     weight = pair[np.arange(len(direct)) % 2]
     mixed = direct + weight * correction
-    return _Mixed(weight, mixed.mean(axis=0), _variance(mixed))
+    return _Mixed(weight, mixed.mean(axis=0), _estimate_variance(mixed))
 
 
 _mix_compiled = jit(_mix_rows)
 
 
-def _variance(rows: Array) -> Array:
+def _estimate_variance(rows: Array) -> Array:
     """Variance of the mean of rows. Shape (P,)."""
     return rows.var(axis=0, ddof=1) / len(rows)
 
@@ -302,8 +302,8 @@ class ShrunkCorrection(EstimatorWrapper):
             {"table": self._state["table"]} if self.carry and "table" in self._state else {}
         )
         samples = self.estimator.split(key, theta, count, **options)
-        direct = _rows(samples.direct)
-        correction = _rows(samples.correction)
+        direct = _stack_rows(samples.direct)
+        correction = _stack_rows(samples.correction)
         if self._state and self._state["correction"].shape != direct.shape[1:]:
             raise ValueError(
                 f"the state is of {self._state['correction'].size} parameters and θ has "
@@ -422,7 +422,7 @@ def _zero_sums(size: int) -> dict[str, np.ndarray]:
     return {name: np.zeros(size) for name in SUMS}
 
 
-def _rows(tree: Params) -> Array:
+def _stack_rows(tree: Params) -> Array:
     """Leaves (E, ...) as one matrix (E, P).
 
     In double precision, for sums over many iterations. Those on an accelerator stay there, in their

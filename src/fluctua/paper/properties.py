@@ -81,7 +81,7 @@ def read(folder: Path) -> Properties:
     a, b, c, d = map(tables.read, paths.values())
     fit_to = c.header["fit_to"]
     variance = {
-        (sigma, name): _curve(
+        (sigma, name): _make_curve(
             c.where(sigma_kappa=sigma, baseline=name), "variance", sigma, fit_to / 10
         )
         for sigma in c.header["sigma_kappa"]
@@ -93,11 +93,11 @@ def read(folder: Path) -> Properties:
     for sigma in d.header["sigma_kappa"]:
         rows = d.where(sigma_kappa=sigma)
         noisy = {name: column[rows["sigma_w"] > 0] for name, column in rows.items()}
-        bias[sigma] = _curve(noisy, "bias", sigma, fit_to)
-        spread[sigma] = _curve(noisy, "square", sigma, fit_to, np.sqrt)
+        bias[sigma] = _make_curve(noisy, "bias", sigma, fit_to)
+        spread[sigma] = _make_curve(noisy, "square", sigma, fit_to, np.sqrt)
         if sigma > 0:
             spread[sigma] = spread[sigma]._replace(law=None)  # not a power law: it levels off
-            crossover[sigma] = _crossover(rows, fit_to)
+            crossover[sigma] = _find_crossover(rows, fit_to)
     return Properties(
         [_read_convergence(a), _read_convergence(b)],
         variance,
@@ -127,28 +127,28 @@ def _read_convergence(table: Table) -> Convergence:
     )
 
 
-def _grid(rows: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_grid(rows: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
     """σ_W (S,) and the batches of one column (S, B)."""
     sigma_w = np.unique(rows["sigma_w"])
     return sigma_w, np.array([rows[name][rows["sigma_w"] == w] for w in sigma_w])
 
 
-def _curve(
+def _make_curve(
     rows: dict[str, np.ndarray], name: str, sigma: float, fit_to: float, of: Any = np.abs
 ) -> Curve:
-    sigma_w, batches = _grid(rows, name)
+    sigma_w, batches = _read_grid(rows, name)
     value, error = jackknife(of, batches)
     small = sigma_w <= fit_to
     law = power_law(sigma_w[small], batches[small], of) if small.sum() > 1 else None
     return Curve(sigma, sigma_w, value, error, law)
 
 
-def _crossover(rows: dict[str, np.ndarray], fit_to: float) -> Measured:
+def _find_crossover(rows: dict[str, np.ndarray], fit_to: float) -> Measured:
     """σ_W = s_κ/a in std² = s_κ² + a²σ_W².
 
     s_κ² is the variance without Wiener noise; a² comes from the point at fit_to.
     """
-    sigma_w, squares = _grid(rows, "square")
+    sigma_w, squares = _read_grid(rows, "square")
     last = int(np.argmax(sigma_w[sigma_w <= fit_to]))
 
     def where(square: np.ndarray) -> np.ndarray:

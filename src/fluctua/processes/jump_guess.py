@@ -210,12 +210,12 @@ def _step_back(
     powers = jnp.asarray(_TO_POWERS, after.dtype) @ nodes
 
     collected = expand(
-        partial(_expected_reward, model, theta, twin, step, context), path[0], model.order
+        partial(_expect_reward, model, theta, twin, step, context), path[0], model.order
     ).astype(after.dtype)
     return before + collected, (powers, move_centre(collected, centre - path[0]))
 
 
-def _expected_reward(
+def _expect_reward(
     model: GuessModel, theta: Params, twin: Params, step: _GridStep, context: Any, x: Array
 ) -> Array:
     """g Δt + E[r | X_n = x], the latter by the rate equations and to second order in the noise."""

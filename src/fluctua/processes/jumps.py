@@ -217,7 +217,7 @@ class Jumps:
         if isinstance(step.events, Scored):
             change, score, _ = step.events
         else:
-            change = _total_change(step.events)
+            change = _sum_changes(step.events)
             score = jax.grad(lambda th: log_likelihood(self, th, step))(theta)
         if self.diffusion is None:
             return score
@@ -240,7 +240,7 @@ class Jumps:
             self.diffusion,
             new,
             old,
-            step._replace(x_next=step.x_next - _total_change(step.events), events=None),
+            step._replace(x_next=step.x_next - _sum_changes(step.events), events=None),
         )
         return scores.Ratio(log + smooth.log, smooth.divergence - log)
 
@@ -360,7 +360,7 @@ def bin_events(
     return Events(after, channel, change)
 
 
-def _total_change(events: Events) -> Array:
+def _sum_changes(events: Events) -> Array:
     """Sum of ν over the events of one step. Shape (M,)."""
     return jnp.sum(jnp.where((events.channel >= 0)[:, None], events.change, 0), axis=0)
 

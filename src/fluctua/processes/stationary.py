@@ -241,7 +241,7 @@ def stationary(
     g, parts, states = record_passes.read_rewards(source)
     own = autocorrelation_time(g, pieces.cuts)
     memory = memory_time(g, pieces.cuts)
-    slowest = max(memory, _longest_memory(states, pieces.cuts))
+    slowest = max(memory, _find_longest_memory(states, pieces.cuts))
     room = _RecordSize(len(g), pieces, max(10 * own, 5 * memory))
     lags = wanted = _choose_window(window, memory, dt, int(pieces.steps.max()), parts)
     if window == "auto":
@@ -388,7 +388,7 @@ def autocorrelation_time(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> flo
 
     cuts: first samples of the pieces after the first; no product has factors from two pieces.
     """
-    return _sum_correlations(_correlations(g, cuts))
+    return _sum_correlations(_compute_correlations(g, cuts))
 
 
 def memory_time(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> float:
@@ -396,10 +396,10 @@ def memory_time(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> float:
 
     Σρ nearly cancels where a series oscillates. cuts: as for `autocorrelation_time`.
     """
-    return _sum_correlations(np.abs(_correlations(g, cuts)))
+    return _sum_correlations(np.abs(_compute_correlations(g, cuts)))
 
 
-def _correlations(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> np.ndarray:
+def _compute_correlations(g: np.ndarray, cuts: np.ndarray = joining.UNCUT) -> np.ndarray:
     """ρ(k) of series g (E, T), k = 0 … length of the longest piece − 1."""
     pieces = np.split(g - g.mean(), cuts, axis=1)
     lengths = np.array([piece.shape[1] for piece in pieces])
@@ -509,7 +509,7 @@ def _exceeds_chance(far: np.ndarray) -> bool:
     return bool(np.any(np.abs(far.mean(axis=0)) > limit * estimates.sample_error(far)))
 
 
-def _longest_memory(states: record_passes.SpacedStates, cuts: np.ndarray) -> float:
+def _find_longest_memory(states: record_passes.SpacedStates, cuts: np.ndarray) -> float:
     """Longest memory of a component of the states, or of its square, in steps.
 
     The memory of a constant component is 0. cuts: first samples of the pieces after the first.

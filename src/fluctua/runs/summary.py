@@ -54,7 +54,8 @@ def gather_numbers(place: RunFolder, config: Config, rows: list[history.Row]) ->
         "backend": config.backend,
         "bounds": {name: list(getattr(config.bounds, name)) for name in FAMILIES},
         "at_bounds": {
-            name: _at_bound(theta[name], *getattr(config.bounds, name)) for name in FAMILIES
+            name: _measure_share_at_bound(theta[name], *getattr(config.bounds, name))
+            for name in FAMILIES
         },
         # J of a row without trajectories is the model's
         **summaries.find_fall(
@@ -226,7 +227,7 @@ def _summarise_twin(place: RunFolder, config: Config, theta: dict[str, Any]) -> 
     }
 
 
-def _at_bound(values: Any, low: float, high: float) -> float:
+def _measure_share_at_bound(values: Any, low: float, high: float) -> float:
     """Share of the values that are at one of their bounds."""
     array = np.asarray(values)
     if not array.size:

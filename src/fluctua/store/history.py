@@ -96,7 +96,8 @@ def read_with_owners(path: Path) -> list[tuple[Row, str]]:
     owned = header is HEADER
     try:
         rows = [
-            (parse_row(cells), _owner(cells, owned)) for cells in csv.reader(complete.splitlines())
+            (parse_row(cells), _read_owner(cells, owned))
+            for cells in csv.reader(complete.splitlines())
         ]
     except (ValueError, csv.Error) as error:
         raise ValueError(
@@ -121,7 +122,7 @@ def parse_row(cells: Sequence[str]) -> Row:
     return Row(*(kind(cell) for kind, cell in zip(_KINDS, cells[: len(_KINDS)], strict=True)))
 
 
-def _owner(cells: list[str], owned: bool) -> str:
+def _read_owner(cells: list[str], owned: bool) -> str:
     if len(cells) != len(_KINDS) + owned:
         raise ValueError(f"{len(cells)} cells")
     return cells[-1] if owned else ""

@@ -261,7 +261,7 @@ def from_edges(
     count = int(pairs.max(initial=-1)) + 1 if sites is None else int(sites)
     if count < 1:
         raise ValueError("a network needs at least one resonator; give `edges` or `sites`.")
-    bonds, order = _sorted_bonds(pairs, count)
+    bonds, order = _sort_bonds(pairs, count)
     channels = [Lead(0), Lead(count - 1)] if leads is None else [_as_lead(lead) for lead in leads]
     return Network(
         bonds=bonds,
@@ -475,7 +475,7 @@ def _fill(name: str, value: Array | float, shape: tuple[int, ...]) -> np.ndarray
     return np.broadcast_to(array, shape)
 
 
-def _sorted_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray]:
+def _sort_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray]:
     """Return bonds (B, 2) with i < j in lexicographic order, and their places in `pairs`."""
     outside = pairs[((pairs < 0) | (pairs >= sites)).any(axis=1)]
     if len(outside):

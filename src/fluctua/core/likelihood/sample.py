@@ -201,7 +201,7 @@ def reduce_squares(
 
     (M,) each
     """
-    v, stderr = _mean_and_error(made.v)
+    v, stderr = _compute_mean_and_error(made.v)
     if not sample.noiseless:
         return v, stderr
     ends = _pick_steps(sample, x, t)
@@ -210,7 +210,7 @@ def reduce_squares(
         sample.law.process, transition, sample.theta, *ends, sample.context, sample.readout
     )
     square, expected = (np.asarray(part, np.float64) for part in left)
-    mean, spread = _mean_and_error(square)
+    mean, spread = _compute_mean_and_error(square)
     allowed = np.maximum(expected.mean(axis=0) + sample.last_place**2, np.finfo(float).tiny)
     is_noiseless = np.isin(np.arange(len(v)), sample.noiseless)
     quiet = np.where(mean <= SLACK * allowed, 1, mean / allowed)
@@ -223,7 +223,7 @@ def divide_noise(made: kicks.Standardised, variance: np.ndarray) -> kicks.Standa
     return kicks.Standardised(made.v / variance, made.z / root, made.drift / root)
 
 
-def _mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _compute_mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard error over the first axis."""
     return values.mean(axis=0), values.std(axis=0) / np.sqrt(len(values))
 

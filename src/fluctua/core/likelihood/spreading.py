@@ -75,24 +75,28 @@ class LocalSlope(NamedTuple):
 def measure_jacobians(process: Process, theta: Params, data: Trajectories) -> list[LocalSlope]:
     """Slopes of the drift at `STATES` states drawn from `data`."""
     return [
-        LocalSlope(np.asarray(_slope(process, theta, s.x, s.t, s.context), np.float64), s.interval)
+        LocalSlope(
+            np.asarray(_compute_slope(process, theta, s.x, s.t, s.context), np.float64), s.interval
+        )
         for s in draw_states(data)
     ]
 
 
 @partial(jit, static_argnums=0)
-def _slope(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+def _compute_slope(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     return jax.jacfwd(lambda x: process.drift(theta, x, t, context))(x)
 
 
 def average_diffusion(process: Process, theta: Params, data: Trajectories) -> np.ndarray:
     """Diagonal of the model's Q, averaged over `STATES` states drawn from `data`. (M,)"""
-    each = [_diagonal(process, theta, s.x, s.t, s.context) for s in draw_states(data)]
+    each = [_compute_diagonal(process, theta, s.x, s.t, s.context) for s in draw_states(data)]
     return np.mean(np.asarray(each, np.float64), axis=0)
 
 
 @partial(jit, static_argnums=0)
-def _diagonal(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+def _compute_diagonal(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree
+) -> Array:
     return jnp.diagonal(diffusion_matrix(process, theta, x, t, context))
 
 

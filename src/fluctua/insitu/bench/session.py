@@ -127,7 +127,7 @@ def _describe_count(minimum: int, maximum: int) -> str:
     return f"{minimum} parameters" if minimum == maximum else f"{minimum} to {maximum} parameters"
 
 
-def _number(text: str, low: float, high: float) -> float:
+def _parse_number(text: str, low: float, high: float) -> float:
     value = scpi.parse_number(text)
     if value is None:
         raise Problem(-120, f"a decimal number was expected, not {text[:30]}")
@@ -136,8 +136,8 @@ def _number(text: str, low: float, high: float) -> float:
     return value
 
 
-def _whole(text: str, low: int, high: int) -> int:
-    value = _number(text, low, high)
+def _parse_whole(text: str, low: int, high: int) -> int:
+    value = _parse_number(text, low, high)
     if value != int(value):
         raise Problem(-104, f"a whole number was expected, not {text[:30]}")
     return int(value)
@@ -180,19 +180,19 @@ def _clear(s: Session) -> None:
     s.events = 0
 
 
-def _events(s: Session) -> int:
+def _read_events(s: Session) -> int:
     return s.events | (POWER_ON if s.bench.power_on else 0)
 
 
 def _take_events(s: Session) -> str:
-    events = _events(s)
+    events = _read_events(s)
     s.events = 0
     s.bench.power_on = False
     return str(events)
 
 
-def _status(s: Session) -> str:
-    byte = (4 if s.errors else 0) | (32 if _events(s) & s.mask else 0)
+def _read_status(s: Session) -> str:
+    byte = (4 if s.errors else 0) | (32 if _read_events(s) & s.mask else 0)
     return str(byte | (64 if byte & s.service else 0))
 
 
@@ -201,11 +201,11 @@ def _operation_complete(s: Session) -> None:
 
 
 def _set_mask(s: Session, text: str) -> None:
-    s.mask = _whole(text, 0, 255)
+    s.mask = _parse_whole(text, 0, 255)
 
 
 def _set_service(s: Session, text: str) -> None:
-    s.service = _whole(text, 0, 255)
+    s.service = _parse_whole(text, 0, 255)
 
 
 _command("*IDN?", lambda s: f"fluctua,virtual bench,{s.bench.sheet.seed},{version('fluctua')}")
@@ -220,7 +220,7 @@ _command("*ESE", _set_mask, 1)
 _command("*ESE?", lambda s: str(s.mask))
 _command("*SRE", _set_service, 1)
 _command("*SRE?", lambda s: str(s.service))
-_command("*STB?", _status)
+_command("*STB?", _read_status)
 _command("SYSTem:ERRor[:NEXT]?", lambda s: str(s.errors.popleft() if s.errors else scpi.NO_ERROR))
 _command("SYSTem:ERRor:COUNt?", lambda s: str(len(s.errors)))
 _command("SYSTem:VERSion?", lambda s: "1999.0")
@@ -231,23 +231,23 @@ _command("NETWork:NOISe?", lambda s: repr(s.bench.sheet.sigma_w))
 
 
 def _set_drive(s: Session, text: str) -> None:
-    s.bench.amplitude = _number(text, 0.0, 1000.0)
+    s.bench.amplitude = _parse_number(text, 0.0, 1000.0)
 
 
 def _set_noise(s: Session, text: str) -> None:
-    s.bench.noise = _number(text, 0.0, MAX_NOISE)
+    s.bench.noise = _parse_number(text, 0.0, MAX_NOISE)
 
 
 def _set_modulation(s: Session, text: str) -> None:
-    s.bench.sigma_kappa = _number(text, 0.0, MAX_MODULATION)
+    s.bench.sigma_kappa = _parse_number(text, 0.0, MAX_MODULATION)
 
 
 def _set_count(s: Session, text: str) -> None:
-    s.bench.count = _whole(text, 1, 10_000)
+    s.bench.count = _parse_whole(text, 1, 10_000)
 
 
 def _set_points(s: Session, text: str) -> None:
-    s.bench.points = _whole(text, 2, 100_000)
+    s.bench.points = _parse_whole(text, 2, 100_000)
 
 
 def _add_knob_commands(name: str, header: str) -> None:
@@ -258,7 +258,7 @@ def _add_knob_commands(name: str, header: str) -> None:
         if len(texts) != expected:
             code = -109 if len(texts) < expected else -223
             raise Problem(code, f"{expected} numbers were expected, not {len(texts)}")
-        s.bench.settings[name] = np.array([_number(text, *LIMITS[name]) for text in texts])
+        s.bench.settings[name] = np.array([_parse_number(text, *LIMITS[name]) for text in texts])
 
     _command(header, put, 1, MAX_NUMBERS)
     _command(header + "?", lambda s: scpi.format_numbers(s.bench.settings[name]))
@@ -327,7 +327,7 @@ def _add_fault(s: Session, kind: str, after: str = "1", times: str = "1") -> Non
     if len(s.bench.faults.pending) >= 100:
         raise Problem(-223, "a hundred faults are pending")
     s.bench.faults.pending.append(
-        Fault(kind.lower(), _whole(after, 1, 10**6), _whole(times, 1, 10**6))
+        Fault(kind.lower(), _parse_whole(after, 1, 10**6), _parse_whole(times, 1, 10**6))
     )
 
 

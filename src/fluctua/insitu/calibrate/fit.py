@@ -93,12 +93,12 @@ def fit_system(
         noise = noise_fits.fit_noise(
             source, process, theta, transition=transition, diffusion=scale, usable=usable
         )
-        if _alike(before, noise):
+        if _are_alike(before, noise):
             break
     return SystemFit(drift, noise)
 
 
-def _alike(a: noise_fits.NoiseFit, b: noise_fits.NoiseFit) -> bool:
+def _are_alike(a: noise_fits.NoiseFit, b: noise_fits.NoiseFit) -> bool:
     """Whether the drift would be fitted in the same way with either."""
     noisy = a.quadratic_variation > 0  # the others have no weight in either
     weights = b.quadratic_variation[noisy] / a.quadratic_variation[noisy]
@@ -212,7 +212,7 @@ def calibrate_recording(
         )
         fitted = check.process(fitted)
     fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=show)
-    expected_q = _model_diffusion(recording, fitted, start)
+    expected_q = _compute_model_diffusion(recording, fitted, start)
     report = gradient = defect = None
     if (
         transition == "euler"
@@ -308,7 +308,9 @@ def _read_first_context(recording: RecordingFile) -> Any:
     return None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
 
 
-def _model_diffusion(recording: RecordingFile, process: Process, theta: Params) -> np.ndarray:
+def _compute_model_diffusion(
+    recording: RecordingFile, process: Process, theta: Params
+) -> np.ndarray:
     """Q of the model at the first sample that is not the start. (M,)"""
     x = np.asarray(recording.trajectories(0, 1, load=True).x)[0, 1]
     q = diffusion_matrix(process, theta, x, recording.t[1], _read_first_context(recording))

@@ -301,7 +301,7 @@ def _apply_noise(
     process = check.process(model.process)
     seen = np.arange(len(diffusion)) if model.observed is None else model.observed
     size = len(diffusion) if model.size is None else model.size
-    own = _mean_diffusion(recording, process, model.theta, seen, size)[seen]
+    own = _average_diffusion(recording, process, model.theta, seen, size)[seen]
     components = recording.description.components
     if np.any((own > 0) & (diffusion <= 0)):
         _refuse_diffusion(np.where(own > 0, diffusion, np.inf), components)
@@ -317,7 +317,7 @@ def _apply_noise(
     return model._replace(process=scale_process_noise(process, scale)), ratio
 
 
-def _mean_diffusion(
+def _average_diffusion(
     recording: RecordingFile, process: Process, theta: Params, seen: np.ndarray, size: int
 ) -> np.ndarray:
     """Diagonal of the model's Q, averaged over recorded states; hidden components at zero. (M,)"""

@@ -50,7 +50,7 @@ def write_plan(fields: Mapping[str, Any], run: str, parts: Mapping[str, Any]) ->
         parts: entries of `stamp_parts`.
 
     """
-    entries = {**fields, "run": run, CHECKSUM: _checksum(fields), **parts}
+    entries = {**fields, "run": run, CHECKSUM: _compute_checksum(fields), **parts}
     return json.dumps(entries, indent=1).encode()
 
 
@@ -68,7 +68,7 @@ def read_entries(place: RunFolder) -> dict[str, Any]:
         raise ValueError(f"{place.settings} is no plan of a run, or damaged ({error}).") from None
     held = _read_held(place)
     # runs of earlier versions have no checksum
-    intact = entries.get(CHECKSUM, "") in ("", _checksum(fields))
+    intact = entries.get(CHECKSUM, "") in ("", _compute_checksum(fields))
     edited = [name for name in fields if name in held and fields[name] != held[name]]
     if intact:
         edited = [name for name in edited if name not in ADJUSTABLE]
@@ -101,7 +101,7 @@ def _select_fields(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if name not in BESIDE}
 
 
-def _checksum(fields: Mapping[str, Any]) -> str:
+def _compute_checksum(fields: Mapping[str, Any]) -> str:
     return fingerprint(json.dumps(fields, sort_keys=True).encode())
 
 

@@ -57,7 +57,9 @@ def compare_ensembles(a: np.ndarray, b: np.ndarray, chance: float = CHANCE) -> R
     first = _average_stretches(a)
     second = _average_stretches(b)
     means = _measure_differences(first, second)
-    variances = _measure_differences(_square_deviations(first), _square_deviations(second))
+    variances = _measure_differences(
+        _compute_square_deviations(first), _compute_square_deviations(second)
+    )
     tests = 2 * means.size
     degrees = len(a) + len(b) - 2
     limit = float(scipy.stats.t.isf(chance / (2 * tests), degrees))
@@ -73,7 +75,7 @@ def _average_stretches(x: np.ndarray) -> np.ndarray:
     return np.stack([part.mean(axis=1) for part in parts], axis=1).reshape(count, -1)
 
 
-def _square_deviations(values: np.ndarray) -> np.ndarray:
+def _compute_square_deviations(values: np.ndarray) -> np.ndarray:
     count = len(values)
     return (values - values.mean(axis=0)) ** 2 * count / (count - 1)
 

@@ -106,7 +106,7 @@ class TieCounter:
         """Judge whether ties may be chance. alarm: probability of a false alarm."""
         limit = float(scipy.stats.norm.isf(alarm / 3))
         expected, error = self._predict()
-        excess = _excess(ties, expected, error)
+        excess = _measure_excess(ties, expected, error)
         count, total, squares = self._after
         if count < ENOUGH or not self._other[1] > 0 or ties > COARSE * (ties + self._other[0]):
             return Judgement(expected, error, bool(excess > limit))
@@ -140,7 +140,7 @@ class TieCounter:
         return two**2 / rest, float(np.sqrt(slope @ self._spread @ slope))
 
 
-def _excess(ties: int, expected: float, error: float) -> float:
+def _measure_excess(ties: int, expected: float, error: float) -> float:
     """Standard deviations by which a count exceeds a prediction; Poisson's where it is small."""
     if not np.isfinite(expected):
         return 0.0

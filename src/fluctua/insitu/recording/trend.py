@@ -88,7 +88,7 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
             continue
         means = _average_groups(series, group)
         squares = _average_groups(
-            (series - np.repeat(_slow_part(means, SLOWEST), group)) ** 2, group
+            (series - np.repeat(_extract_slow_part(means, SLOWEST), group)) ** 2, group
         )
         for what, values in (("mean", means), ("variance", squares)):
             tested = _test_trend(values)
@@ -125,7 +125,7 @@ def _test_trend(values: np.ndarray) -> _TrendTest:
     """F test of one series (n,), and the difference of its halves."""
     n = len(values)
     a = scipy.fft.dct(values - values.mean(), norm="ortho")
-    fast = values - values.mean() - _slow_part(values - values.mean(), ASIDE)
+    fast = values - values.mean() - _extract_slow_part(values - values.mean(), ASIDE)
     memory = memory_time(fast[None]) if np.any(fast) else 1.0
     flat = int(n / (np.pi * memory))  # memory is 2τ
     count = min(MAX_FREQUENCIES, max(MIN_FREQUENCIES, flat), n - 1)
@@ -145,7 +145,7 @@ def _average_groups(values: np.ndarray, group: int) -> np.ndarray:
     return values.reshape(-1, group).mean(axis=1)
 
 
-def _slow_part(values: np.ndarray, count: int) -> np.ndarray:
+def _extract_slow_part(values: np.ndarray, count: int) -> np.ndarray:
     """Cosines 1 … count of a series (n, …), without its mean."""
     a = scipy.fft.dct(values, axis=0, norm="ortho")
     a[0] = 0
@@ -172,7 +172,7 @@ def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
             "in it varies so slowly. Give a shorter time to --detrend."
         )
     values = np.asarray(x, np.float64)
-    fast = values - _slow_part(values, count)
+    fast = values - _extract_slow_part(values, count)
     moving = [i for i in range(values.shape[1]) if np.ptp(values[:, i]) > 0]
     memory = max((memory_time((fast[:, i] - fast[:, i].mean())[None]) for i in moving), default=0.0)
     lost = count * memory / len(x)

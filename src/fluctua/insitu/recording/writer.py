@@ -332,7 +332,7 @@ def _write_file(
             disk.expected_bytes(description, len(states))
             + sum(map(event_rows.count_bytes, happened)),
         )
-        with h5py.File(draft, "w", **_options(durable)) as file:
+        with h5py.File(draft, "w", **_choose_options(durable)) as file:
             layout.write_head(file, description)
             texts.write_attribute(file, "writer", ownership.name_process())
             layout.resize(file, len(states))  # which makes room as well
@@ -480,7 +480,7 @@ def _open_growing(
     path: Path, description: Description, durable: bool | float, claim: Claim
 ) -> Writer:
     try:
-        file = h5py.File(path, "r+", **_options(durable))
+        file = h5py.File(path, "r+", **_choose_options(durable))
     except OSError as error:
         here = "already open" in str(error)
         if not here and not isinstance(error, BlockingIOError):
@@ -491,7 +491,7 @@ def _open_growing(
     return Writer(path, file, description, claim, durable)
 
 
-def _options(durable: bool | float) -> dict[str, Any]:
+def _choose_options(durable: bool | float) -> dict[str, Any]:
     """Options of HDF5 for files that are written."""
     return layout.ALIGNED if durable else layout.WRITING
 
