@@ -303,7 +303,7 @@ def _split_keys(key: Array) -> tuple[Array, Array, Array]:
 
 
 NOISE = 2
-"""Number of the key of the noise among those of `_keys`."""
+"""Number of the key of the noise among those of `_split_keys`."""
 
 
 def noise_key(key: Array) -> Array:
