@@ -87,7 +87,7 @@ FITTED = Limits(mean=0.01)
 """Where the parameters were fitted to the same trajectories: what is left is not their error."""
 
 
-EVERY_STEP = Limits(mean=0.0, variance=0.02)
+EVERY_STEP = Limits(mean=0.0)
 """Of sums over all that an estimate uses: what they resolve can exceed its error bar."""
 
 

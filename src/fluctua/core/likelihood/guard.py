@@ -51,8 +51,11 @@ UNKNOWN = 10.0
 
 MAX_FINDINGS = 5
 
-MIN_SCORED = 100
-"""Trajectories from which the mean of their scores is tested."""
+MIN_SCORED = 30
+"""Trajectories that make up Σs² of their scores, from which the mean of s is tested.
+
+Counted as (Σs²)²/Σs⁴, a third of all if s is normal, or the number of rare events.
+"""
 
 LAWS: dict[Score, Transition] = {
     transitions.full_score: transitions.euler,
@@ -91,15 +94,20 @@ def examine(
     Returns: a `Residuals`, whose `cause` is empty if nothing is wrong.
 
     """
-    return examine_batch(
-        process,
-        theta,
-        trajectories,
-        transition=transition,
-        readout=readout,
-        max_transitions=max_transitions,
-        every=trajectories if every is None else every,
-    ).residuals
+    process = check.process(process)
+    theta = check.parameters(theta)
+    data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
+    if not isinstance(process, Process):
+        return other_laws.examine_other(process, theta, data, max_transitions)
+    sample = sampling.take_sample(process, theta, data, transition, readout, max_transitions)
+    examined = _examine_sample(sample, data, _Expected())
+    residuals = examined.examination.residuals
+    if residuals.cause or (isinstance(every, list) and not every):
+        return residuals
+    every = trajectories if every is None else every
+    chunks = [every] if isinstance(every, Trajectories) else every
+    is_whole = every is data and len(data.x) * (len(data.t) - 1) == residuals.steps
+    return _examine_every_step(sample, examined.made, None if is_whole else chunks, residuals)
 
 
 class DoubtError(RuntimeError):
@@ -145,7 +153,6 @@ def examine_batch(
     earlier: alternatives.Table | None = None,
     start: Array | None = None,
     known_noise: bool = True,
-    every: Trajectories | Iterable[Trajectories] = (),
 ) -> Examination:
     """`examine` for a run of batches, whose small deviations add up.
 
@@ -161,7 +168,6 @@ def examine_batch(
         start: the state (M,) from which every trajectory begins, where there is one.
         known_noise: whether the amplitude of the noise is that of `process`; else it is that of
             the trajectories, up to a factor of ten in v.
-        every: trajectories of which every step enters sums of the drift.
 
     Returns: an `Examination`.
 
@@ -173,6 +179,29 @@ def examine_batch(
         other = other_laws.examine_other(process, theta, data, max_transitions)
         return Examination(other, earlier)
     sample = sampling.take_sample(process, theta, data, transition, readout, max_transitions)
+    expected = _Expected(limits, earlier, start, known_noise)
+    return _examine_sample(sample, data, expected).examination
+
+
+class _Expected(NamedTuple):
+    """What is known beside the law of a step; the fields are arguments of `examine_batch`."""
+
+    limits: alternatives.Limits = alternatives.KNOWN
+    earlier: alternatives.Table | None = None
+    start: Array | None = None
+    known_noise: bool = True
+
+
+class _Examined(NamedTuple):
+    """The result of a sample, and its residuals in units of their noise."""
+
+    examination: Examination
+    made: Standardised
+
+
+def _examine_sample(sample: sampling.Sample, data: Trajectories, expected: _Expected) -> _Examined:
+    """Compare the residuals of a sample with what is expected. data: where it was taken from."""
+    limits, earlier, start, known_noise = expected
     # numbers beyond the precision are wrong, and named
     with np.errstate(over="ignore", invalid="ignore"):
         made = sampling.standardise_states(sample, sample.law, sample.x, sample.t)
@@ -193,32 +222,27 @@ def examine_batch(
             residuals = residuals._replace(cause=describe_finding(findings[0], sample.components))
         elif start is not None:
             residuals = residuals._replace(cause=compare_start(sample, start, scale))
-        if not residuals.cause:
-            residuals = _examine_every_step(sample, made, data, every, residuals)
-    return Examination(residuals, sums, tuple(findings[:MAX_FINDINGS]))
+    return _Examined(Examination(residuals, sums, tuple(findings[:MAX_FINDINGS])), made)
 
 
 def _examine_every_step(
     sample: sampling.Sample,
     made: Standardised,
-    data: Trajectories,
-    every: Trajectories | Iterable[Trajectories],
+    source: Iterable[Trajectories] | None,
     residuals: Residuals,
 ) -> Residuals:
-    """The residuals with what is wrong with the drift, by sums over every step.
+    """The residuals with what is wrong with the drift, by sums over every step of a source.
+
+    source: None for the steps of the sample.
 
     A sample has the power of a sample. A drift that is wrong by b biases the gradient by at most
     √Λ of its standard errors, where Λ = Σ bᵀQ⁻¹b Δt/2 over the steps of the estimate is the square
     of what a test along b shows (Cauchy and Schwarz): what matters to an estimate is seen in as
     many steps as it has.
     """
-    chunks = [every] if isinstance(every, Trajectories) else every
-    steps = len(made.z)
-    whole = len(data.x) * (len(data.t) - 1)
-    is_served = steps >= alternatives.MIN_STEPS and bool(made.z.any())
-    if sample.blurred or sample.law.mixed or not is_served or not len(chunks):
+    is_served = len(made.z) >= alternatives.MIN_STEPS and bool(made.z.any())
+    if sample.blurred or sample.law.mixed or not is_served:
         return residuals
-    source = None if every is data and whole == steps else chunks
     drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
 
     def find(table: alternatives.Table) -> list[alternatives.Finding]:
@@ -228,9 +252,8 @@ def _examine_every_step(
     findings = find(table)
     if not findings:
         return residuals
-    columns = np.arange(len(residuals.v)) if findings[0].family == "linear" else None
-    if columns is not None and table["linear"].total.shape[1] == 1:
-        columns = sample.components
+    crossed = findings[0].family == "linear" and table["linear"].total.shape[1] > 1
+    columns = np.arange(len(residuals.v)) if crossed else None
     cause = describe_finding(findings[0], sample.components, columns)
     law = sampling.choose_finer_law(sample)
     if law is not None:
@@ -307,13 +330,10 @@ def find_wrong_score(scores: np.ndarray) -> alternatives.Finding | None:
     T = Σs/√Σs² is nearly normal where the law of a step is right, whatever the process. With s of
     skewness γ it has −2γ/√E. A step δ of the parameter adds δ Σs² to Σs: `effect` is δ.
     """
-    if len(scores) < MIN_SCORED:
-        return None
     s = np.asarray(scores, np.float64)
-    total = s.sum(axis=0)
-    square = np.einsum("ep,ep->p", s, s)
-    third = np.einsum("ep,ep,ep->p", s, s, s)
-    sums = alternatives.FamilySums(total[None], square[None], 2 * np.abs(third)[None], len(s))
+    square, third, fourth = (np.sum(s**power, axis=0)[None] for power in (2, 3, 4))
+    known = np.where(square**2 >= MIN_SCORED * fourth, square, 0)
+    sums = alternatives.FamilySums(s.sum(axis=0)[None], known, 2 * np.abs(third), len(s))
     limits = alternatives.Limits(mean=0.0)
     findings = alternatives.judge({"drift": sums}, np.ones(1), limits)
     return findings[0] if findings else None
