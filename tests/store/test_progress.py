@@ -88,6 +88,16 @@ def test_a_terminal_draws_one_line_and_a_cell_gets_plain_ones(monkeypatch, in_no
     assert "iteration 5 of 5   J = 0.400 ± 0.010   50 trajectories" in last
 
 
+@pytest.mark.parametrize("width", [20, 55, 60])
+def test_a_narrow_terminal_has_one_line_too(monkeypatch, width):
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    show(ROWS, console)
+    text = console.file.getvalue()
+    assert "\x1b[1A" not in text  # goes up by a line, to draw two of them anew
+    assert ("50 trajectories" in text) is (width > 20)
+
+
 def test_long_logs_have_about_ten_lines():
     console = Console(file=io.StringIO(), force_terminal=False, width=100)
     rows = [ROWS[0]._replace(row=i, iteration=i) for i in range(1000)]

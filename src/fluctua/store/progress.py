@@ -158,7 +158,10 @@ def show_progress(
     elif can_redraw(output) and (console is not None or sys.stdout.isatty()):
 
         def draw() -> Text:
-            return Text(progress.line, no_wrap=True, overflow="ellipsis")
+            line = progress.line
+            if len(line) > output.width:
+                line = line.replace("   ", "  ")
+            return Text(line, no_wrap=True, overflow="ellipsis")
 
         with Live(console=output, get_renderable=draw, refresh_per_second=4):
             yield from _finish(progress)

@@ -23,8 +23,8 @@ from fluctua.learn.training import Length, Record, Training, check_training, che
 from fluctua.store import checkpoint, conclusion, course, history, journal, loop
 from fluctua.store import folder as runfolder
 from fluctua.store import parts as partlist
+from fluctua.store import progress as displays
 from fluctua.store.fingerprint import describe
-from fluctua.store.progress import RunLimits, show_progress
 
 OnRow = Callable[[history.Row, Record], None]
 
@@ -262,9 +262,9 @@ def _estimate_space(task: _Task) -> int:
 
 def _complete(task: _Task, opened: loop.Opened, on_row: OnRow | None) -> RunResult:
     earlier = history.read(task.place.history) if opened.state.row else []
-    limits = RunLimits(task.iterations)
+    limits = displays.RunLimits(task.iterations)
     try:
-        with show_progress(limits, show=task.progress, earlier=earlier) as progress:
+        with displays.show_progress(limits, show=task.progress, earlier=earlier) as progress:
 
             def follow(row: history.Row, record: Record) -> None:
                 progress.add(row)
