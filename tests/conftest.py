@@ -6,6 +6,7 @@ have the compiler of users everywhere: `XLA_FLAGS= make test`. What was compiled
 pytest's cache, for the other workers and the next run; `pytest --cache-clear` begins anew.
 """
 
+import contextlib
 import gc
 import os
 import zlib
@@ -31,6 +32,19 @@ backend.MIN_KERNEL_WORK = (
 )  # large calls of other tests stay on JAX: none waits for a compiler of C++
 compile_quickly()  # before JAX first looks for devices
 jax.config.update("jax_enable_x64", True)
+
+with contextlib.suppress(ImportError):  # wheels are tested without it
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, however slow the machine.
+    settings.register_profile(
+        "fixed",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("fixed")
 
 
 def pytest_configure(config):

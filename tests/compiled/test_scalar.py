@@ -81,7 +81,7 @@ def values(function, theta, x):
     return np.array([float(v) for v in found]).reshape(ids.shape)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(expressions(), ARRAY, ARRAY)
 def test_random_expressions_and_their_slopes(expression, theta, x):
     with jax.enable_x64(True):

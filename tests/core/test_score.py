@@ -116,7 +116,7 @@ def assert_close(got, expected):
 
 
 @pytest.mark.parametrize(("form", "shape"), PAIRS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_full_score_is_the_derivative_of_the_log_density(form, shape, seed):
     case = Case(seed, *shape)
@@ -124,7 +124,7 @@ def test_full_score_is_the_derivative_of_the_log_density(form, shape, seed):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_drift_score_agrees_where_parameters_enter_the_drift_only(form, seed):
     case = Case(seed, 3, 2)

@@ -187,7 +187,7 @@ def test_trajectories_must_share_their_times():
     channels=st.integers(1, 6),
     order=st.permutations(range(3)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_axes_in_another_order_are_never_read(count, points, channels, order):
     """An array that is read is the array that was meant, whatever the lengths of its axes."""
     meant = np.arange(float(count * points * channels)).reshape(count, points, channels)

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -82,9 +82,7 @@ def recordings(draw):
     return description, draw(states), context
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(recordings())
 def test_round_trip(tmp_path, recording):
     description, x, context = recording
