@@ -302,7 +302,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process = command("demo", *options, "--iterations", "100000", "--out", folder)
     wait_for_row(folder, 3, process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert f"Continue with: fluctua train --resume {folder}" in " ".join(output.split())
     done = len(history.read(folder / "history.csv"))
@@ -327,7 +327,7 @@ def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
     process.send_signal(signal.SIGINT)
     read_until(process, "a second signal drops the iteration")
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 130, printed
     assert f"Continue with: fluctua train --resume {folder}" in " ".join(printed.split())
     assert len(history.read(folder / "history.csv")) == 3
@@ -458,7 +458,7 @@ def test_two_processes_cannot_train_into_one_folder(tmp_path):
     next(rows)
     for arguments in (["demo", "--out", tmp_path / "run"], ["--resume", tmp_path / "run"]):
         other = command(*arguments)
-        output, _ = other.communicate(timeout=60)
+        output, _ = other.communicate(timeout=300)
         assert other.returncode == 2
         assert f"another process (process {os.getpid()}) is training into" in " ".join(
             output.split()

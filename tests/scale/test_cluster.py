@@ -3,7 +3,6 @@ a machine are killed.
 """
 
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import fluctua as fl
 import trap
 from fluctua.scale import cluster
 from fluctua.store import history
+from processes import wait_until
 
 ITERATIONS = 4
 
@@ -75,8 +75,7 @@ def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed
     estimator = fl.distributed(fl.ppgt(trap.SIMULATOR, trap.OBJECTIVE), None, shards=20)
     estimator.pool = pool = Killing(estimator.ranged, machines.address)
     try:
-        while len(pool.workers()) < 3:  # all machines take part
-            time.sleep(0.1)
+        wait_until(lambda: len(pool.workers()) >= 3, interval=0.1)  # all machines take part
 
         def kill_machine():
             machines.remove_node(third, allow_graceful=False)

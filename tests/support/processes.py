@@ -78,7 +78,7 @@ def environment_to_die_in(folder, **variables):
     return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), **variables}
 
 
-def wait_until(condition, process=None, seconds=120.0, interval=0.005):
+def wait_until(condition, process=None, seconds=300.0, interval=0.005):
     """Wait for `condition()` to become true; fail at a deadline, or once `process` has ended
     without it.
     """
@@ -108,7 +108,7 @@ def wait_until_busy(process, seconds=0.5):
     wait_until(lambda: cpu_seconds(process) > begin + seconds, process)
 
 
-def read_until(process, words, seconds=60.0):
+def read_until(process, words, seconds=300.0):
     """What a process prints up to `words`, line breaks apart; it is ended at a deadline."""
     deadline, text = threading.Timer(seconds, process.kill), ""
     deadline.start()

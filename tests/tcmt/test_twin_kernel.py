@@ -5,7 +5,6 @@ memory.
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -373,9 +372,7 @@ def test_an_interrupt_ends_a_long_run():
         assert process.stdout.readline() == "running\n"
         wait_until_busy(process)
         process.send_signal(signal.SIGINT)
-        begin = time.monotonic()
         assert process.communicate(timeout=60)[0] == "interrupted\n"
-        assert time.monotonic() - begin < 20
 
 
 def test_overflow_of_the_network_and_of_the_twin_are_told_apart():

@@ -162,7 +162,7 @@ def test_a_dropped_connection_is_opened_again(tmp_path, visa):
     if visa:
         pytest.importorskip("pyvisa_py")
     (_, x, *_), substrate, incidents, pauses, bench = run(
-        tmp_path, "drop@2", visa=visa, timeout=0.5 if visa else 20.0
+        tmp_path, "drop@2", visa=visa, timeout=1.0 if visa else 20.0
     )
     assert len(x) == 30
     assert at_the_settings(x)
@@ -174,18 +174,20 @@ def test_a_dropped_connection_is_opened_again(tmp_path, visa):
 def test_commands_do_not_wait_for_acknowledgements():
     with server.background(Bench(SHEET)) as port:
         line = transport.Socket(f"tcp://127.0.0.1:{port}")
-        begin = time.monotonic()
+        durations = []
         for _ in range(50):
+            begin = time.monotonic()
             line.write("*CLS")
             line.write("*CLS")
             assert line.query("*OPC?") == "1"
-        duration = time.monotonic() - begin
+            durations.append(time.monotonic() - begin)
         line.close()
-    assert duration < 1.0  # delayed acknowledgements would take 2 s
+    # 0.04 s with delayed acknowledgements, after the first few; some are slow on a busy machine
+    assert np.quantile(durations, 0.25) < 0.02
 
 
 def test_a_stalled_answer_is_given_up(tmp_path):
-    (_, x, *_), substrate, incidents, pauses, _ = run(tmp_path, "stall@2", timeout=0.3)
+    (_, x, *_), substrate, incidents, pauses, _ = run(tmp_path, "stall@2", timeout=1.0)
     assert len(x) == 30
     assert (
         substrate.counts["failures"] >= 1
@@ -468,16 +470,14 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch):
     substrate = instrument_substrate(
         lambda: Faulty(lambda good: never.wait()),
         batch=2,
-        retry=Retry(limit=0.2),
+        retry=Retry(limit=0.5),
         report=incidents.append,
         sleep=lambda seconds: None,
     )
-    started = time.monotonic()
     trajectories, failure = substrate.gather({}, 4)
-    substrate.close()
-    assert time.monotonic() - started < 5
+    substrate.close()  # would never return
     assert len(trajectories.x) == 2
-    assert "did not return within 0.2 s" in str(failure)
+    assert "did not return within 0.5 s" in str(failure)
     assert "raise the time limit" in str(failure)
     assert [incident.kind for incident in incidents] == ["failure"] * 2
     wait_until(lambda: len(closed) == 2)
@@ -520,7 +520,7 @@ except RuntimeError as error:
 @pytest.mark.long
 def test_a_driver_that_hangs_does_not_keep_the_process():
     done = subprocess.run(
-        [sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=300, check=True
     )
     assert "did not return within 0.1 s" in done.stdout
 
