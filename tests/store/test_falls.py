@@ -37,3 +37,10 @@ def test_falls_are_reported_and_noise_is_not(has_errors):
 def test_an_end_without_an_error_is_not_compared():
     rows = make_rows(np.where(np.arange(60) < 40, 3.0, 1.0), 0, True)
     assert summary.find_fall(rows, {"J": 1.0, "J_stderr": np.nan}) == {}
+
+
+def test_steps_are_not_compared_by_a_few_trajectories():
+    """Four standard errors: of two trajectories each that is chance in one of twenty cases."""
+    final, finer = {"J": 0.0, "J_stderr": 0.1}, {"J": 0.4 * 2**0.5, "J_stderr": 0.1}
+    for count, found in ((2, {}), (256, {"step_matters": pytest.approx(4.0)})):
+        assert summary.compare_steps(final | {"trajectories": count}, finer) == found

@@ -83,7 +83,9 @@ def conclude(
         "trajectories": state.spent,
         **evaluation.summarise(state, last.ensemble),
     }
-    numbers |= summary.find_fall(history.effective(rows), numbers.get("final", numbers["last"]))
+    # J of a row without trajectories is the model's
+    measured = [row for row in history.effective(rows) if row.ensemble]
+    numbers |= summary.find_fall(measured, numbers.get("final", numbers["last"]))
     if summary.FAILED in numbers:
         warnings.warn(
             f"the final evaluation failed: {numbers[summary.FAILED]}. The training is complete "
