@@ -22,7 +22,7 @@ import numpy as np
 import scipy
 
 from fluctua.core.arrays import Params
-from fluctua.core.host.threads import map_on_cores
+from fluctua.core.host.threads import map_on_cores, one_blas_thread
 from fluctua.core.likelihood.evidence import Evidence
 from fluctua.core.likelihood.unknowns import At
 from fluctua.core.trajectories import Trajectories
@@ -150,7 +150,8 @@ class Fit(NamedTuple):
         precision = self.posterior.posterior_precision
         damped = precision + damping * np.diag(np.diag(precision))
         step = np.zeros_like(self.point)
-        step[self.posterior.free] = scipy.linalg.solve(damped, self.gradient, assume_a="pos")
+        with one_blas_thread():
+            step[self.posterior.free] = scipy.linalg.solve(damped, self.gradient, assume_a="pos")
         return step
 
     @property
@@ -161,7 +162,8 @@ class Fit(NamedTuple):
     @property
     def step_size(self) -> float:
         """The step in standard deviations of the posterior, root mean square over the unknowns."""
-        return self.posterior.count_deviations(self.gradient)
+        with one_blas_thread():
+            return self.posterior.count_deviations(self.gradient)
 
     def slope(self, direction: np.ndarray) -> float:
         """Derivative of the log-posterior along a direction (K,)."""

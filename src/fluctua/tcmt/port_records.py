@@ -538,10 +538,13 @@ def _sum_stationary(grid: Grid, generator: Array, sources: Array) -> Array:
         / 6
         * sum(weight * ((node * sources[:, None]) @ jnp.conj(node.T)) for node, weight in nodes)
     )
-    for _ in range(grid.doublings + 5 + SUBSTEPS.bit_length() - 1):
-        total = total + power @ total @ jnp.conj(power.T)
-        power = power @ power
-    return total
+
+    def double(_: int, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, power = sums
+        return total + power @ total @ jnp.conj(power.T), power @ power
+
+    doublings = grid.doublings + 5 + SUBSTEPS.bit_length() - 1
+    return jax.lax.fori_loop(0, doublings, double, (total, power))[0]
 
 
 def _score_noise(covariance: Array, changes: Array, residuals: Array) -> tuple[Array, Array]:
