@@ -2,7 +2,7 @@
 
     python benchmarks/watch_images.py RUNS [--out docs/images]
 
-Runs that RUNS lacks are made first, five minutes of one core for `ports`:
+Runs that RUNS lacks are made first, six minutes of one core for `ports`:
 
     moving_trap  the protocol of examples/moving_trap.py, within bounds
     ports        fluctua train ports on 3 × 4 resonators, measured in one of four iterations
@@ -34,6 +34,8 @@ fl.run(training, iterations=60, folder=sys.argv[2])
 PORTS = "train ports --backend cpu --seed 0 --iterations 80 --set calibration.measure_every=4"
 LATTICE = "--set lattice.rows=3 --set lattice.columns=4"
 DEMO = "insitu demo --set devices=4 --iterations 30 --trajectories 80"
+LAST = {"moving_trap": "summary.json", "ports": "summary.json", "demo": "array.png"}
+"""The file that a complete run writes last."""
 
 
 class View(NamedTuple):
@@ -54,17 +56,23 @@ VIEWS = (
 
 
 def make_runs(runs: Path) -> None:
-    """Make the runs that are not there."""
+    """Make the runs that are not there; one that was interrupted is continued, or made again."""
     fluctua = [sys.executable, "-m", "fluctua"]
+    ports = runs / "ports"
+    begin = [*PORTS.split(), *LATTICE.split(), "--out", str(ports)]
+    resume = ["train", "--resume", str(ports)]
     commands = {
         "moving_trap": [sys.executable, "-c", TRAP, str(EXAMPLES), str(runs / "moving_trap")],
-        "ports": [*fluctua, *PORTS.split(), *LATTICE.split(), "--out", str(runs / "ports")],
+        "ports": [*fluctua, *(resume if (ports / "config.toml").exists() else begin)],
         "demo": [*fluctua, *DEMO.split(), "--out", str(runs / "demo")],
     }
     runs.mkdir(parents=True, exist_ok=True)
     for name, command in commands.items():
-        if not (runs / name).exists():
-            subprocess.run(command, check=True)
+        if (runs / name / LAST[name]).exists():
+            continue
+        if name == "demo":
+            shutil.rmtree(runs / name, ignore_errors=True)
+        subprocess.run(command, check=True)
 
 
 def take_pictures(browser: Any, address: str, out: Path) -> None:
@@ -93,6 +101,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     make_runs(options.runs)
     command = [sys.executable, "-u", "-m", "fluctua", "watch", str(options.runs)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -26,7 +26,7 @@ MAX_ENTRIES = 8
 
 def show_fields(kind: type[Record]) -> type[Record]:
     """Show the records of a class, a named tuple or a data class, by their fields."""
-    kind.__repr__ = describe_fields  # type: ignore[method-assign, assignment]
+    kind.__repr__ = describe_fields  # type: ignore[method-assign]
     kind._repr_html_ = render_fields  # type: ignore[attr-defined]
     return kind
 
