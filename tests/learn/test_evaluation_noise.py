@@ -71,6 +71,16 @@ def test_an_evaluation_shares_no_noise_with_a_training_of_its_seed():
     assert np.abs(np.asarray(drawn) - evaluated.J[0]).min() > 1e-9
 
 
+def test_another_objective_is_integrated_as_that_of_the_estimator():
+    """A device that moves in Heun's steps: the trapezoid rule, 2 and not 1 for X = 0, 1, 2."""
+    process = fl.Process(lambda th, x: th["f"], lambda th, x: jnp.ones(1), integrator="heun")
+    line = fl.Trajectories(jnp.arange(3.0), jnp.arange(3.0)[None, :, None] * jnp.ones((4, 1, 1)))
+    height = fl.Objective(running=lambda th, x: x[0])
+    estimator = fl.ppgt(lambda key, theta, count: line, height, process=process)
+    for objective in (None, height):
+        assert fl.evaluate(estimator, trap.THETA, count=4, objective=objective).J == 2.0
+
+
 @pytest.mark.parametrize("evaluate", [fl.evaluate, fl.evaluate_many])
 def test_an_estimator_in_place_of_a_substrate_is_refused_and_not_called(evaluate):
     device = Device()

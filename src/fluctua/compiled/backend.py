@@ -83,7 +83,7 @@ def simulator(
             "none"; or a `Wiener`.
         integrator: m; that of `process` if not given. "euler"; "heun" or "rk4", which allow longer
             steps where the drift rotates faster than it decays; `Exponential`. Estimators use the
-            same integrator, and integrate running rewards by the trapezoid rule.
+            same integrator, and the trapezoid rule for running rewards unless it is Euler's.
         backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the
             score and the reward with the system's C++ compiler, "cuda" one for an NVIDIA GPU
             through CuPy; "jax" compiles none. "auto" compiles one where a call, or a training with

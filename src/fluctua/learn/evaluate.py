@@ -331,8 +331,9 @@ def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
     if objective is None and own is None:
         raise ValueError("a simulator has no reward: give `objective=`, or the estimator.")
     rewards = check.objective_or_means(objective if objective is not None else own)
-    if isinstance(substrate, simulate.Simulator):
-        rewards = methods.match_process(rewards, substrate.recipe.process)
+    process = _find_process(system)
+    if process is not None:
+        rewards = methods.match_process(rewards, process)
     finer = refine_grid(substrate, refine)
     if isinstance(rewards, objectives.FunctionOfMeans):
         return _Problem(finer, rewards.parts, rewards.function)
@@ -341,13 +342,26 @@ def _prepare_problem(system: Any, objective: Any, refine: int) -> _Problem:
 
 def split_system(system: Any) -> tuple[Any, Any]:
     """The substrate and the objective of an estimator; for a substrate, itself and None."""
-    inner = system
-    # `ShrunkCorrection`, `Natural` and `Distributed` are of another one
-    while hasattr(inner, "estimator"):
-        inner = inner.estimator
+    inner = _unwrap(system)
     if isinstance(inner, PPGT):
         return inner.substrate, inner.method.objective
     return inner, None
+
+
+def _unwrap(system: Any) -> Any:
+    """The innermost estimator: `ShrunkCorrection`, `Natural`, `Distributed` are of another one."""
+    while hasattr(system, "estimator"):
+        system = system.estimator
+    return system
+
+
+def _find_process(system: Any) -> Any:
+    """The process whose steps collect the rewards: the simulator's, or that of the score."""
+    inner = _unwrap(system)
+    substrate = inner.substrate if isinstance(inner, PPGT) else inner
+    if isinstance(substrate, simulate.Simulator):
+        return substrate.recipe.process
+    return inner.method.model.process if isinstance(inner, PPGT) else None
 
 
 def can_refine(system: Any) -> bool:
