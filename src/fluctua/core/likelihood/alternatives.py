@@ -352,7 +352,7 @@ def _sum_ones(total: np.ndarray, count: float) -> FamilySums:
 
 def tabulate_drift(sums: Any, components: np.ndarray) -> Table:
     """Families of the drift and of v from `StepSums`, of the components that have noise."""
-    n = float(sums.count)
+    n = float(sums.steps)
     square = sums.square[components]
     excess = np.maximum(1, square / n)[:, None]  # noise that is too large is found by v
     others = np.zeros((len(components), 1))

@@ -117,12 +117,12 @@ def _standardise_one(
 class StepSums(NamedTuple):
     """Sums over steps of residuals z with functions of the state, for components (M,) each.
 
-    count: of steps. kick: Σz. own: Σ z d, with d the mean step in units of the noise.
+    steps: their number. kick: Σz. own: Σ z d, with d the mean step in units of the noise.
     drift: Σd². square: Σz². state: Σf² of f = (x − centre)/scale.
     product: Σ zᵢfⱼ (M, M); of large states Σ zᵢfᵢ (M, 1).
     """
 
-    count: Array | float
+    steps: Array | float
     kick: Array
     own: Array
     drift: Array
@@ -137,8 +137,10 @@ def sum_steps(made: Standardised, f: Array) -> StepSums:
     product = z.T @ f if z.shape[1] <= MAX_CROSSED else (z * f).sum(axis=0)[:, None]
     # a component that is held has z = v = 0, one without noise v = 1
     square = z**2 + ((z == 0) & (v != 0))
-    every = (z, z * drift, drift**2, square, f**2)
-    return StepSums(float(len(z)), *(values.sum(axis=0) for values in every), product)
+    kick, own, size, squares, state = (
+        values.sum(axis=0) for values in (z, z * drift, drift**2, square, f**2)
+    )
+    return StepSums(float(len(z)), kick, own, size, squares, state, product)
 
 
 @partial(jit, static_argnums=(0, 1, 2))
@@ -176,7 +178,7 @@ def sum_trajectories(
 
     zero = jnp.zeros(size, x.dtype)
     product = jnp.zeros((size, size if size <= MAX_CROSSED else 1), x.dtype)
-    start = StepSums(0.0, *[zero] * 5, product)
+    start = StepSums(0.0, zero, zero, zero, zero, zero, product)
     return jax.lax.scan(add, start, jax.tree.map(split, (x, context)))[0]
 
 
