@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-CHANCE = 5e-5
+CHANCE = 1e-4
 """False alarms per batch, of all tests together: every family has the same share, every test of it
-too. Sums over every step and sums of scores have so many again: 1.5e-4 per call at most.
+too.
 """
 
 MIN_STEPS = 200
@@ -72,22 +72,24 @@ class Limits(NamedTuple):
     variance: of v.
     product: of a correlation.
     step: of the mean of one step over its noise, and of its v.
+    chance: false alarms per batch.
     """
 
     mean: float = 0.1
     variance: float = 0.05
     product: float = 0.03
     step: float = 0.5
+    chance: float = CHANCE
 
 
-KNOWN = Limits()
+KNOWN = Limits(chance=CHANCE / 3)
 """Where parameters are as they were set: a drift that is wrong by a tenth."""
 
 FITTED = Limits(mean=0.01)
 """Where the parameters were fitted to the same trajectories: what is left is not their error."""
 
 
-EVERY_STEP = Limits(mean=0.0)
+EVERY_STEP = Limits(mean=0.0, chance=CHANCE / 3)
 """Of sums over all that an estimate uses: what they resolve can exceed its error bar."""
 
 
@@ -452,7 +454,7 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for family, sums in table.items():
             tests = max(int(np.count_nonzero(sums.variance)), 1)
-            certain = -scipy.special.ndtri(CHANCE / 2 / len(table) / tests)
+            certain = -scipy.special.ndtri(limits.chance / 2 / len(table) / tests)
             statistic = np.where(sums.variance > 0, sums.total / np.sqrt(sums.variance), 0)
             if not (np.abs(statistic) > certain).any():
                 continue  # a skewness makes the limit larger, never smaller
