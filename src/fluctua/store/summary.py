@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fluctua.core.estimate import sample_error
 from fluctua.core.text import with_error
 from fluctua.core.words import format_count
 from fluctua.store import checkpoint
@@ -80,7 +81,7 @@ def find_fall(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dic
     highest = rows[k : k + AROUND]
     error = np.sqrt(sum(row.J_stderr**2 for row in highest)) / AROUND
     if np.isnan(error):  # one trajectory per iteration: how they scatter
-        error = np.std([row.J for row in highest], ddof=1) / np.sqrt(AROUND)
+        error = sample_error(np.array([row.J for row in highest]))
     drop = mean[k] - final["J"]
     least = max(FALL * np.hypot(error, final["J_stderr"]), 0.01 * abs(final["J"]))
     if not drop >= least:  # nor where the end has no error
