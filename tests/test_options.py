@@ -417,7 +417,8 @@ class Library:
         self.calls = []
 
     def note(self, name, *values, **named):
-        self.calls.append(clean(f"{name} {values!r} {sorted(named.items())!r}"))
+        text = f"{name} {values!r} {sorted(named.items())!r}"
+        self.calls.append(clean(" ".join(text.split())))  # a record has a line per field
 
     def stop(self, name):
         """A function that notes its arguments and ends the command."""
