@@ -7,6 +7,7 @@ pytest's cache, for the other workers and the next run; `pytest --cache-clear` b
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import zlib
@@ -89,8 +90,17 @@ def _few_compiled_functions():
         return
     memory = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if memory > MOST_MEMORY or maps.read_bytes().count(b"\n") > MOST_MAPS:
-        jax.clear_caches()
-        gc.collect()
+        let_go_of_compiled_functions()
+
+
+def let_go_of_compiled_functions():
+    """Their memory would stay with the C library, and every later module would let go again: of
+    619 MiB with 300 functions 617 are left, and 246 once it is trimmed.
+    """
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # glibc's own
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture
