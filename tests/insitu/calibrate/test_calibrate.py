@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,21 @@ def test_drift_is_found_from_nowhere_in_one_step():
     assert fit.passes == 2  # the second finds nothing left to do
     assert np.abs(compute_z(fit)).max() < tolerance(6)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
+
+
+def test_a_fit_that_has_not_converged_warns():
+    """With exp θ as the rate, the first step goes from 0.14 far beyond 0.8."""
+    trap = fl.Process(lambda th, x: -jnp.exp(th["log"]) * x, lambda th, x: 0.4 * jnp.ones(1))
+    times = jnp.linspace(0.0, 1.0, 21)
+    truth = {"log": jnp.log(0.8)}
+    data = fl.simulator(trap, jnp.ones(1), times)(jax.random.key(0), truth, 200)
+    low = {"log": jnp.array(-2.0)}
+    with pytest.warns(RuntimeWarning, match=r"not converged: its last pass, 2, .*most_passes"):
+        insitu.calibrate.fit_drift(data, trap, low, most_passes=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit = insitu.calibrate.fit_drift(data, trap, low, most_passes=20)
+    assert abs(fit.theta["log"] - truth["log"]) < 4 * fit.stderr["log"]
 
 
 def test_errors_of_the_drift_are_true():

@@ -22,6 +22,7 @@ consistent whatever the noise is:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -129,6 +130,14 @@ def fit_drift(
         rounding = 8 * np.finfo(flat.dtype).eps * np.abs(np.asarray(flat))
         if np.all(np.abs(step)[known] <= np.maximum(0.01 * error, rounding)[known]):
             break
+    moved = float(np.max(np.abs(step[known]) / error[known], initial=0))
+    if most_passes > 1 and moved > 1:
+        warnings.warn(
+            f"the fit of the drift has not converged: its last pass, {passes}, moved a parameter "
+            f"by {moved:.2g} standard errors. Start nearer to the truth, or raise `most_passes`.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def like_theta(v: np.ndarray) -> Params:
         return unravel(jnp.asarray(np.where(known, v, np.inf), flat.dtype))
