@@ -203,7 +203,7 @@ def test_a_record_too_short_for_its_slowest_state_has_the_bias_in_its_interval(k
 @pytest.mark.long
 def test_intervals_of_two_time_scales_cover():
     """They covered 37 % of records of 1,000 units of time, whose gradients were 33 % too small."""
-    seeds = 40
+    seeds = 20
     answers = [
         stationary(CASCADE, FAST, PUSH, cascade(jax.random.key(seed), 20_000))
         for seed in range(seeds)
