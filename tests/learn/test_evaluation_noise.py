@@ -1,6 +1,6 @@
 """The noise of an evaluation is in no iteration of a training with its seed, however long that is.
 
-A training of 80 iterations passes every key that it could share with an evaluation of old.
+Iteration l has the key fold_in(key(seed), l), and an evaluation a key of that form.
 """
 
 import jax
@@ -47,7 +47,9 @@ def make_estimator(kind, device):
 
 
 @pytest.mark.filterwarnings("ignore:the residuals")
-@pytest.mark.parametrize("kind", ["self-calibrating", "substrate", "function"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("self-calibrating", marks=pytest.mark.long), "substrate", "function"]
+)
 def test_the_final_evaluation_has_noise_of_its_own(tmp_path, kind):
     device = Device()
     training = fl.Training(
