@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import arrays, check, diffusion, draws
+from fluctua.core import arrays, check, draws
+from fluctua.core import process as processes
 from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.host import rounding
 from fluctua.core.integrators import mean_rate
-from fluctua.core.process import AnyProcess, HistoryDependent, NoiseProduct, Process
+from fluctua.core.process import AnyProcess, Process
 from fluctua.core.trajectories import Times, Trajectories
 
 
@@ -51,7 +53,8 @@ class Recipe(NamedTuple):
             self.start is None
             and self.context is None
             and (
-                isinstance(self.process, Process) or not isinstance(self.process, HistoryDependent)
+                isinstance(self.process, Process)
+                or not isinstance(self.process, processes.HistoryDependent)
             )
         )
 
@@ -129,7 +132,7 @@ class Simulator(NamedTuple):
         check.shapes(self.recipe.process, theta, *check.take_first((first, self.t, context)))
         x, context, left = _record(self.recipe, count, key, theta, self.times, self.x0)
         check.finite_simulation(x, self.t)
-        diffusion.warn_about_rounding(
+        rounding.warn_about_rounding(
             self.recipe.process, theta, arrays.part(x, np.s_[:, -1]), self.times, context
         )
         events = None
@@ -161,7 +164,7 @@ def simulator(
         )
     if t is None:
         raise TypeError("a simulator needs its time grid: simulator(process, start, t).")
-    if isinstance(process, HistoryDependent):
+    if isinstance(process, processes.HistoryDependent):
         refuse_start(process, start)
         return Simulator(Recipe(process, None, context, generator), check.grid(t), None)
     if start is None:
@@ -220,7 +223,7 @@ def match_integrator(process: AnyProcess, substrate: Any) -> AnyProcess:
 
 def refuse_start(process: AnyProcess, start: draws.Start | None) -> None:
     """Refuse a start for a process that brings its own."""
-    if start is not None and isinstance(process, HistoryDependent):
+    if start is not None and isinstance(process, processes.HistoryDependent):
         name = type(process).__name__
         raise ValueError(
             f"an `{name}` brings its own start, {name}(..., start=...): leave `start` off here."
@@ -233,7 +236,7 @@ def observe(recipe: Recipe, x: Array) -> Array:
     All of it, unless the process hides some.
     """
     process = recipe.process
-    if isinstance(process, Process) or not isinstance(process, HistoryDependent):
+    if isinstance(process, Process) or not isinstance(process, processes.HistoryDependent):
         return x
     return process.select_observed(x)
 
@@ -244,7 +247,7 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
     key: of a run; not looked at where all trajectories begin alike.
     """
     ensemble = _draw_first(substrate, key, theta)
-    diffusion.warn_about_rounding(
+    rounding.warn_about_rounding(
         substrate.recipe.process, theta, ensemble.x, substrate.times, ensemble.context
     )
     return observe(substrate.recipe, ensemble.x), ensemble.context
@@ -273,7 +276,7 @@ def _draw_first(substrate: Simulator, key: Array, theta: Params) -> Ensemble:
 
 def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
     """σ(x, t) dw for any form of the noise. (M,)"""
-    if isinstance(process.noise, NoiseProduct):
+    if isinstance(process.noise, processes.NoiseProduct):
         return process.noise.product(theta, x, t, context, dw)
     assert process.noise is not None  # checked at the boundary
     sigma = process.noise(theta, x, t, context)
@@ -282,7 +285,7 @@ def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, d
 
 def noise_width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> int:
     """W, the number of Wiener processes."""
-    if isinstance(process.noise, NoiseProduct):
+    if isinstance(process.noise, processes.NoiseProduct):
         return process.noise.width
     assert process.noise is not None
     return jax.eval_shape(process.noise, theta, x, t, context).shape[-1]
@@ -323,7 +326,7 @@ def start_trajectory(
     else:
         context = recipe.context(jax.random.fold_in(k_context, j))
     stream = recipe.wiener.stream(k_wiener, j)
-    if isinstance(recipe.process, HistoryDependent):
+    if isinstance(recipe.process, processes.HistoryDependent):
         x = recipe.process.draw_start(
             jax.random.fold_in(k_start, j), theta, context, stream, recipe.wiener.draw
         )

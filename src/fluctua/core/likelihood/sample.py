@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import scipy
 
-from fluctua.core import check
+from fluctua.core import check, trajectories
 from fluctua.core.arrays import Array, Params, PyTree, put, working_dtype
 from fluctua.core.diffusion import q_matrix
 from fluctua.core.integrators import Substeps
@@ -17,7 +17,7 @@ from fluctua.core.likelihood import alternatives, kicks
 from fluctua.core.likelihood.alternatives import RUN
 from fluctua.core.process import NoiseProduct, Process, Step
 from fluctua.core.scores import euler, local_linear
-from fluctua.core.trajectories import Trajectories, count_within, open_array
+from fluctua.core.trajectories import Trajectories
 
 MINIMUM = 200
 
@@ -281,15 +281,15 @@ def sum_every_step(
     return alternatives.tabulate_drift(total, sample.components)
 
 
-def _select_pieces(source: Iterable[Trajectories]) -> Iterator[Trajectories]:
+def _select_pieces(source: Iterable[Trajectories]) -> Iterable[Trajectories]:
     """Pieces of all trajectories, in memory; evenly spread ones of many."""
     for chunk in source:
-        x = open_array(chunk.x)
+        x = trajectories.open_array(chunk.x)
         count, samples = x.shape[:2]
         stride = 1 if count * (samples - 1) <= MAX_STEPS else 2
         length = samples - 1 if stride == 1 else min(samples - 1, MAX_STEPS // 4)
         size = count if stride == 1 else max(1, MAX_STEPS // 4 // length)
-        size = min(size, count, count_within(x, PIECE_BYTES))
+        size = min(size, count, trajectories.count_within(x, PIECE_BYTES))
         windows = [
             (np.s_[first : first + size], np.s_[begin : begin + length + 1])
             for first in range(0, count - size + 1, size)
