@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import scipy
 from threadpoolctl import ThreadpoolController
 
 Item = TypeVar("Item")
@@ -75,5 +76,6 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _find_libraries() -> ThreadpoolController:
-    """Return the libraries that this process has loaded: with JAX, those of NumPy and SciPy."""
+    """Return the libraries of NumPy and of SciPy, whose LAPACK JAX calls too."""
+    _ = scipy.linalg.lapack  # loads it: a library that is loaded later would not be found
     return ThreadpoolController()
