@@ -538,13 +538,10 @@ def _sum_stationary(grid: Grid, generator: Array, sources: Array) -> Array:
         / 6
         * sum(weight * ((node * sources[:, None]) @ jnp.conj(node.T)) for node, weight in nodes)
     )
-
-    def double(_: int, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        total, power = sums
-        return total + power @ total @ jnp.conj(power.T), power @ power
-
-    doublings = grid.doublings + 5 + SUBSTEPS.bit_length() - 1
-    return jax.lax.fori_loop(0, doublings, double, (total, power))[0]
+    for _ in range(grid.doublings + 5 + SUBSTEPS.bit_length() - 1):
+        total = total + power @ total @ jnp.conj(power.T)
+        power = power @ power
+    return total
 
 
 def _score_noise(covariance: Array, changes: Array, residuals: Array) -> tuple[Array, Array]:
