@@ -52,15 +52,15 @@ def test_kerr_and_modulation_against_the_derivative_of_the_simulation(key):
     reference = fl.reference.pathwise(task.objective, task.simulator())(k_reference, theta, 4000)
     plain = task.estimator(baseline="time")(k_plain, theta, 2000)
     gains = []
-    for error, k in zip((0.0, 0.05, 0.2), keys, strict=True):
+    for error, k in ((0.0, keys[0]), (0.2, keys[2])):
         twin = "twin" if error == 0 else fl.Twin(off(error))
         estimate = task.estimator(baseline=twin)(k, theta, 2000)
         z = (flat(estimate.gradient) - flat(reference.gradient)) / np.hypot(
             flat(estimate.stderr), flat(reference.stderr)
         )
-        assert np.abs(z).max() < tolerance(3 * z.size), (error, z)
+        assert np.abs(z).max() < tolerance(2 * z.size), (error, z)
         gains.append(np.median(flat(plain.stderr) ** 2 / flat(estimate.stderr) ** 2))
-    # The median over 32 parameters. Measured with another key: 7.6, 7.6 and 6.2, with variances
-    # known to 10 % or so.
+    # The median over 32 parameters. Measured with another key: 7.6 and 6.2, with variances known to
+    # 10 % or so.
     assert gains[0] > 4
-    assert gains[2] > 3
+    assert gains[1] > 3
