@@ -66,7 +66,7 @@ class PortReturns:
         y = jnp.asarray(trajectories.x)
         rate = jax.vmap(jax.vmap(lambda sample: self.reward(theta, sample, 0.0)))(y)
         t = np.asarray(trajectories.t, np.float64)
-        return np.trapezoid(np.asarray(rate, np.float64), t, axis=1)
+        return np.asarray(np.trapezoid(np.asarray(rate, np.float64), t, axis=1))
 
 
 def list_columns(sites: tuple[int, ...], resonators: int) -> list[int]:
