@@ -58,8 +58,8 @@ def test_chunks_and_whole_give_the_same_sums():
 
 
 def test_samples_too_far_apart_for_euler_are_named():
-    """kΔt = 0.1: an Euler step is off by 5 % of the drift, which 100,000 steps show."""
-    fine = record_trap(1.0, 2500, t=np.linspace(0, 4, 401))
+    """kΔt = 0.1: an Euler step is off by 5 % of the drift, which 400,000 steps show."""
+    fine = record_trap(1.0, 10_000, t=np.linspace(0, 4, 401))
     coarse = fl.Trajectories(np.linspace(0, 4, 41), np.asarray(fine.x)[:, ::10])
     (text,) = warn_texts(make_trap(1.0), REWARD, CENTRE, coarse)
     assert "too far apart for Euler's step" in text

@@ -465,7 +465,7 @@ def check_independence(process: AnyProcess, recording: Recording) -> None:
 
 def _view_rows(values: np.ndarray) -> np.ndarray:
     """Rows (n, K) as one item each, to be compared whole. (n,)"""
-    return values.view([("", values.dtype)] * values.shape[1])[:, 0]
+    return values.view(np.dtype((np.void, values.dtype.itemsize * values.shape[1])))[:, 0]
 
 
 def _continues(first: np.ndarray, last: np.ndarray) -> bool:

@@ -132,9 +132,7 @@ class Simulator(NamedTuple):
         check.shapes(self.recipe.process, theta, *check.take_first((first, self.t, context)))
         x, context, left = _record(self.recipe, count, key, theta, self.times, self.x0)
         check.finite_simulation(x, self.t)
-        rounding.warn_about_rounding(
-            self.recipe.process, theta, arrays.part(x, np.s_[:, -1]), self.times, context
-        )
+        warn_about_rounding(self, theta, arrays.part(x, np.s_[:, -1]), context)
         events = None
         if left is not None:
             max_count = max(1, int(left.count.max()))
@@ -247,9 +245,7 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
     key: of a run; not looked at where all trajectories begin alike.
     """
     ensemble = _draw_first(substrate, key, theta)
-    rounding.warn_about_rounding(
-        substrate.recipe.process, theta, ensemble.x, substrate.times, ensemble.context
-    )
+    warn_about_rounding(substrate, theta, ensemble.x, ensemble.context)
     return observe(substrate.recipe, ensemble.x), ensemble.context
 
 
@@ -272,6 +268,11 @@ def _draw_first(substrate: Simulator, key: Array, theta: Params) -> Ensemble:
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
     return ensemble
+
+
+def warn_about_rounding(substrate: Simulator, theta: Params, x: Array, context: PyTree) -> None:
+    """Warn where steps are smaller than numbers near the states x (n, M) can hold."""
+    rounding.warn_about_rounding(substrate.recipe.process, theta, x, substrate.times, context)
 
 
 def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:

@@ -21,7 +21,7 @@ from fluctua.core import process as processes
 from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import philox_key_words
-from fluctua.core.host import keys, rounding
+from fluctua.core.host import keys
 from fluctua.core.integrators import mean_rate
 from fluctua.core.objective import Rewards
 
@@ -101,9 +101,7 @@ def streamed_samples(call: Call) -> recorded.FlatSamples:
     if not swept.finite:
         _explain_not_finite(call, swept)
     if substrate.recipe.context is None and jax.default_backend() == "cpu":
-        rounding.warn_about_rounding(
-            substrate.recipe.process, call.theta, swept.last, substrate.times, None
-        )
+        simulate.warn_about_rounding(substrate, call.theta, swept.last, None)
     return recorded.FlatSamples(swept.gradients, swept.returns, swept.survival)
 
 
