@@ -86,6 +86,7 @@ def exports(folder):
 ON_DEMAND = {
     "core/diffusion.py",  # lineax, which only noises given by products need
     "core/estimation/recorded_samples.py",  # the guard of recorded trajectories
+    "core/host/threads.py",  # threadpoolctl, which saves time alone
     "runs/build.py",  # devices with hidden errors, twins, shards
     "runs/evaluate.py",
     "runs/lattice.py",

@@ -1,5 +1,6 @@
 """Work on all cores, with the precision of the caller, and libraries of linear algebra on one."""
 
+import sys
 import threading
 
 import jax
@@ -7,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg  # loads a BLAS
-from threadpoolctl import threadpool_info
 
 from fluctua.core.host import threads
 
 
 def count_blas_threads():
-    return [entry["num_threads"] for entry in threadpool_info() if entry["user_api"] == "blas"]
+    threadpoolctl = pytest.importorskip("threadpoolctl", reason="it counts threads of BLAS")
+    entries = threadpoolctl.threadpool_info()
+    return [entry["num_threads"] for entry in entries if entry["user_api"] == "blas"]
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -49,3 +51,13 @@ def test_blas_has_one_thread_until_the_last_leaves():
     assert set(count_blas_threads()) == {1}
     other.__exit__(None, None, None)
     assert count_blas_threads() == before
+
+
+def test_without_threadpoolctl_nothing_is_limited(monkeypatch):
+    before = count_blas_threads()
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    threads._find_libraries.cache_clear()
+    with threads.one_blas_thread():
+        monkeypatch.undo()
+        assert count_blas_threads() == before
+    threads._find_libraries.cache_clear()

@@ -6,14 +6,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import scipy
-from threadpoolctl import ThreadpoolController
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -50,7 +49,7 @@ class _BlasLimit:
 
     lock = threading.Lock()
     users = 0
-    limiter: Any = None
+    limiter: AbstractContextManager = nullcontext()
 
 
 @contextmanager
@@ -63,7 +62,11 @@ def one_blas_thread() -> Iterator[None]:
     limit = _BlasLimit
     with limit.lock:
         if not limit.users:
-            limit.limiter = _find_libraries().limit(limits=1, user_api="blas")
+            libraries = _find_libraries()
+            limit.limiter = (
+                libraries.limit(limits=1, user_api="blas") if libraries else nullcontext()
+            )
+            limit.limiter.__enter__()
         limit.users += 1
     try:
         yield
@@ -71,11 +74,18 @@ def one_blas_thread() -> Iterator[None]:
         with limit.lock:
             limit.users -= 1
             if not limit.users:
-                limit.limiter.restore_original_limits()
+                limit.limiter.__exit__(None, None, None)
 
 
 @cache
-def _find_libraries() -> ThreadpoolController:
-    """Return the libraries of NumPy and of SciPy, whose LAPACK JAX calls too."""
+def _find_libraries() -> Any:
+    """Return the libraries of NumPy and of SciPy, whose LAPACK JAX calls too.
+
+    None where threadpoolctl is missing, which saves time alone.
+    """
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:
+        return None
     _ = scipy.linalg.lapack  # loads it: a library that is loaded later would not be found
     return ThreadpoolController()
