@@ -532,7 +532,7 @@ def other_law(change):
 WRONG = {
     "a factor": (
         lambda log, th, t: 0.5 * log(),
-        r"square of the score is 0\.(49|5).* times what the curvature",
+        r"square of the score is 0\.(49|5).* times the curvature",
     ),
     "a sign": (
         lambda log, th, t: log(theta=th | {"pull": -th["pull"]}),

@@ -303,7 +303,7 @@ def test_estimate_of_a_network_says_what_is_wrong():
         (["--set", "task.dt=0.03"], "whole number of steps"),
         (["--trajectories", "1"], "at least 2; got 1"),
         (["--set", "task.sigma_w=0"], "task.sigma_w"),
-        (["--params", "nowhere.npz"], "cannot be read"),
+        (["--params", "nowhere.npz"], "there is no file nowhere.npz"),
     ]:
         done = invoke(*arguments)
         assert done.exit_code == 2

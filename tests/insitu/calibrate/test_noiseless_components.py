@@ -192,7 +192,7 @@ def command(folder, name, *options):
         app, [name, str(folder / "r.nc"), "--model", f"{folder / 'model.py'}:model", *options]
     )
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 @pytest.mark.long
