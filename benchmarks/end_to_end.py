@@ -7,9 +7,9 @@ With --install an environment is made and the project installed into it as a use
 core compiled; without it the present environment is used. Each preset is then trained by the
 command `fluctua train` in a fresh process. A row of the history is the first at J ≥ 0.65 if the J
 measured in it is; single rows have 2 to 16 trajectories, so J of its parameters is measured afresh
-as well, and the first row whose fresh J is there too is searched by bisection. Minutes count from
-the start of the process: imports, compilations and files are included. Processor time is reported
-beside them, for machines that are busy otherwise.
+as well, of rows at equal distances, until one is there too. Minutes count from the start of the
+process: imports, compilations and files are included. Processor time is reported beside them, for
+machines that are busy otherwise.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from machine import describe_machine
 
 PROJECT = Path(__file__).parent.parent
 TARGET = 0.65
+CHECKS = 16
+"""Maximum number of rows whose parameters are measured afresh."""
 TRAJECTORIES = 128
 """Trajectories of a fresh measurement, for a standard error of 0.002."""
 
@@ -116,9 +118,9 @@ def list_candidates(rows: Iterable[history.Row], target: float) -> list[history.
 
 
 def find_reached(folder: Path, before: float, target: float = TARGET) -> Reached | None:
-    """A row that reaches the target, by its own J and by a fresh measurement.
+    """The first row that reaches the target, by its own J and by a fresh measurement.
 
-    Rows are tried by bisection, as if J rose from row to row: an earlier one may reach it too.
+    Of many rows that measured it, at most `CHECKS` are tried, at equal distances.
     before: seconds of the process before the first iteration.
     """
     rows = history.effective(history.read(folder / "history.csv"))
@@ -126,24 +128,16 @@ def find_reached(folder: Path, before: float, target: float = TARGET) -> Reached
     config = load(folder / "config.toml")
     records = {int(iteration): k for k, iteration in enumerate(course.iteration)}
     candidates = [row for row in list_candidates(rows, target) if row.iteration in records]
-    reached = None
-    low, high = 0, len(candidates)
-    middle = high - 1  # the last one first
-    while low < high:
-        row = candidates[middle]
+    for row in candidates[:: max(1, -(-len(candidates) // CHECKS))]:
         theta = course.theta(records[row.iteration])
         fresh = evaluate(config, theta, trajectories=TRAJECTORIES, seed=config.seed)
         if target <= fresh.J:
-            high = middle
             spent = sum(r.seconds for r in rows if r.iteration <= row.iteration)
             minutes = (before + spent) / 60
-            reached = Reached(
+            return Reached(
                 row.iteration + 1, row.trajectories, minutes, row.J, row.J_stderr, fresh.J
             )
-        else:
-            low = middle + 1
-        middle = (low + high) // 2
-    return reached
+    return None
 
 
 def report_preset(preset: str, folder: Path, clock: Clock, target: float) -> dict[str, Any]:
