@@ -10,7 +10,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.likelihood.alternatives import EVERY_STEP, judge
-from fluctua.core.likelihood.guard import examine, find_wrong_score
+from fluctua.core.likelihood.guard import examine, examine_batch, find_wrong_score
 
 T = np.linspace(0, 2, 201)
 CENTRE = {"c": jnp.array(0.5)}
@@ -43,7 +43,7 @@ def test_a_rate_outside_of_theta_is_seen_in_every_step():
     assert abs(float(factor) - 1.2) < 4 * 0.2 / float(errors)
     d = np.asarray(1.0 * (0.5 - data.x[:, :-1])) * np.sqrt(0.01) / 0.5
     assert abs(float(errors) - 0.2 * np.sqrt(np.sum(d**2))) < 4
-    assert examine(make_trap(1.0), CENTRE, data, every=[]).cause == ""
+    assert examine_batch(make_trap(1.0), CENTRE, data).residuals.cause == ""
     assert examine(make_trap(1.2), CENTRE, data).cause == ""
 
 
@@ -119,6 +119,15 @@ def test_copies_of_trajectories_are_noticed():
     text = warn_texts(make_trap(1.0), REWARD, CENTRE, doubled)[0]
     assert "2 of 62 trajectories are copies of others: number 60 is number 7." in text
     assert not warn_texts(make_trap(1.0), REWARD, CENTRE, data)
+
+
+def test_a_coarse_converter_makes_no_copies():
+    """Few samples of some trajectories agree; the trajectories differ."""
+    x = np.round(np.asarray(record_trap(1.0, 2000).x), 1)
+    assert len(np.unique(x, axis=0)) == 2000
+    assert len(np.unique(x[:, [0, 1, 100, 101, 199, 200]], axis=0)) < 2000
+    texts = warn_texts(make_trap(1.0), REWARD, CENTRE, fl.Trajectories(T, x))
+    assert not any("copies" in text for text in texts)
 
 
 @pytest.mark.parametrize("shared", [1, 0])

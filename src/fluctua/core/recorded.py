@@ -36,9 +36,11 @@ MAX_SEARCHED = 100
 MAX_FOLLOWED = 64
 """Number of trajectories whose residuals are examined if some stop."""
 
-
 MIN_CORRELATED = 50
 """Trajectories from which their starts are compared with the ends of those before."""
+
+MAX_COMPARED = 16
+"""Trajectories that are compared whole, where some samples are those of another."""
 
 CONTINUED = 0.3
 """Correlation of the two from which trajectories are pieces of one record."""
@@ -441,19 +443,17 @@ def check_independence(process: AnyProcess, recording: Recording) -> None:
     few = sorted({0, steps // 2, steps - 1})
     blocks = [np.asarray(recording.read_block(n, n + 1)[1]) for n in few]
     ends = np.ascontiguousarray(np.concatenate(blocks, axis=1).reshape(count, -1))
-    # + 0: a negative zero is a zero
-    rows, first = np.unique(_view_rows(ends + 0), return_index=True)
-    copies = count - len(rows)
-    if copies and np.ptp(ends, axis=0).any():
-        which = int(np.setdiff1d(np.arange(count), first)[0])
-        same = int(np.flatnonzero((ends[:which] == ends[which]).all(axis=1))[0])
+    copies = _find_copies(recording, ends) if np.ptp(ends, axis=0).any() else []
+    if copies:
+        later, earlier = copies[0]
+        more = "at least " if len(copies) == MAX_COMPARED else ""
         warnings.warn(
-            f"{copies} of {count} trajectories are copies of others: number {which} is number "
-            f"{same}. Their error bars are too small; leave the copies out.",
+            f"{more}{len(copies)} of {count} trajectories are copies of others: number {later} is "
+            f"number {earlier}. Their error bars are too small; leave the copies out.",
             RuntimeWarning,
             stacklevel=5,
         )
-    elif _continues(np.asarray(recording.first_states), ends[:, -blocks[-1].shape[2] :]):
+    elif _is_continued(np.asarray(recording.first_states), ends[:, -blocks[-1].shape[2] :]):
         warnings.warn(
             "trajectories begin where the one before ended: pieces of one record have no known "
             "start and are not independent, so that gradient and error bar are those of another "
@@ -463,12 +463,27 @@ def check_independence(process: AnyProcess, recording: Recording) -> None:
         )
 
 
+def _find_copies(recording: Recording, few: np.ndarray) -> list[tuple[int, int]]:
+    """Numbers of trajectories and of earlier ones that are the same, at most `MAX_COMPARED`.
+
+    few: some samples of each trajectory (E, K). A coarse converter makes them alike by chance, so
+    those that agree are compared whole.
+    """
+    # + 0: a negative zero is a zero
+    _, first, place = np.unique(_view_rows(few + 0), return_index=True, return_inverse=True)
+    alike = np.setdiff1d(np.arange(len(few)), first)[:MAX_COMPARED]
+    pairs = [(int(j), int(first[place[j]])) for j in alike]
+    return [
+        pair for pair in pairs if np.array_equal(*(recording.read_trajectory(j).x for j in pair))
+    ]
+
+
 def _view_rows(values: np.ndarray) -> np.ndarray:
     """Rows (n, K) as one item each, to be compared whole. (n,)"""
     return values.view(np.dtype((np.void, values.dtype.itemsize * values.shape[1])))[:, 0]
 
 
-def _continues(first: np.ndarray, last: np.ndarray) -> bool:
+def _is_continued(first: np.ndarray, last: np.ndarray) -> bool:
     """Whether starts (E, M) are correlated with the ends (E, M) of the trajectories before."""
     if len(first) <= MIN_CORRELATED:
         return False
@@ -477,7 +492,7 @@ def _continues(first: np.ndarray, last: np.ndarray) -> bool:
     spread = starts.std(axis=0) * before.std(axis=0)
     product = np.mean((starts - starts.mean(axis=0)) * (before - before.mean(axis=0)), axis=0)
     correlation = np.where(spread > 0, product / np.where(spread > 0, spread, 1), 0)
-    # of independent trajectories it is 0 ± 1/√E; 6 of these by chance in 1e9
+    # of independent trajectories it is 0 ± 1/√E, and beyond 6/√E once in 10⁹
     return bool(np.max(correlation) > max(CONTINUED, 6 / np.sqrt(len(starts))))
 
 

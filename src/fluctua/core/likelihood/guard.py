@@ -89,7 +89,7 @@ def examine(
         readout: variance of the measurement, a number or (M,), which a residual has twice.
         max_transitions: transitions to look at, spread over the trajectories.
         every: the trajectories of which every step enters the sums of the drift; those that are
-            looked at if not given. An empty list for none.
+            looked at if not given.
 
     Returns: a `Residuals`, whose `cause` is empty if nothing is wrong.
 
@@ -102,7 +102,7 @@ def examine(
     sample = sampling.take_sample(process, theta, data, transition, readout, max_transitions)
     examined = _examine_sample(sample, data, _Expected())
     residuals = examined.examination.residuals
-    if residuals.cause or (isinstance(every, list) and not every):
+    if residuals.cause:
         return residuals
     every = trajectories if every is None else every
     chunks = [every] if isinstance(every, Trajectories) else every

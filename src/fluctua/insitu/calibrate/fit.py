@@ -224,9 +224,10 @@ def calibrate_recording(
     guard = None
     blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
     if not model.hidden:
-        guard = residual_guard.examine(
-            process, theta, recording.trajectories(), transition=law, readout=blur, every=[]
-        )  # how far the settings are off is the result of the fit
+        # not every step: how far the settings are off is the result of the fit
+        guard = residual_guard.examine_batch(
+            process, theta, recording.trajectories(), transition=law, readout=blur
+        ).residuals
     if bias and not model.hidden and pieces is not None:
         show("gradient and residuals")
         report, gradient = _examine_long_run(record, pieces, process, model, transition, law, blur)
