@@ -67,6 +67,35 @@ def put(array: np.ndarray) -> Array:
     return jax.device_put(array)
 
 
+def put_on_host(tree: PyTree) -> PyTree:
+    """A pytree of NumPy arrays as arrays of JAX in the memory of the host, also beside a GPU.
+
+    They are bound to no device: JAX moves them where they are used. Where JAX has no CPU they are
+    on its default device.
+    """
+    host = _find_host()
+    if host is None:
+        return jax.device_put(tree)
+    with jax.default_device(host):
+        return jax.device_put(tree)
+
+
+@functools.cache
+def _find_host() -> jax.Device | None:
+    """The device of JAX that is the host; None where JAX has only others."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
+def is_on_host(array: Array) -> bool:
+    """Whether the numbers of an array are read without a transfer."""
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return isinstance(array, np.ndarray)
+    return all(device.platform == "cpu" for device in array.devices())
+
+
 def put_all(tree: PyTree) -> PyTree:
     """A pytree of small NumPy arrays as arrays of JAX.
 

@@ -39,15 +39,10 @@ class EstimateKeys(NamedTuple):
 def split_key(key: Array) -> EstimateKeys:
     """The keys of the run and of the pilot of the estimate with this key."""
     check.key(key)
-    words = _read_key(key)
+    words = keys.read_host_words(key)
     if words is None:
         return _split_key(key)
     return EstimateKeys(*(keys.make_key(part, key) for part in _split_words(words)))
-
-
-def _read_key(key: Array) -> keys.Words | None:
-    """The words of a key, where they are split on the host: nothing is compiled for it."""
-    return keys.read_words(key) if jax.default_backend() == "cpu" else None
 
 
 def _split_words(words: keys.Words) -> list[keys.Words]:
@@ -73,7 +68,7 @@ def estimate_seeds(key: Array) -> EstimateSeeds:
     A fused estimator that draws with them has the noise of `ppgt(simulator(..., wiener=philox),
     ...)(key, ...)`.
     """
-    words = _read_key(key)
+    words = keys.read_host_words(key)
     if words is not None:
         noises = [keys.split_words(part, simulate.NOISE) for part in _split_words(words)]
         return EstimateSeeds(*(noise.first << 32 | noise.second for noise in noises))

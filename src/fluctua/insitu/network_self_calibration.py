@@ -14,7 +14,7 @@ from fluctua.insitu.calibrate import knobs
 from fluctua.insitu.calibrate.network import make_linear_model
 from fluctua.insitu.self_calibration import SelfCalibration
 from fluctua.insitu.unknowns import Unknown
-from fluctua.learn.knob import read_knob
+from fluctua.learn.effective import read_knob
 from fluctua.tcmt.coupled_modes import coefficients
 from fluctua.tcmt.fused import Fused
 from fluctua.tcmt.losses import DriftCalibratedTwin

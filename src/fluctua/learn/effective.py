@@ -1,12 +1,15 @@
-"""Models for a self-calibrating estimator, and their parameters p(θ, φ)."""
+"""Models for a self-calibrating estimator, and their parameters p(θ, φ).
+
+Of a knob, p is a line of its setting θ.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +25,22 @@ EffectiveParameters = Callable[[Params, Params], Params]
 """(θ, φ) -> p: parameters of the model at settings θ and unknowns φ."""
 
 ArrayFunction = Callable[[np.ndarray], np.ndarray]
+
+
+class KnobLine(NamedTuple):
+    """A setting and its parameter: θ = offset + gain · setting, element by element."""
+
+    offset: Array | float = 0.0
+    gain: Array | float = 1.0
+
+    def set(self, setting: Any) -> Any:
+        """The parameter at a setting."""
+        return self.offset + self.gain * setting
+
+
+def read_knob(values: Mapping[str, Any], name: str) -> KnobLine:
+    """The knob of a family from its entries `NAME_offset` and `NAME_gain`."""
+    return KnobLine(values[f"{name}_offset"], values[f"{name}_gain"])
 
 
 @dataclass(frozen=True)

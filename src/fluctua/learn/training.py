@@ -20,8 +20,10 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.display.fields import show_fields
 from fluctua.core.estimate import Estimate
+from fluctua.core.host import keys
 from fluctua.core.protocols import Estimates, Estimator, as_estimator
 from fluctua.core.simulate import plan_calls
+from fluctua.learn.step import OptimiserStep
 
 
 class Bounds(NamedTuple):
@@ -48,8 +50,8 @@ class Training:
     Args:
         estimator: of ∇θJ, as made by `ppgt`, or any function (key, theta, count) -> `Estimate`.
         theta: parameters to start from, any pytree of floats.
-        optimiser: of optax or `fluctua.optimisers`; extra arguments are `second_moment`, `value`
-            and `natural`.
+        optimiser: of optax or `fluctua.optimisers`, a pure function that is traced; extra
+            arguments are `second_moment`, `value` and `natural`.
         trajectories: samples of the estimator per iteration, or a function of the iteration.
         bounds: (low, high), each a pytree like θ or a prefix of it down to one number. θ is clipped
             to them after every step. None for no bounds.
@@ -210,6 +212,8 @@ def ascend(training: Training, key: Array, now: Iterate, length: Length) -> Iter
 
     """
     estimator: Any = training.estimator
+    step = OptimiserStep(training.optimiser, training.project)
+    key = _move_to_host(key)
     theta = now.theta
     state = now.optimiser_state
     spent = now.trajectories
@@ -218,9 +222,9 @@ def ascend(training: Training, key: Array, now: Iterate, length: Length) -> Iter
         start = time.perf_counter()
         size = training.ensemble_size(iteration)
         with plan_calls(length.calls(iteration)):
-            estimate = estimator(jax.random.fold_in(key, iteration), theta, size)
+            estimate = estimator(keys.fold_in(key, iteration), theta, size)
         _refuse_infinite(estimate, iteration)
-        next_theta, state = _update(training, theta, state, estimate)
+        next_theta, state = step(theta, state, estimate)
         spent += size * estimator.cost(theta) + estimator.pilot
         seconds = time.perf_counter() - start
         yield Record(iteration, theta, estimate, spent, seconds, next_theta, state)
@@ -228,24 +232,9 @@ def ascend(training: Training, key: Array, now: Iterate, length: Length) -> Iter
         iteration += 1
 
 
-class _Updated(NamedTuple):
-    theta: Params
-    state: Any
-
-
-def _update(training: Training, theta: Params, state: Any, estimate: Estimate) -> _Updated:
-    """One step of the optimiser, projected onto the bounds."""
-    descent = jax.tree.map(jnp.negative, estimate.gradient)  # optax minimises
-    extra = {
-        "second_moment": estimate.second_moment,
-        "value": -estimate.value,
-        "natural": estimate.natural,
-    }
-    rule: Any = training.optimiser
-    updates, state = rule.update(descent, state, theta, **extra)
-    theta = optax.apply_updates(theta, updates)
-    project = training.project
-    return _Updated(theta if project is None else project(theta), state)
+def _move_to_host(key: Array) -> Array:
+    words = keys.read_words(key)
+    return key if words is None else keys.make_key(words, key)
 
 
 def _refuse_infinite(estimate: Estimate, iteration: int) -> None:

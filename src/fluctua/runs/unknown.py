@@ -24,7 +24,7 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.draws import philox_seed
 from fluctua.core.simulate import noise_key
 from fluctua.core.trajectories import Trajectories
-from fluctua.learn.knob import KnobLine
+from fluctua.learn.effective import KnobLine
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.runs import ports
 from fluctua.runs.conditions import has_own_rates, has_own_steps

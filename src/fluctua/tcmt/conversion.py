@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.arrays import Array, Params, jit, on_host
+from fluctua.core.arrays import Array, Params, is_on_host, jit, on_host, put_on_host
 from fluctua.core.estimate import Estimate, Samples
 from fluctua.tcmt import coupled_modes
 from fluctua.tcmt.experiment import Experiment
@@ -133,28 +133,25 @@ def _uniform_step(t: np.ndarray) -> float:
 
 
 def to_estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
-    """Return means and errors as arrays of JAX, in few transfers.
+    """Return means and errors as arrays of JAX, where θ is.
 
-    A transfer takes as long as a short run. On the host they are three programs: for one of more
-    than eight arrays XLA starts its threads, and waits for them.
+    A transfer to a GPU takes as long as a short run, so that it is one, and a program splits it.
     """
-    leaves = tuple((v.size, v.dtype) for v in theta.values())
-    wide = functools.reduce(np.promote_types, (dtype for _, dtype in leaves))
-
-    def flat(part):
-        return np.concatenate([np.asarray(getattr(part, name), wide) for name in theta])
-
-    parts = [flat(part) for part in (result.gradient, result.stderr, result.second_moment)]
+    parts = (result.gradient, result.stderr, result.second_moment)
     numbers = (result.value, result.value_stderr)
-    if next(iter(theta.values())).devices().pop().platform == "cpu":
-        *gradient, value, stderr = _split_leaves(leaves, parts[0], *numbers)
-        error, second = (_split_leaves(leaves, part) for part in parts[1:])
+    if all(map(is_on_host, theta.values())):
+        real = jnp.result_type(float).type
+        arrays = [np.asarray(getattr(p, name), v.dtype) for p in parts for name, v in theta.items()]
+        *arrays, value, stderr = put_on_host([*arrays, *map(real, numbers)])
     else:
-        *arrays, value, stderr = _split_leaves(3 * leaves, np.concatenate(parts), *numbers)
-        gradient, error, second = (
-            arrays[i : i + len(leaves)] for i in range(0, len(arrays), len(leaves))
-        )
-    trees = [dict(zip(theta, part, strict=True)) for part in (gradient, error, second)]
+        leaves = tuple((v.size, v.dtype) for v in theta.values())
+        wide = functools.reduce(np.promote_types, (dtype for _, dtype in leaves))
+        flat = np.concatenate([np.asarray(getattr(p, name), wide) for p in parts for name in theta])
+        *arrays, value, stderr = _split_leaves(len(parts) * leaves, flat, *numbers)
+    trees = [
+        dict(zip(theta, arrays[first : first + len(theta)], strict=True))
+        for first in range(0, len(arrays), len(theta))
+    ]
     return Estimate(trees[0], trees[1], trees[2], value, stderr, len(result.returns))
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.arrays import Array
+from fluctua.core.arrays import Array, is_on_host, put_on_host
 
 PARITY = 0x1BD11BDA
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -42,10 +42,23 @@ def read_words(key: Array) -> Words | None:
     return Words(*np.asarray(words).tolist())
 
 
+def read_host_words(key: Array) -> Words | None:
+    """The words of a key, where no transfer is needed to read them; else None."""
+    return read_words(key) if is_on_host(key) else None
+
+
 def make_key(words: Words, like: Array) -> Array:
     """The key of these words, typed or raw as another key."""
-    data = jax.device_put(np.array(words, np.uint32))
+    data = put_on_host(np.array(words, np.uint32))
     return data if like.dtype == np.uint32 else jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+def fold_in(key: Array, number: int) -> Array:
+    """`jax.random.fold_in`, on the host where the key is there."""
+    words = read_host_words(key)
+    if words is None:
+        return jax.random.fold_in(key, number)
+    return make_key(split_words(words, number), key)
 
 
 def split_words(key: Words, index: int | np.ndarray) -> Words:

@@ -50,7 +50,10 @@ def _evaluate(program: ClosedJaxpr | Jaxpr, inputs: list[np.ndarray]) -> list[np
     values.update(zip(jaxpr.constvars, map(np.asarray, consts), strict=True))
 
     def read(atom: Any) -> np.ndarray:
-        return np.asarray(atom.val) if isinstance(atom, Literal) else values[atom]
+        if not isinstance(atom, Literal):
+            return values[atom]
+        kind: Any = atom.aval  # the type that JAX gives it: 2.0 is float32 beside float32
+        return np.asarray(atom.val, kind.dtype)
 
     for equation in jaxpr.eqns:
         results = _apply(equation, [read(atom) for atom in equation.invars])

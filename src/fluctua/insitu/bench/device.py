@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.learn.knob import KnobLine
+from fluctua.learn.effective import KnobLine
 from fluctua.tcmt.conversion import kernel_spec
 from fluctua.tcmt.coupled_modes import Draw
 from fluctua.tcmt.kernel import run as kernel

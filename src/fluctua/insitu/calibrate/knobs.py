@@ -29,7 +29,7 @@ from fluctua.insitu.calibrate.actuators import OwnGains, fit_knob_gains
 from fluctua.insitu.calibrate.fit import SystemFit, fit_system
 from fluctua.insitu.calibrate.network import LinearDrift, LinearModel, make_linear_model
 from fluctua.insitu.calibrate.report import describe_knobs
-from fluctua.learn.knob import read_knob
+from fluctua.learn.effective import read_knob
 from fluctua.tcmt.tasks import Task
 
 KNOBS = ("omega", "kappa")
