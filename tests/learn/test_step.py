@@ -7,9 +7,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.core.arrays import is_on_host
 from fluctua.core.estimate import Estimate
-from fluctua.core.host import keys
 from fluctua.learn import step as steps
 from fluctua.learn.training import Bounds
 
@@ -81,15 +79,3 @@ def test_a_missing_field_of_the_estimate_is_named():
     step = steps.OptimiserStep(fl.optimisers.kl_ascent(), None)
     with pytest.raises(ValueError, match="F⁻¹∇J"):
         step(THETA, optax.EmptyState(), draw_estimate(0))
-
-
-@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
-def test_keys_of_iterations_are_those_of_jax(make):
-    key = make(3)
-    for number in (0, 1, 20_519, 2**31 + 5):
-        folded = keys.fold_in(key, number)
-        assert is_on_host(folded)
-        expected = jax.random.fold_in(key, np.uint32(number))
-        assert folded.dtype == expected.dtype
-        for a, b in ((folded, expected),):
-            np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))

@@ -277,6 +277,10 @@ class GpuArrays:
         """Copy values to the device, for a pass to write to."""
         return self.cp.asarray(np.ascontiguousarray(values, self.real))
 
+    def copy_words(self, words: np.ndarray) -> Any:
+        """Copy words of 32 bits to the device."""
+        return self.cp.asarray(words)
+
     def empty(self, *shape: int) -> Any:
         """Allocate an array for a pass to write to."""
         return self.cp.empty(shape, self.real)

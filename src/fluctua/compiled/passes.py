@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled import ahead as precomputed
 from fluctua.compiled import cpu, cuda, kernels
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import draws, simulate, streamed
 from fluctua.core import model as terms
-from fluctua.core.arrays import Array, Params, PyTree, jit, part
+from fluctua.core.arrays import Array, Params, PyTree, jit, on_host, part
 from fluctua.core.host import keys
 from fluctua.core.objective import Rewards
 from fluctua.core.theorem import Sums
@@ -50,26 +49,32 @@ class _RewardSums(NamedTuple):
     running: np.ndarray | None
 
 
-@partial(jit, static_argnums=0)
-def pack_words(wiener: int, key: Array, theta: Params | None) -> Array:
-    """Pack the noise keys of run and pilot, two words each, and θ after them into one array.
+def pack_words(wiener: int, key: Array, theta: Params, real: np.dtype) -> np.ndarray:
+    """Pack the words of `compute_noise_words`, and θ as `real` after them.
 
-    One array, since launches are what takes time on a GPU. key: of the call.
+    One array, since transfers are what takes time on a GPU.
     """
-    words = draws.philox_key_words if wiener >= 2 else jax.random.key_data
-    pieces = [words(simulate.noise_key(noise)) for noise in streamed.split_key(key)]
-    if theta is not None:
-        pieces.append(jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel())
-    return jnp.concatenate(pieces)
+    leaves = [on_host(leaf).ravel() for leaf in jax.tree.leaves(theta)]
+    parameters = np.concatenate(leaves).astype(real).view(np.uint32)
+    return np.concatenate([compute_noise_words(wiener, key), parameters])
 
 
 def compute_noise_words(wiener: int, key: Array) -> np.ndarray:
-    """Return the words of `pack_words` without θ, on the host: nothing is compiled. (4,)"""
+    """Return the noise keys of run and pilot, two words each. (4,)
+
+    key: of the call. By NumPy, where keys are split as JAX splits them now.
+    """
     words = keys.read_words(key)
     if words is None:
-        return np.asarray(pack_words(wiener, key, None))
+        return np.asarray(_split_noise_key(wiener, key))
     run_and_pilot = [keys.split_words(words, number) for number in range(2)]  # as `split_key`
     return np.concatenate([_order_words(wiener, part) for part in run_and_pilot])
+
+
+@partial(jit, static_argnums=0)
+def _split_noise_key(wiener: int, key: Array) -> Array:
+    words = draws.philox_key_words if wiener >= 2 else jax.random.key_data
+    return jnp.concatenate([words(simulate.noise_key(run)) for run in streamed.split_key(key)])
 
 
 def _order_words(wiener: int, run: keys.Words) -> np.ndarray:
@@ -346,7 +351,8 @@ def run_sweep(call: streamed.Call, place: str) -> FinishedSweep:
     if kernel.self_starting:
         wiener = precomputed.encode_generator(substrate.recipe.wiener)
         if work.device:
-            words = work.device.from_jax(pack_words(wiener, call.key, theta))
+            theta_type = work.device.source.theta
+            words = work.device.copy_words(pack_words(wiener, call.key, theta, theta_type))
         else:
             words = compute_noise_words(wiener, call.key)
         work = work._replace(words=words)

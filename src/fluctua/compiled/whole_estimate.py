@@ -1,25 +1,23 @@
 """Whole estimates by kernels, whose single gradients JAX never holds.
 
-On a GPU, JAX runs once before the passes, and once after them: start, noise, tables of
-baselines, sums and moments over the trajectories stay on the device. The checks that depend on
-numbers run there as well, and their results are read once, at the end. Where one fails, the call is
-left to the path by single gradients, which has the message.
+On a GPU, start, noise, tables of baselines, sums and moments over the trajectories stay on the
+device. JAX is not asked: key, parameters and moments are few numbers, which NumPy converts while
+the device works. Where a check fails, the call is left to the path by single gradients, which has
+the message.
 
 On the CPU, NumPy takes the moments.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from fluctua.compiled import ahead, cpu, cuda, kernels, passes
 from fluctua.core import arrays, check, diffusion, simulate
 from fluctua.core import estimate as estimates
-from fluctua.core.arrays import Array, Params
 from fluctua.core.process import Process
 from fluctua.core.streamed import Call, prepare_model, split_key, streamed_samples
 
@@ -34,10 +32,12 @@ class ServedCall(NamedTuple):
 
     kernel: loaded, and starts its trajectories itself.
     verdict: what `check_quickly` found where the slow checks had passed. (M+1,)
+    is_diagonal: the noise is a vector (M,), which NumPy checks.
     """
 
     kernel: kernels.Kernel
     verdict: np.ndarray
+    is_diagonal: bool
 
 
 _SERVED: dict[Any, ServedCall | None] = {}
@@ -52,17 +52,35 @@ def estimate_on_device(call: Call) -> estimates.Estimate | None:
     ahead.check_generator(call.key)
     library = served.kernel.library
     assert isinstance(library, cuda.GpuLibrary)
-    substrate = call.substrate
-    wiener = ahead.encode_generator(substrate.recipe.wiener)
-    process = call.model.process
-    request = _begin_call(process, wiener, call.key, call.theta, substrate.x0, substrate.t)
-    words = library.from_jax(request)
+    wiener = ahead.encode_generator(call.substrate.recipe.wiener)
+    packed = passes.pack_words(wiener, call.key, call.theta, library.source.theta)
+    words = library.copy_words(packed)
     work = _DeviceCall(served.kernel, library, call, words, library.make_flags())
-    estimate = work.estimate()
+    moments = work.launch()
+    passes_checks = _check_parameters(call, served)  # while the device works
+    table = library.to_host(moments)
     flags = library.read_flags(work.flags)
-    verdict = library.to_host(words[-len(served.verdict) :])
     failed = flags & (FAILED | (ahead.DOMINATED if call.plans[0].name == "optimal" else 0))
-    return estimate if not failed and np.array_equal(verdict, served.verdict) else None
+    if failed or not passes_checks:
+        return None
+    state = served.kernel.program.state
+    return estimates.estimate_from_moments(call.theta, table, state, call.count)
+
+
+def _check_parameters(call: Call, served: ServedCall) -> bool:
+    """Whether the checks of `_prepare` have the same result at the parameters of a call."""
+    substrate = call.substrate
+    x0 = np.asarray(substrate.x0)
+    state = x0.astype(arrays.working_dtype(call.theta, x0))[None]
+    process = call.model.process
+    assert isinstance(process, Process)
+    if served.is_diagonal:
+        theta = jax.tree.map(arrays.on_host, call.theta)
+        noiseless = diffusion.check_on_host(process, theta, state, substrate.t, None)
+        if noiseless is not None:
+            return np.array_equal(noiseless, served.verdict[:-1])
+    verdict = diffusion.check_quickly(process, call.theta, state, substrate.t, None)
+    return np.array_equal(arrays.on_host(verdict), served.verdict)
 
 
 def estimate_on_host(call: Call) -> estimates.Estimate | None:
@@ -163,23 +181,14 @@ def _prepare(call: Call) -> ServedCall | None:
         return None
     verdict = diffusion.check_quickly(process, call.theta, state, substrate.t, context)
     verdict = arrays.on_host(verdict).astype(np.uint32)
-    return ServedCall(kernel, verdict) if verdict[-1] else None
-
-
-@partial(arrays.jit, static_argnums=(0, 1))
-def _begin_call(
-    process: Process, wiener: int, key: Array, theta: Params, x0: Array, t: Array
-) -> Array:
-    """Return the words of `pack_words`, and after them what `check_quickly` finds."""
-    state = x0.astype(arrays.working_dtype(theta, x0))[None]
-    verdict = diffusion.check_quickly(process, theta, state, t, None)
-    return jnp.concatenate([passes.pack_words(wiener, key, theta), verdict.astype(jnp.uint32)])
+    is_diagonal = diffusion.has_diagonal_noise(process, call.theta, *one)
+    return ServedCall(kernel, verdict, is_diagonal) if verdict[-1] else None
 
 
 class _DeviceCall(NamedTuple):
     """A call on its way through the passes.
 
-    words: of `_begin_call`. flags: that passes set.
+    words: of `pack_words`. flags: that passes set.
     """
 
     kernel: kernels.Kernel
@@ -193,8 +202,8 @@ class _DeviceCall(NamedTuple):
         """T."""
         return len(self.call.substrate.times.dt)
 
-    def estimate(self) -> estimates.Estimate:
-        """Launch all passes, and return what they will have found."""
+    def launch(self) -> Any:
+        """Launch all passes, and return the moments that they will have found. (5, rows)"""
         library = self.library
         count = self.call.count
         inputs = self._bind_inputs(self.words[:2], self.call.first or 0)
@@ -204,10 +213,7 @@ class _DeviceCall(NamedTuple):
         places = library.make_outputs(state, len(self.kernel.program.names), count)
         options = cuda.PassOptions(scale=scale)
         launched = library.launch("sweep", inputs | baseline | places, count, self.steps, options)
-        moments = library.take_moments(launched, places["out"])
-        return estimates.estimate_from_moments(
-            self.call.theta, library.to_jax(moments), state, count
-        )
+        return library.take_moments(launched, places["out"])
 
     def _bind_inputs(self, stream: Any, first: int) -> dict[str, Any]:
         """Return the inputs of a pass. stream: two words. first: number of a trajectory."""

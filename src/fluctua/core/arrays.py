@@ -67,19 +67,6 @@ def put(array: np.ndarray) -> Array:
     return jax.device_put(array)
 
 
-def put_on_host(tree: PyTree) -> PyTree:
-    """A pytree of NumPy arrays as arrays of JAX in the memory of the host, also beside a GPU.
-
-    They are bound to no device: JAX moves them where they are used. Where JAX has no CPU they are
-    on its default device.
-    """
-    host = _find_host()
-    if host is None:
-        return jax.device_put(tree)
-    with jax.default_device(host):
-        return jax.device_put(tree)
-
-
 @functools.cache
 def _find_host() -> jax.Device | None:
     """The device of JAX that is the host; None where JAX has only others."""
@@ -96,20 +83,21 @@ def is_on_host(array: Array) -> bool:
     return all(device.platform == "cpu" for device in array.devices())
 
 
-def put_all(tree: PyTree) -> PyTree:
-    """A pytree of small NumPy arrays as arrays of JAX.
+def put_on_host(tree: PyTree) -> PyTree:
+    """A pytree of NumPy arrays as arrays of JAX in the memory of the host, also beside a GPU.
 
-    All in one compiled call, but for the first of its shapes: that takes as long as one array
-    alone, and its compilation as long as hundreds.
+    They are bound to no device: JAX moves them where they are used. All are put in one compiled
+    call, but for the first of their shapes: that call takes as long as one array alone, and its
+    compilation as long as hundreds. Where JAX has no CPU they are on its default device.
     """
     leaves, structure = jax.tree.flatten(tree)
     code = (structure, *[(leaf.shape, leaf.dtype) for leaf in leaves])
-    if code in _PUT_BEFORE:
-        return _return_tree(tree)
+    put_before = code in _PUT_BEFORE
     if len(_PUT_BEFORE) >= MAX_PUT:
         _PUT_BEFORE.clear()
     _PUT_BEFORE.add(code)
-    return jax.device_put(tree)
+    with jax.default_device(_find_host()):
+        return _return_tree(tree) if put_before else jax.device_put(tree)
 
 
 _PUT_BEFORE: set[Any] = set()

@@ -770,7 +770,7 @@ def check_model(
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
         assert isinstance(process, Process)
-        without_noise = _check_on_host(process, theta, x, t, context)
+        without_noise = check_on_host(process, theta, x, t, context)
         if without_noise is not None:
             return _name_noiseless(process, without_noise)
         *noiseless, regular = arrays.on_host(check_quickly(process, theta, x, t, context)).tolist()
@@ -827,7 +827,7 @@ def _count_noise_axes(
     return len(jax.eval_shape(process.noise, theta, x, t, context).shape)
 
 
-def _check_on_host(
+def check_on_host(
     process: Process, theta: Params, x: Array, t: Array, context: PyTree
 ) -> np.ndarray | None:
     """Noiseless components (M,), where NumPy finds no fault at the first states; else None.
@@ -836,10 +836,9 @@ def _check_on_host(
     noise, and for operations without a rule, None is returned; also for a θ on another device.
     """
     leaves = jax.tree.leaves(theta)
-    away = jax.default_backend() != "cpu" and any(isinstance(v, jax.Array) for v in leaves)
-    if away or any(map(arrays.is_key, jax.tree.leaves(context))):
+    if not all(map(arrays.is_on_host, leaves)) or any(map(arrays.is_key, jax.tree.leaves(context))):
         return None
-    flat = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
+    flat = [np.asarray(leaf) for leaf in leaves]
     x, t, context = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (x, t, context))
     off = np.concatenate([np.zeros((1, x.size)), _draw_offsets(x.size)])
     states = (x + (np.abs(x) + 1) / 2 * off).astype(x.dtype)

@@ -30,7 +30,7 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.arrays import Array, Params, jit, put, put_all
+from fluctua.core.arrays import Array, Params, jit, put, put_on_host
 from fluctua.core.display.estimates import describe_estimate, render_estimate
 from fluctua.core.objective import FunctionOfMeans, Objective
 from fluctua.core.simulate import planned_calls
@@ -431,18 +431,20 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
 
     def tree(flat: np.ndarray) -> Params:
         parts = zip(np.split(flat, edges), leaves, strict=True)
-        shaped = [put(v.astype(leaf.dtype).reshape(np.shape(leaf))) for v, leaf in parts]
+        shaped = [v.astype(leaf.dtype).reshape(np.shape(leaf)) for v, leaf in parts]
         return jax.tree.unflatten(structure, shaped)
 
-    (value,) = _reduce([returns])
+    rows = (mean, error, mean**2 + variance, low, high)
+    gradient = put_on_host(_Reduced(*map(tree, rows)))
+    (value,) = _reduce_on_host([np.asarray(returns)])
     return Estimate(
-        tree(mean),
-        tree(error),
-        tree(mean**2 + variance),
+        gradient.mean,
+        gradient.stderr,
+        gradient.second_moment,
         value.mean,
         value.stderr,
         count,
-        (tree(low), tree(high)),
+        (gradient.low, gradient.high),
         (value.low, value.high),
         batches=batches,
     )
@@ -464,7 +466,7 @@ def _compare_batches(sums: np.ndarray, sizes: np.ndarray, count: int) -> np.ndar
     return np.stack([mean, total / (batches - 1), skewness, np.where(total > 0, kurtosis, 0)])
 
 
-def estimate_from_moments(theta: Params, moments: Array, skip: int, count: int) -> Estimate:
+def estimate_from_moments(theta: Params, moments: np.ndarray, skip: int, count: int) -> Estimate:
     """The estimate from moments over trajectories: mean, standard error and interval.
 
     Args:
@@ -475,8 +477,7 @@ def estimate_from_moments(theta: Params, moments: Array, skip: int, count: int) 
         count: trajectories.
 
     """
-    finish = _finish_on_host if isinstance(moments, np.ndarray) else _finish_moments
-    value, gradient = finish(theta, moments, skip, count)
+    value, gradient = _finish_moments(theta, moments, skip, count)
     return Estimate(
         gradient.mean,
         gradient.stderr,
@@ -489,23 +490,10 @@ def estimate_from_moments(theta: Params, moments: Array, skip: int, count: int) 
     )
 
 
-@partial(jit, static_argnums=(2, 3))
 def _finish_moments(
-    theta: Params, moments: Array, skip: int, count: int
-) -> tuple[_Reduced, _Reduced]:
-    """Return and gradient, each with its error and interval; in one call, as launches take time."""
-    low, high = interval(Moments(*moments[:4]), count)
-    error = moments[1] / np.sqrt(count)
-    rows = (moments[0], error, moments[4], low, high)
-    flat, unravel = ravel_pytree(theta)
-    trees = [unravel(row[1 + skip :].astype(flat.dtype)) for row in rows]
-    return _Reduced(*(row[0] for row in rows)), _Reduced(*trees)
-
-
-def _finish_on_host(
     theta: Params, moments: np.ndarray, skip: int, count: int
 ) -> tuple[_Reduced, _Reduced]:
-    """`_finish_moments` by NumPy: nothing is compiled."""
+    """Return and gradient, each with its error and interval; by NumPy, which compiles nothing."""
     with np.errstate(all="ignore"):  # one sample has no spread
         low, high = interval(Moments(*moments[:4]), count)
     rows = np.stack([moments[0], moments[1] / np.sqrt(count), moments[4], low, high])
@@ -517,7 +505,7 @@ def _finish_on_host(
         for first, last, leaf in zip(edges[:-1], edges[1:], leaves, strict=True)
     ]
     trees = [jax.tree.unflatten(structure, [part[k] for part in parts]) for k in range(len(rows))]
-    return put_all((_Reduced(*rows[:, 0]), _Reduced(*trees)))
+    return put_on_host((_Reduced(*rows[:, 0]), _Reduced(*trees)))
 
 
 def unflatten(theta: Params, flat: Array) -> Params:
@@ -592,7 +580,7 @@ def _reduce_on_host(leaves: Sequence[np.ndarray]) -> list[_Reduced]:
         real = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
         parts = table[:, first:last].astype(real).reshape(len(table), *leaf.shape[1:])
         reduced.append(_Reduced(*parts))
-    return jax.device_put(reduced)
+    return put_on_host(reduced)
 
 
 @jit

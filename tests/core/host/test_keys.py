@@ -6,6 +6,7 @@ import pytest
 
 from fluctua.compiled import passes
 from fluctua.core import streamed
+from fluctua.core.arrays import is_on_host
 from fluctua.core.host import keys
 
 SEEDS = (0, 1, 12345, 2**31 - 1)
@@ -27,11 +28,22 @@ def test_split_words_are_those_of_jax(make, seed):
 def test_keys_and_seeds_of_an_estimate_are_those_of_jax(make, monkeypatch):
     key = jax.random.fold_in(make(5), 2)
     found = (*streamed.split_key(key), *streamed.estimate_seeds(key))
-    monkeypatch.setattr(streamed, "_read_key", lambda key: None)
+    monkeypatch.setattr(keys, "read_host_words", lambda key: None)
     expected = (*streamed.split_key(key), *streamed.estimate_seeds(key))
     for ours, theirs in zip(found, expected, strict=True):
         assert getattr(ours, "dtype", int) == getattr(theirs, "dtype", int)
         assert jax.numpy.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+@pytest.mark.parametrize("number", [0, 1, 20_519, 2**31 + 5])
+def test_keys_of_iterations_are_those_of_jax(make, number):
+    key = make(3)
+    ours = keys.fold_in(key, number)
+    theirs = jax.random.fold_in(key, np.uint32(number))
+    assert is_on_host(ours)
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(jax.random.key_data(ours), jax.random.key_data(theirs))
 
 
 def test_many_keys_are_folded_at_once():
@@ -69,5 +81,5 @@ def test_keys_of_other_generators_are_left_to_jax():
 def test_noise_words_are_those_that_jax_packs(wiener, partitionable):
     with jax.threefry_partitionable(partitionable):
         key = jax.random.fold_in(jax.random.key(7), 3)
-        expected = passes.pack_words(wiener, key, None)
+        expected = passes._split_noise_key(wiener, key)
         np.testing.assert_array_equal(passes.compute_noise_words(wiener, key), expected)

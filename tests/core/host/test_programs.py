@@ -81,7 +81,7 @@ def check_on_host(process, theta=THETA):
         lambda th, x, t, c: process.drift(th, x), lambda th, x, t, c: process.noise(th, x)
     )
     quick = [int(v) for v in diffusion.check_quickly(complete, *arguments)]
-    return diffusion._check_on_host(complete, *arguments), quick
+    return diffusion.check_on_host(complete, *arguments), quick
 
 
 @pytest.mark.parametrize("name", PROCESSES)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.arrays import Array, is_on_host, put_on_host
+from fluctua.core.arrays import Array, is_on_host, on_host, put_on_host
 
 PARITY = 0x1BD11BDA
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -39,7 +39,7 @@ def read_words(key: Array) -> Words | None:
     words = key if raw else jax.random.key_data(key)
     if isinstance(words, jax.core.Tracer):
         return None
-    return Words(*np.asarray(words).tolist())
+    return Words(*on_host(words).tolist())
 
 
 def read_host_words(key: Array) -> Words | None:
