@@ -26,13 +26,12 @@ import pytest
 
 from cuda_device import device  # noqa: F401
 from fluctua.compiled import backend
-from processes import compile_quickly, share_contexts
+from processes import compile_quickly
 
 backend.MIN_KERNEL_WORK = (
     10**18
 )  # large calls of other tests stay on JAX: none waits for a compiler of C++
 compile_quickly()  # before JAX first looks for devices
-share_contexts()
 jax.config.update("jax_enable_x64", True)
 
 with contextlib.suppress(ImportError):  # wheels are tested without it

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from jax._src.interpreters import mlir
 
 # XLA optimises code that tests run once; without that their time is halved.
 QUICK_FLAGS = (
@@ -25,32 +24,6 @@ def compile_quickly():
     if "XLA_FLAGS" not in os.environ:
         os.environ["XLA_FLAGS"] = " ".join(accepted_flags(QUICK_FLAGS))
         os.environ[QUICK] = "1"
-
-
-PROGRAMS_PER_CONTEXT = 500
-"""Constants of a program stay in the memory of its MLIR context, so that contexts are renewed."""
-
-
-def share_contexts():
-    """Let JAX lower many programs in one MLIR context, where it makes a new one for each.
-
-    To load all dialects and to drop them again takes 3 ms, a fifth of compiling one operation.
-    A JAX that makes its contexts elsewhere is left as it is.
-    """
-    make = getattr(mlir, "make_ir_context", None)
-    if make is None:
-        return
-    of_thread = threading.local()
-
-    def give_context():
-        programs = getattr(of_thread, "programs", PROGRAMS_PER_CONTEXT)
-        if programs == PROGRAMS_PER_CONTEXT:
-            of_thread.context = make()
-            programs = 0
-        of_thread.programs = programs + 1
-        return of_thread.context
-
-    mlir.make_ir_context = give_context
 
 
 def accepted_flags(flags):
