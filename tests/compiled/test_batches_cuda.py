@@ -10,6 +10,7 @@ import pytest
 import fluctua as fl
 from fluctua.compiled import cuda
 from fluctua.compiled.blocks import gpu
+from fluctua.core.baselines import time_only
 from fluctua.core.draws import Density, philox, philox7
 from fluctua.core.estimation import batches
 from own_processes import kuramoto
@@ -140,7 +141,7 @@ def test_double_precision(gpu_kernels):
 
 def test_arrays_that_do_not_fit_are_left_to_jax(gpu_kernels):
     with pytest.raises(gpu.Unsupported, match="more than a GPU has memory for"):
-        gpu._choose_block(2000, 100, 4, 64)
+        gpu.choose_block(2000, 100, 4, 64, large=True)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
@@ -154,3 +155,49 @@ def test_parameters_of_the_terminal_reward_alone(gpu_kernels, weight):
     theta = jnp.linspace(-1, 1, 140)
     t = np.linspace(0, 1, 4)
     assert_alike(process, fl.Objective(terminal=end), jnp.ones(3), t, theta, count=140)
+
+
+def layers(widths):
+    """A drift of tanh layers, and its weights."""
+    rng = np.random.default_rng(1)
+    theta = [
+        jnp.asarray(rng.normal(size=(m, n)) / np.sqrt(n), jnp.float32)
+        for n, m in itertools.pairwise(widths)
+    ]
+
+    def drift(theta, x):
+        h = x
+        for matrix in theta[:-1]:
+            h = jnp.tanh(matrix @ h)
+        return theta[-1] @ h - x
+
+    process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
+    objective = fl.Objective(running=lambda theta, x: -jnp.sum((x - 0.5) ** 2))
+    return process, objective, jnp.zeros(widths[0]), np.linspace(0, 0.1, 4), theta
+
+
+@pytest.mark.parametrize("widths", [(3, 37, 41, 3), (4, 130, 100, 4)], ids=["in block", "outside"])
+def test_products_of_large_layers(gpu_kernels, widths):
+    """By tensor cores; sums and weights are in the block's memory or outside of it."""
+    count = 150 if widths[1] > 64 else 300
+    assert_alike(*layers(widths), count=count)
+    (kernel,) = gpu._kernels.values()
+    outside = kernel.kernel.text.sizes["PRODUCTS"] > gpu.BLOCK_SUMS
+    assert outside == (widths[1] > 64)
+
+
+def test_a_known_table_needs_no_pilot_and_batches_are_compared_on_the_device(gpu_kernels):
+    process, objective, start, t, theta = layers((3, 12, 9, 3))
+    table = np.linspace(1.0, 0.0, len(t), dtype=np.float32)
+    estimates = []
+    for backend in ("jax", "cuda"):
+        substrate = fl.simulator(process, start, t, backend=backend)
+        estimator = fl.ppgt(substrate, objective, baseline=time_only(table))
+        estimates.append(estimator(jax.random.key(2), theta, 300))
+    expected, got = estimates
+    (kernel,) = gpu._kernels.values()
+    assert kernel.places is not None
+    for name in ("gradient", "stderr", "interval"):
+        a = flatten(getattr(expected, name))
+        b = flatten(getattr(got, name))
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-4 * np.abs(a).max())

@@ -164,7 +164,9 @@ def test_errors_of_unequal_batches_are_unbiased():
     for _ in range(400):
         rows = 2 * rng.normal(size=(count, 1))
         sums = np.add.reduceat(rows, np.arange(0, count, 16))
-        estimate = estimates.reduce_batches(jnp.zeros(1), sums, 16, jnp.asarray(rows[:, 0]))
+        moments = estimates.compare_batches(sums, 16, count)
+        returns = jnp.asarray(rows[:, 0])
+        estimate = estimates.reduce_batches(jnp.zeros(1), moments, len(sums), 16, returns)
         np.testing.assert_allclose(estimate.gradient[0], rows.mean(), rtol=1e-4, atol=1e-6)
         variances.append(float(estimate.stderr[0]) ** 2)
     expected = 4 / count

@@ -44,6 +44,7 @@ struct Meeting {  // of a cluster's, a block's or a warp's threads
 struct Warp {
   Meeting meeting;
   double value[32] = {};
+  u32 left[32][4] = {}, right[32][2] = {};  // of a product by tensor cores
 };
 struct Fiber {
   ucontext_t context = {};
@@ -190,12 +191,33 @@ inline float __uint_as_float(u32 v) { return emulated_bits<float>(v); }
 inline u32 __float_as_uint(float v) { return emulated_bits<u32>(v); }
 inline double __longlong_as_double(long long v) { return emulated_bits<double>(v); }
 inline float __logf(float x) { return std::log(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __sinf(float x) { return std::sin(x); }
 inline float __cosf(float x) { return std::cos(x); }
 inline float fast_log2(float x) { return std::log2(x); }
 inline float fast_sqrt(float x) { return std::sqrt(x); }
 inline float fast_cos(float x) { return std::cos(x); }
 inline float fast_sin(float x) { return std::sin(x); }
+
+// Stands for `multiply_16_8_8` of batches.cuh. Tensor cores ignore the 13 lowest bits of an operand.
+#define EMULATED
+inline float cut_bits(u32 v) { return __uint_as_float(v & 0xffffe000u); }
+inline void multiply_16_8_8(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  Warp& w = warp_of_thread();
+  const int self = threadIdx.x & 31;
+  const u32 left[4] = {a0, a1, a2, a3}, right[2] = {b0, b1};
+  std::memcpy(w.left[self], left, sizeof left);
+  std::memcpy(w.right[self], right, sizeof right);
+  meet(w.meeting);
+  for (int c = 0; c < 4; ++c) {
+    const int row = self / 4 + c / 2 * 8, column = self % 4 * 2 + c % 2;
+    for (int t = 0; t < 4; ++t)
+      for (int half = 0; half < 2; ++half)
+        sum[c] += cut_bits(w.left[row % 8 * 4 + t][row / 8 + 2 * half]) * cut_bits(w.right[column * 4 + t][half]);
+  }
+  meet(w.meeting);
+}
 
 void (*body)();
 template <class Kernel> Kernel* launched;
@@ -216,7 +238,7 @@ inline void run_blocks(unsigned first, unsigned blocks, unsigned threads, bool b
   cluster_meeting = Meeting{int(blocks * threads)};
   for (unsigned b = 0; b < blocks; ++b) {
     block_meetings[b] = Meeting{int(threads)};
-    for (unsigned w = 0; w < (threads + 31) / 32; ++w) warps[b][w] = Warp{Meeting{32}, {}};
+    for (unsigned w = 0; w < (threads + 31) / 32; ++w) warps[b][w] = Warp{Meeting{32}};
     if (blocks > 1) std::memset(memory[b], 0xFF, SHARED);  // not a number: what is not written must show
   }
   for (unsigned t = 0; t < blocks * threads; ++t) {

@@ -164,7 +164,7 @@ class Compiled(NamedTuple):
             return None
         try:
             if self.choose_place(None) == "cuda":
-                return gpu.sum_batches_on_gpu(array_kernels.fill_tables(call), size)
+                return gpu.sum_batches_on_gpu(call, size)
             return array_kernels.sum_batches_by_kernel(call, size)
         except Unsupported as problem:
             return self._add_single_gradients(call, size, problem)

@@ -18,6 +18,7 @@ import numpy as np
 from fluctua.compiled import ahead, cpu, cuda, kernels, passes
 from fluctua.core import arrays, check, diffusion, simulate
 from fluctua.core import estimate as estimates
+from fluctua.core.arrays import Params
 from fluctua.core.process import Process
 from fluctua.core.streamed import Call, prepare_model, split_key, streamed_samples
 
@@ -52,12 +53,14 @@ def estimate_on_device(call: Call) -> estimates.Estimate | None:
     ahead.check_generator(call.key)
     library = served.kernel.library
     assert isinstance(library, cuda.GpuLibrary)
+    # read before the passes: a transfer waits for what was launched before it
+    theta = jax.tree.map(arrays.on_host, call.theta)
     wiener = ahead.encode_generator(call.substrate.recipe.wiener)
-    packed = passes.pack_words(wiener, call.key, call.theta, library.source.theta)
+    packed = passes.pack_words(wiener, call.key, theta, library.source.theta)
     words = library.copy_words(packed)
     work = _DeviceCall(served.kernel, library, call, words, library.make_flags())
     moments = work.launch()
-    passes_checks = _check_parameters(call, served)  # while the device works
+    passes_checks = _check_parameters(call, theta, served)  # while the device works
     table = library.to_host(moments)
     flags = library.read_flags(work.flags)
     failed = flags & (FAILED | (ahead.DOMINATED if call.plans[0].name == "optimal" else 0))
@@ -67,15 +70,17 @@ def estimate_on_device(call: Call) -> estimates.Estimate | None:
     return estimates.estimate_from_moments(call.theta, table, state, call.count)
 
 
-def _check_parameters(call: Call, served: ServedCall) -> bool:
-    """Whether the checks of `_prepare` have the same result at the parameters of a call."""
+def _check_parameters(call: Call, theta: Params, served: ServedCall) -> bool:
+    """Whether the checks of `_prepare` have the same result at the parameters of a call.
+
+    theta: θ of the call, by NumPy.
+    """
     substrate = call.substrate
     x0 = np.asarray(substrate.x0)
-    state = x0.astype(arrays.working_dtype(call.theta, x0))[None]
+    state = x0.astype(arrays.working_dtype(theta, x0))[None]
     process = call.model.process
     assert isinstance(process, Process)
     if served.is_diagonal:
-        theta = jax.tree.map(arrays.on_host, call.theta)
         noiseless = diffusion.check_on_host(process, theta, state, substrate.t, None)
         if noiseless is not None:
             return np.array_equal(noiseless, served.verdict[:-1])

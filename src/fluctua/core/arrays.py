@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -96,8 +97,13 @@ def put_on_host(tree: PyTree) -> PyTree:
     if len(_PUT_BEFORE) >= MAX_PUT:
         _PUT_BEFORE.clear()
     _PUT_BEFORE.add(code)
-    with jax.default_device(_find_host()):
+    with on_host_device():
         return _return_tree(tree) if put_before else jax.device_put(tree)
+
+
+def on_host_device() -> AbstractContextManager:
+    """Let JAX compute on the host, where no argument is bound to another device."""
+    return jax.default_device(_find_host())
 
 
 _PUT_BEFORE: set[Any] = set()

@@ -32,6 +32,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit, put, put_on_host
 from fluctua.core.display.estimates import describe_estimate, render_estimate
+from fluctua.core.host.threads import map_on_cores
 from fluctua.core.objective import FunctionOfMeans, Objective
 from fluctua.core.simulate import planned_calls
 from fluctua.core.text import MIN_FOR_COVERAGE
@@ -401,31 +402,26 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
     )
 
 
-def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -> Estimate:
+def reduce_batches(
+    theta: Params, moments: np.ndarray, batches: int, size: int, returns: Array
+) -> Estimate:
     """Mean, standard error and interval from sums over batches of trajectories.
 
-    The variance of one trajectory is Σ_b n_b (ḡ_b − ḡ)²/(B − 1), unbiased also where the last batch
-    is smaller. Intervals are those of B samples with the skewness and tails of the batches.
+    Intervals are those of B samples with the skewness and tails of the batches.
 
     Args:
         theta: θ, a pytree of floats.
-        sums: gradients of each batch, added up (B, P).
+        moments: of `compare_batches` (4, P).
+        batches: B.
         size: trajectories per batch; the last has the rest.
         returns: R (E,).
 
     """
-    batches = len(sums)
     count = returns.shape[0]
-    sizes = np.full((batches, 1), float(size))
-    sizes[-1] = count - size * (batches - 1)
-    blocks = [
-        _compare_batches(sums[:, k : k + PARAMETERS_AT_ONCE], sizes, count)
-        for k in range(0, sums.shape[1], PARAMETERS_AT_ONCE)
-    ]
-    mean, variance, skewness, kurtosis = np.concatenate(blocks, axis=1)
+    mean, variance, skewness, kurtosis = moments
     error = np.sqrt(variance / count)
-    moments = Moments(mean, error * np.sqrt(batches), skewness, kurtosis)
-    low, high = interval(moments, batches, TAILS / size)
+    of_batches = Moments(mean, error * np.sqrt(batches), skewness, kurtosis)
+    low, high = interval(of_batches, batches, TAILS / size)
     leaves, structure = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
 
@@ -450,11 +446,32 @@ def reduce_batches(theta: Params, sums: np.ndarray, size: int, returns: Array) -
     )
 
 
-def _compare_batches(sums: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
+def compare_batches(sums: np.ndarray, size: int, count: int) -> np.ndarray:
     """Mean and variance of one trajectory, skewness and excess kurtosis of batches (4, P).
 
-    sums: (B, P). sizes: trajectories of each batch (B, 1). count: of all.
+    The variance is Σ_b n_b (ḡ_b − ḡ)²/(B − 1), unbiased also where the last batch is smaller.
+
+    Args:
+        sums: gradients of each batch, added up (B, P).
+        size: trajectories per batch; the last has the rest.
+        count: E.
+
     """
+    batches = len(sums)
+    sizes = np.full((batches, 1), float(size))
+    sizes[-1] = count - size * (batches - 1)
+    table = np.empty((4, sums.shape[1]))
+
+    def compare(first: int) -> None:
+        some = slice(first, first + PARAMETERS_AT_ONCE)
+        table[:, some] = _compare_some(sums[:, some], sizes, count)
+
+    map_on_cores(compare, range(0, sums.shape[1], PARAMETERS_AT_ONCE))
+    return table
+
+
+def _compare_some(sums: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
+    """`compare_batches` of some parameters. sizes: trajectories of each batch (B, 1)."""
     batches = len(sums)
     mean = sums.sum(axis=0) / count
     off = (sums / sizes - mean) * np.sqrt(sizes)  # of one variance, whatever the size

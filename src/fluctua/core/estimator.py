@@ -360,7 +360,8 @@ class PPGT(PlainEstimator):
         if swept is None:  # single trajectories show which is not finite, and why
             return None
         size = batches.batch_size(count)
-        return estimates.reduce_batches(theta, swept.sums, size, swept.returns)
+        moments = swept.compare(size)
+        return estimates.reduce_batches(theta, moments, -(-count // size), size, swept.returns)
 
     def samples(
         self,

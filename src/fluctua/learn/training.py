@@ -213,7 +213,7 @@ def ascend(training: Training, key: Array, now: Iterate, length: Length) -> Iter
     """
     estimator: Any = training.estimator
     step = OptimiserStep(training.optimiser, training.project)
-    key = _move_to_host(key)
+    key = keys.move_to_host(key)
     theta = now.theta
     state = now.optimiser_state
     spent = now.trajectories
@@ -230,11 +230,6 @@ def ascend(training: Training, key: Array, now: Iterate, length: Length) -> Iter
         yield Record(iteration, theta, estimate, spent, seconds, next_theta, state)
         theta = next_theta
         iteration += 1
-
-
-def _move_to_host(key: Array) -> Array:
-    words = keys.read_words(key)
-    return key if words is None else keys.make_key(words, key)
 
 
 def _refuse_infinite(estimate: Estimate, iteration: int) -> None:

@@ -354,10 +354,9 @@ class Observed:
                 f"{where}: there is no score for that parameter. Give the start a covariance, or "
                 "the readout noise."
             )
-        linear = _is_linear(self.process, *map(check.tree_signature, (theta, here, t, context)))
-        return dataclasses.replace(
-            self, shared=linear and _shares_covariance(self, theta, here, t, context)
-        )
+        forms = tuple(map(check.tree_signature, (theta, here, t, context)))
+        linear = _is_linear(self.process, *forms)
+        return dataclasses.replace(self, shared=linear and _shares_covariance(self, *forms))
 
 
 def log_likelihood(process: Observed, theta: Params, trajectories: records.Trajectories) -> Array:
@@ -482,13 +481,16 @@ def _is_linear(process: processes.Process, *forms: Any) -> bool:
     return not dependence.depends(noise, *arguments, on=1)
 
 
-def _shares_covariance(
-    process: Observed, theta: Params, x: Array, t: Array, context: PyTree
-) -> bool:
-    """Whether the covariances do not depend on the context, as far as tracing shows."""
-    shared = dataclasses.replace(process, shared=True)
+@functools.lru_cache(maxsize=256)
+def _shares_covariance(process: Observed, *forms: Any) -> bool:
+    """Whether the covariances do not depend on the context, as far as tracing shows.
 
-    def covariances(context: PyTree) -> tuple[Array, Array]:
+    forms: shapes of theta, x, t and context.
+    """
+    shared = dataclasses.replace(process, shared=True)
+    theta, x, t, context = (check.abstract_tree(form) for form in forms)
+
+    def covariances(theta: Params, t: Array, context: PyTree) -> tuple[Array, Array]:
         mean, prior = shared._prior(theta, context)
         y = jnp.zeros(len(shared.observe), x.dtype)
         now, _ = shared._add_first_sample(
@@ -501,9 +503,11 @@ def _shares_covariance(
 
     if not jax.tree.leaves(context):
         return True
+    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), context)
     try:
-        rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], context)
-        jax.eval_shape(jax.vmap(covariances, out_axes=None), rows)
+        jax.eval_shape(
+            jax.vmap(covariances, in_axes=(None, None, 0), out_axes=None), theta, t, rows
+        )
     except ValueError:
         return False
     return True

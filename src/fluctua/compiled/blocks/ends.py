@@ -24,6 +24,13 @@ def start_rewards(call: Call, ensemble: Any, count: int, real: np.dtype) -> np.n
     return np.array(rewards, real)
 
 
+def has_ends(terminal_moves: bool, call: Call) -> bool:
+    """Whether θ enters start or rewards at the ends. terminal_moves: the terminal reward."""
+    model = call.model
+    start = isinstance(model.start, Density)
+    return start or model.objective.initial is not None or terminal_moves
+
+
 def add_ends(
     terminal_moves: bool,
     call: Call,
@@ -36,10 +43,9 @@ def add_ends(
 
     terminal_moves: whether θ enters the terminal reward. size: trajectories per batch.
     """
-    model = call.model
-    start = isinstance(model.start, Density)
-    if not start and model.objective.initial is None and not terminal_moves:
+    if not has_ends(terminal_moves, call):
         return None
+    model = call.model
     bar = 0.0 if call.tables.initial is None else call.tables.initial[0]
     if ensemble is None:
         first = jnp.broadcast_to(jnp.asarray(call.substrate.x0), last.shape)

@@ -1,7 +1,8 @@
 """Sums over batches of trajectories on an NVIDIA GPU: a team of threads for each trajectory.
 
-Arrays of a trajectory are in the shared memory of its block, which limits their size to networks
-of some thousand weights. Larger ones are left to JAX, whose products are then large enough.
+Arrays of a trajectory are in the shared memory of its block. Weights and sums are there too, if
+they fit, and in the memory of the device otherwise. Layers of more than some hundred numbers are
+left to JAX.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from fluctua.compiled import cuda, kernels, toolchain
 from fluctua.compiled.blocks import kernel as array_kernels
 from fluctua.compiled.blocks import program as programs
 from fluctua.compiled.blocks.gpu_write import OUTER_ELEMENTS, write_gpu_program
+from fluctua.compiled.blocks.nodes import LANE
+from fluctua.compiled.blocks.sums import find_places
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core.estimation.batches import BatchSums
 from fluctua.core.streamed import Call
 
 THREADS = 256
-"""Threads of a block."""
+"""Threads of a block, if several share a processor."""
+
+MANY_THREADS = 512
+"""Threads of a block that has a processor for itself."""
 
 TRAJECTORIES = (128, 64, 32)
 """Trajectories of a block: the first for which its arrays fit."""
@@ -40,10 +46,19 @@ PADDING = 4
 FIXED_NUMBERS = 6000
 """Numbers that are the same for all trajectories, up to which a block has a copy of its own."""
 
-MAX_SUMS = 16_000
-"""Largest number of sums of a block."""
+BLOCK_SUMS = 10_000
+"""Sums up to which a block has them in its shared memory."""
+
+RESIDENT_THREADS = 768
+"""Threads per processor: with more of them the registers do not suffice."""
 
 MAX_PIECES = 8192
+SUM_BYTES = 2**28
+"""Memory for the sums of all pieces."""
+
+COMPARING_THREADS = 128
+"""Threads of a block that compares batches."""
+
 PATH_BYTES = 2**30
 """Memory of all blocks for states that wait for returns."""
 
@@ -54,15 +69,30 @@ DRAWN = {0: 1, 1: 1, 2: 2, 3: 4}
 # ------------------------------------------------------------------------------------------ kernels
 
 
+class BlockShape(NamedTuple):
+    """Extent of a block. shared_bytes: its shared memory."""
+
+    trajectories: int
+    threads: int
+    shared_bytes: int
+
+    @property
+    def resident(self) -> int:
+        """Blocks that share a processor, by their memory and registers."""
+        return max(1, min(BLOCK_BYTES // self.shared_bytes, RESIDENT_THREADS // self.threads))
+
+
 class GpuArrayKernel(NamedTuple):
     """A kernel on arrays for the current device.
 
-    kernel: what it computes. trajectories: of a block. shared_bytes: its shared memory.
+    kernel: what it computes. block: extent of its blocks. compare: kernel that compares batches.
+    places: of the elements of each gradient among the sums, where none is computed from several.
     """
 
     kernel: array_kernels.ArrayKernel
-    trajectories: int
-    shared_bytes: int
+    block: BlockShape
+    compare: Any
+    places: list[np.ndarray] | None
 
 
 _kernels: dict[Any, GpuArrayKernel] = {}
@@ -103,25 +133,27 @@ def _make_kernel(call: Call, size: int) -> GpuArrayKernel:
     real = np.dtype(np.float64 if double else np.float32)
     wiener = precomputed.encode_generator(recipe.wiener)
     sums = text.sizes["ELEMENTS"] + text.sizes["PRODUCTS"]
-    if sums > MAX_SUMS:
-        raise Unsupported("theta", f"{sums} sums; a block of a GPU holds {MAX_SUMS}")
     normals = text.sizes["WIDTH"] if wiener else 0
     own = 2 * program.state + DRAWN[wiener] * normals + program.contexts + 4 + text.sizes["WORK"]
     copied = text.ahead.sizes["shared"] if text.ahead.sizes["shared"] <= FIXED_NUMBERS else 0
-    trajectories, shared_bytes = _choose_block(own, sums + copied, real.itemsize, size)
+    in_block = sums <= BLOCK_SUMS
+    block = choose_block(own, copied + in_block * sums, real.itemsize, size, large=not in_block)
     self_starting = recipe.fixed and call.model.objective.initial is None
     head = {
         "REAL": "double" if double else "float",
+        "SINGLE": int(not double),
         "NOISE64": int(jnp.result_type(float) == np.float64),
         "MANY_FUNCTIONS": 1,
-        "THREADS": THREADS,
-        "TRAJECTORIES": trajectories,
+        "THREADS": block.threads,
+        "TRAJECTORIES": block.trajectories,
+        "RESIDENT": block.resident,
         "WIENER": wiener,
         "STREAM": precomputed.STREAM_WORDS[wiener],
         "DRAWN": DRAWN[wiener],
         "BEGINS": int(self_starting),
         "OWN": own,
         "SUMS": sums,
+        "SUMS_IN_BLOCK": int(in_block),
         "NUMBERS": copied,
         "FIXED": "fixed" if copied else "numbers",
         **text.sizes,
@@ -136,70 +168,160 @@ def _make_kernel(call: Call, size: int) -> GpuArrayKernel:
             toolchain.read_native("batches_pass.cuh"),
         ]
     )
-    function = cuda.compile_module(source).get_function("batch_pass")
-    function.max_dynamic_shared_size_bytes = shared_bytes
+    module = cuda.compile_module(source)
+    function = module.get_function("batch_pass")
+    function.max_dynamic_shared_size_bytes = block.shared_bytes
     ahead = array_kernels.NumbersOfCall(program, text)
     kernel = array_kernels.ArrayKernel(
         program, text, source, function, real, self_starting, ahead, []
     )
-    return GpuArrayKernel(kernel, trajectories, shared_bytes)
+    compare = module.get_function("compare_batches")
+    return GpuArrayKernel(kernel, block, compare, _find_places(kernel))
 
 
-class _BlockShape(NamedTuple):
-    trajectories: int
-    shared_bytes: int
-
-
-def _choose_block(own: int, common: int, itemsize: int, size: int) -> _BlockShape:
-    """Choose the trajectories of a block by its memory.
+def choose_block(own: int, common: int, itemsize: int, size: int, large: bool) -> BlockShape:
+    """Choose the extent of a block by its memory.
 
     own: numbers of a trajectory. common: numbers of the block. size: trajectories per batch.
+    large: weights and sums are outside of the block, so that many trajectories should share them.
+    Few trajectories have a block per processor at most.
     """
-    shapes = [
-        _BlockShape(n, itemsize * (own * (n + PADDING) + common))
-        for n in TRAJECTORIES
-        if n <= size or n == min(TRAJECTORIES)
-    ]
-    for limit in (ROOMY_BYTES, BLOCK_BYTES):
-        for shape in shapes:
-            if shape.shared_bytes <= limit:
-                return shape
+    alone = large or size <= min(TRAJECTORIES)
+    limits = {THREADS: ROOMY_BYTES, MANY_THREADS: BLOCK_BYTES}
+    for threads, limit in list(limits.items())[:: -1 if alone else 1]:
+        for trajectories in TRAJECTORIES:
+            used = itemsize * (own * (trajectories + PADDING) + common)
+            if used <= limit and trajectories <= max(size, min(TRAJECTORIES)):
+                return BlockShape(trajectories, threads, used)
     raise Unsupported("state", f"{own} numbers per trajectory, more than a GPU has memory for")
+
+
+def _find_places(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | None:
+    """Return where the elements of each gradient are among the sums; None if some are computed.
+
+    Sums are numbered from 1 on, and negative numbers stand for their negatives.
+    """
+    program = kernel.program
+    width = kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]
+    numbers = programs.read_sums(program, kernel.text, np.arange(1, width + 1)[None])
+    found = []
+    for output in program.sums.outputs:
+        of = program.graph[output]
+        if not of.depends & LANE:
+            return None
+        at = find_places(program.graph, program.sums, output)
+        if at is None:
+            return None
+        found.append(at.sign * numbers[at.root].ravel()[at.places])
+    return found
 
 
 # ------------------------------------------------------------------------------------------ running
 
 
 def sum_batches_on_gpu(call: Call, size: int) -> BatchSums:
-    """Run a call on a kernel on arrays of a GPU. size: trajectories per batch."""
-    kernel, trajectories, shared_bytes = find_gpu_kernel(call, size)
+    """Run a call on a kernel on arrays of a GPU. size: trajectories per batch.
+
+    Tables of baselines that are missing are filled by a pilot.
+    """
+    gpu_kernel = find_gpu_kernel(call, size)
+    kernel = gpu_kernel.kernel
+    precomputed.check_generator(call.key)
+    if call.needs_pilot:
+        table = run_pilot(gpu_kernel, call)
+        call = call._replace(tables=call.tables.fill_missing(table))
     cp = toolchain.require_cupy()
     loaded = array_kernels.load_call(kernel, call)
-    arrays = {name: cp.asarray(value) for name, value in loaded.arrays.items()}
-    count = call.count
-    steps = len(call.substrate.times.dt)
-    batches = -(-count // size)
-    piece = min(size, trajectories)
-    while batches * (size // piece) > MAX_PIECES and piece < size:
-        piece *= 2
-    pieces = batches * -(-size // piece)
-    itemsize = kernel.real.itemsize
-    slot = ((steps + 1) * kernel.program.state + steps) * trajectories
-    processors = int(cp.cuda.Device().attributes["MultiProcessorCount"])
-    resident = max(1, min(BLOCK_BYTES // shared_bytes, 2048 // THREADS)) * processors
-    grid = max(1, min(pieces, resident, PATH_BYTES // (slot * itemsize)))
-    path = cp.empty(grid * slot, kernel.real)
     width = kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]
-    sums = cp.empty((pieces, width), kernel.real)
-    numbers = [np.int64(v) for v in (count, steps, call.first or 0, size, piece, pieces)]
-    names = ("shared", "timed", "x", "context", "stream", "bar", "reward", "last")
-    pointers = [_find_pointer(arrays, name) for name in names]
-    kernel.library((grid,), (THREADS,), (*numbers, *pointers, path, sums), shared_mem=shared_bytes)
-    rows = sums.reshape(batches, pieces // batches, width)
-    by_batch = rows.sum(axis=1, dtype=np.float64).get()
-    results = {name: arrays[name].get() for name in ("reward", "last")}
+    batches = -(-call.count // size)
+    piece = _choose_piece(gpu_kernel.block, size, batches, width * kernel.real.itemsize)
+    per_batch = -(-size // piece)
+    sums = cp.empty((batches * per_batch, width), kernel.real)
+    extent = PieceExtent(call.count, call.first or 0, size, piece, batches * per_batch)
+    results = _launch(gpu_kernel, loaded.arrays, extent, sums)
     done = loaded._replace(arrays=loaded.arrays | results)
-    return array_kernels.finish_call(kernel, call, done, by_batch, size)
+    if gpu_kernel.places is None or array_kernels.has_ends(kernel, call):
+        by_batch = sums.reshape(batches, per_batch, width).sum(axis=1, dtype=np.float64).get()
+        return array_kernels.finish_call(kernel, call, done, by_batch, size)
+    table = cp.empty((4, width))
+    numbers = [np.int64(v) for v in (call.count, size, batches, per_batch)]
+    grid = -(-width // COMPARING_THREADS)
+    gpu_kernel.compare((grid,), (COMPARING_THREADS,), (*numbers, sums, table))
+    moments = _order_moments(table.get(), np.concatenate(gpu_kernel.places))
+    returns = done.arrays["reward"]
+    last = done.arrays["last"].T
+    finite = bool(np.isfinite(moments[0]).all() and np.isfinite(last).all())
+    return BatchSums(returns, None, last, finite, moments)
+
+
+def _order_moments(table: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the moments of gradients (4, P) from those of sums. places: of `_find_places`."""
+    moments = table[:, np.abs(places) - 1]
+    moments[::2] *= np.sign(places)  # mean and skewness have the sign of the gradient
+    return moments
+
+
+def run_pilot(gpu_kernel: GpuArrayKernel, call: Call) -> np.ndarray:
+    """Return the mean return-to-go (T+1,) of the independent run for a time-only baseline."""
+    kernel = gpu_kernel.kernel
+    count = max(plan.pilot for plan in call.plans)
+    loaded = array_kernels.start_arrays(kernel, call, count, pilot=True)
+    loaded.arrays["bar"] = np.zeros(0, kernel.real)
+    piece = gpu_kernel.block.trajectories
+    pieces = -(-count // piece)
+    extent = PieceExtent(count, 0, pieces * piece, piece, pieces)
+    results = _launch(gpu_kernel, loaded.arrays, extent, None)
+    steps = len(call.substrate.times.dt)
+    slots = results["path"].get().reshape(pieces, -1)
+    collected = slots[:, -steps * piece :].reshape(pieces, steps, piece)
+    by_trajectory = np.swapaxes(collected, 0, 1).reshape(steps, -1)[:, :count]
+    total = results["reward"].mean(dtype=np.float64)
+    to_go = total - by_trajectory.mean(axis=1, dtype=np.float64)
+    return np.append(total, to_go).astype(kernel.real)
+
+
+class PieceExtent(NamedTuple):
+    """Trajectories of a pass. first: number of the first. size: of a batch. piece: of a block."""
+
+    number: int
+    first: int
+    size: int
+    piece: int
+    pieces: int
+
+
+def _choose_piece(block: BlockShape, size: int, batches: int, sum_bytes: int) -> int:
+    """Return the trajectories of a batch that a block sums up, by the memory of all sums."""
+    piece = min(size, block.trajectories)
+    most = min(MAX_PIECES, SUM_BYTES // max(1, sum_bytes))
+    while batches * (size // piece) > most and piece < size:
+        piece *= 2
+    return piece
+
+
+def _launch(
+    gpu_kernel: GpuArrayKernel, arrays: dict[str, Any], extent: PieceExtent, sums: Any
+) -> dict[str, Any]:
+    """Run a pass, and return its returns, final states and path. sums: None for rewards alone."""
+    kernel = gpu_kernel.kernel
+    block = gpu_kernel.block
+    cp = toolchain.require_cupy()
+    on_device = {name: cp.asarray(value) for name, value in arrays.items()}
+    steps = len(arrays["timed"])
+    slot = ((steps + 1) * kernel.program.state + steps) * block.trajectories
+    processors = int(cp.cuda.Device().attributes["MultiProcessorCount"])
+    most = min(block.resident * processors, PATH_BYTES // (slot * kernel.real.itemsize))
+    grid = extent.pieces if sums is None else max(1, min(extent.pieces, most))
+    path = cp.empty(grid * slot, kernel.real)
+    counts = (extent.number, steps, extent.first, extent.size, extent.piece, extent.pieces)
+    numbers = [np.int64(v) for v in counts]
+    names = ("shared", "timed", "x", "context", "stream", "bar", "reward", "last")
+    pointers = [_find_pointer(on_device, name) for name in names]
+    target = np.uint64(0) if sums is None else sums
+    arguments = (*numbers, *pointers, path, target)
+    kernel.library((grid,), (block.threads,), arguments, shared_mem=block.shared_bytes)
+    results = {name: on_device[name].get() for name in ("reward", "last")}
+    return results | {"path": path}
 
 
 def _find_pointer(arrays: dict[str, Any], name: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from fluctua.compiled.blocks import program as programs
 from fluctua.compiled.blocks.nodes import LANE
 from fluctua.compiled.blocks.plan import Demand, find_operand
+from fluctua.compiled.blocks.sums import Outer
 from fluctua.compiled.blocks.write import (
     FunctionWriter,
     LoopNest,
@@ -23,6 +24,10 @@ OUTER_ELEMENTS = 4
 """Elements from which the sum of products a bᵀ is taken as such."""
 
 
+WORKERS = 512
+"""Threads that share the sums of a block, at most."""
+
+
 class ArrayPlace(NamedTuple):
     """Place of an array in the memory of a trajectory."""
 
@@ -30,35 +35,87 @@ class ArrayPlace(NamedTuple):
     size: int
 
 
+class _Statement(NamedTuple):
+    """Lines that all threads of a block run. is_scalar: the first of each team does all of it."""
+
+    lines: list[str]
+    is_scalar: bool = False
+
+    @property
+    def arrays(self) -> set[str]:
+        """Arrays of the trajectory that it reads or writes."""
+        return {name for line in self.lines for name in re.findall(r"\ba\d+\b", line)}
+
+
+class _Use(NamedTuple):
+    """A use of an array. group: number of the statements between two barriers."""
+
+    group: int
+    statement: _Statement
+
+
 class _GpuWriter(FunctionWriter):
-    """Writes a function whose arrays take each other's place once they are not needed."""
+    """Writes a function whose arrays take each other's place once they are not needed.
+
+    Sums over trajectories are taken as soon as what they read is there, so that it is needed no
+    longer than it must.
+    """
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.sizes: dict[str, int] = {}
+        self.statements: list[_Statement] = []
+        self.sums: list[_Statement] = []
+        self.written: dict[str, int] = {}
+        self.begin = 0
 
     def _allocate(self, node: int) -> str:
         name = f"a{node}"
         self.sizes[name] = self.graph[node].size
         return name
 
+    def _store(self, node: int) -> None:
+        super()._store(node)
+        self.written[self.buffers[node]] = len(self.statements)
+
     def nest(self, heads: Sequence[str], body: Sequence[str]) -> None:
-        """Write a loop nest whose longest loop the team shares, and wait for all of it."""
+        """Write a loop nest whose longest loop the team shares."""
         heads = list(heads)
+        is_scalar = False
         if not body[0].startswith("multiply("):  # which has the team share its rows
             loops = [
                 re.fullmatch(r"for \(int (i\d+) = 0; i\d+ < (\d+); i\d+\+\+\)", h) for h in heads
             ]
             lengths = [int(loop[2]) if loop else 0 for loop in loops]
-            if max(lengths, default=0):
+            is_scalar = max(lengths, default=0) == 0
+            if is_scalar:
+                heads.insert(0, "if (team == 0)")
+            else:
                 k = int(np.argmax(lengths))
                 loop = loops[k]
                 assert loop is not None
                 heads[k] = f"for (int {loop[1]} = team; {loop[1]} < {loop[2]}; {loop[1]} += TEAM)"
-            else:
-                heads.insert(0, "if (team == 0)")
         super().nest(heads, body)
-        self.lines.append("__syncthreads();")
+        self.statements.append(_Statement(self.lines, is_scalar))
+        self.lines = []
+
+    # ---------------------------------------------------------------------------------------- sums
+
+    def _add_sum(self, text: str, workers: int) -> None:
+        """Add a sum that begins with the thread after those of the last one."""
+        self.sums.append(_Statement(text.replace("BEGIN", str(self.begin)).split("\n")))
+        self.begin = (self.begin + -(-workers // 32) * 32) % WORKERS
+
+    def add_outer(self, outer: Outer, first: int, columns: int) -> None:
+        """Write the sum over trajectories of products a bᵀ."""
+        super().add_outer(outer, first, columns)
+        text = self.lines.pop().replace(f", {columns}, scratch)", ", BEGIN)")
+        self._add_sum(text, self.graph[outer.rows].size * self.graph[outer.columns].size)
+
+    def add_rows(self, node: int, first: int) -> None:
+        """Write the sum over trajectories of an array."""
+        size = self.graph[node].size
+        self._add_sum(f"add_rows({size}, {self.buffers[node]}, sums + {first}, BEGIN);", size)
 
     def add_product(self, root: int, first: int) -> None:
         """Write the sum over trajectories of a product of two arrays with strides."""
@@ -74,8 +131,10 @@ class _GpuWriter(FunctionWriter):
             lines.append(f"const int i{k} = rest % {of.shape[k]};")
             lines.append(f"rest /= {of.shape[k]};")
         lines.append(f"sums[{first} + e] += add_row_products({sides[0]}, {sides[1]});")
-        head = f"for (int e = threadIdx.x; e < {of.size}; e += THREADS)"
+        head = f"for (int e = find_worker(BEGIN); e < {of.size}; e += THREADS)"
         FunctionWriter.nest(self, [head], lines)
+        self._add_sum("\n".join(self.lines), of.size)
+        self.lines = []
 
     def _find_places(self, node: int) -> tuple[int, np.ndarray]:
         source = find_operand(self.graph, node)
@@ -85,42 +144,54 @@ class _GpuWriter(FunctionWriter):
         assert places is not None
         return source, places
 
-    def place_arrays(self) -> list[str]:
-        """Return the lines with declarations of all arrays, and count the memory they need."""
-        starts = self._find_starts()
-        nest = np.searchsorted(starts, np.arange(len(self.lines)), side="right").tolist()
-        uses: dict[str, list[int]] = {name: [] for name in self.sizes}
-        for k, line in enumerate(self.lines):
-            for name in set(re.findall(r"\ba\d+\b", line)):
-                uses[name].append(nest[k])
-        texts: dict[int, str] = {}
-        for k, line in zip(nest, self.lines, strict=True):
-            texts[k] = texts.get(k, "") + line + "\n"
+    # -------------------------------------------------------------------------------------- places
+
+    def finish(self) -> list[str]:
+        """Return all lines with declarations of the arrays, and count the memory they need."""
+        groups = self._group_statements()
+        used: dict[str, list[_Use]] = {name: [] for name in self.sizes}
+        for k, group in enumerate(groups):
+            for statement in group:
+                for name in statement.arrays:
+                    used[name].append(_Use(k, statement))
         placed: dict[str, ArrayPlace] = {}
-        for name, when in sorted(uses.items(), key=lambda item: item[1][0]):
-            alive = {other: p for other, p in placed.items() if uses[other][-1] >= when[0]}
+        for name, uses in sorted(used.items(), key=lambda item: item[1][0].group):
+            first_use = uses[0]
+            alive = {o: p for o, p in placed.items() if used[o][-1].group >= first_use.group}
             size = self.sizes[name]
             first = _find_room(list(alive.values()), size)
             for other, place in alive.items():
-                ends = uses[other][-1] == when[0] and place.size == size
-                if ends and _is_in_place(texts[when[0]], other, name):
+                here = [use for use in used[other] if use.group == first_use.group]
+                ends = here == [first_use] and used[other][-1] == first_use
+                text = "\n".join(first_use.statement.lines)
+                if ends and place.size == size and _is_in_place(text, other, name):
                     first = place.first
             placed[name] = ArrayPlace(first, size)
             self.work = max(self.work, first + size)
+        bodies = [[line for each in group for line in each.lines] for group in groups]
         declared = [f"V* const {n} = work + {p.first} * BLOCKS;" for n, p in placed.items()]
-        return [*declared, *self.lines]
+        return [*declared, *(line for body in bodies for line in [*body, "__syncthreads();"])]
 
-    def _find_starts(self) -> list[int]:
-        """Find the first lines of statements that are not inside another."""
-        depth = 0
-        starts = []
-        pending = False
-        for k, line in enumerate(self.lines):
-            if depth == 0 and not pending:
-                starts.append(k)
-            depth += line.count("{") - line.count("}")
-            pending = depth == 0 and line.startswith(("for ", "if "))
-        return starts
+    def _group_statements(self) -> list[list[_Statement]]:
+        """Statements between two barriers. A sum comes before what follows on its operands.
+
+        What the first of a team computes, it also reads without a barrier.
+        """
+        groups: list[list[_Statement]] = [[]]
+        last: _Statement | None = None
+        waiting: dict[int, list[_Statement]] = {k: [] for k in range(len(self.statements) + 1)}
+        for each in self.sums:
+            waiting[max((self.written.get(name, 0) for name in each.arrays), default=0)].append(
+                each
+            )
+        for k, statement in enumerate(self.statements):
+            chained = last is not None and last.is_scalar and statement.is_scalar
+            if last is not None and not (chained and not waiting[k]):
+                groups.append([])
+            groups[-1] += [*waiting[k], statement]
+            last = statement
+        final = waiting[len(self.statements)]
+        return [*groups, final] if final else groups
 
 
 def _find_room(alive: list[ArrayPlace], size: int) -> int:
@@ -162,7 +233,10 @@ def write_gpu_program(program: programs.ArrayProgram) -> programs.ArrayText:
     end = make_writer()
     end.write_outputs([(program.terminal, "g")], lane_inputs)
     back = make_writer()
-    factors = {node: graph[node].args for node in added if _is_product(program, node)}
+    whole = {find_operand(graph, node) for node in outers}
+    factors = {
+        node: graph[node].args for node in added if node not in whole and _is_product(program, node)
+    }
     operands = [*outers, *(arg for pair in factors.values() for arg in pair)]
     stored = [find_operand(graph, node) for node in operands]
     stored += [node for node in added if node not in factors]
@@ -175,14 +249,12 @@ def write_gpu_program(program: programs.ArrayProgram) -> programs.ArrayText:
         elif root.node in factors:
             back.add_product(root.node, root.first)
         else:
-            size = graph[root.node].size
-            back.lines.append(f"add_rows({size}, {back.buffers[root.node]}, sums + {root.first});")
-    back.lines.append("__syncthreads();")
+            back.add_rows(root.node, root.first)
     functions = [
         line.replace("static const int32_t", "__device__ const int") for line in tables.lines
     ]
     for name, writer in {"forward": step, "finish": end, "backward": back}.items():
-        body = "\n".join(f"  {line}" for line in writer.place_arrays())
+        body = "\n".join(f"  {line}" for line in writer.finish())
         functions.append(f"INLINE void {name}({programs.HEADS[name]}) {{\n{body}\n}}")
     products = [root for root in roots if root.outer is not None]
     sizes = {

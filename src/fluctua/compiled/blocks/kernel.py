@@ -19,7 +19,7 @@ from fluctua.compiled.blocks.sums import finish_sums
 from fluctua.compiled.passes import compute_noise_words
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core.estimation.batches import BatchSums
-from fluctua.core.streamed import Call, SweepResult, pilot_table, split_key
+from fluctua.core.streamed import Call, SweepResult, split_key
 
 __all__ = ["ArrayKernel", "NumbersOfCall", "find_array_kernel", "finish_call", "load_call"]
 
@@ -176,14 +176,6 @@ def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
     return finish_call(kernel, call, loaded, sums, size)
 
 
-def fill_tables(call: Call) -> Call:
-    """Return the call with tables that a pilot on JAX has filled, where some are missing."""
-    if not call.needs_pilot:
-        return call
-    table = pilot_table(call.model, call.plans, call.substrate, call.key, call.theta)
-    return call._replace(tables=call.tables.fill_missing(table))
-
-
 def run_pilot(kernel: ArrayKernel, call: Call, size: int) -> np.ndarray:
     """Return the mean return-to-go (T+1,) of the independent run for a time-only baseline."""
     count = max(plan.pilot for plan in call.plans)
@@ -242,6 +234,11 @@ def start_arrays(kernel: ArrayKernel, call: Call, count: int, *, pilot: bool) ->
     return LoadedCall(arrays, ensemble)
 
 
+def has_ends(kernel: ArrayKernel, call: Call) -> bool:
+    """Whether θ enters the start or the rewards at the ends, which are not among the sums."""
+    return ends.has_ends(kernel.program.terminal_moves, call)
+
+
 def finish_call(
     kernel: ArrayKernel, call: Call, loaded: LoadedCall, sums: np.ndarray, size: int
 ) -> BatchSums:
@@ -257,7 +254,7 @@ def finish_call(
     if slopes is not None:
         rows = rows + slopes
     finite = bool(np.isfinite(rows).all() and np.isfinite(last).all())
-    return BatchSums(jnp.asarray(returns), rows, last, finite)
+    return BatchSums(returns, rows, last, finite)
 
 
 def _run_batches(

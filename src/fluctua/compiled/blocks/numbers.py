@@ -11,7 +11,7 @@ from fluctua.compiled.blocks.nodes import ArrayGraph
 from fluctua.compiled.blocks.program import ArrayProgram, ArrayText
 from fluctua.compiled.blocks.sums import evaluate_nodes
 from fluctua.compiled.scalar import Unsupported
-from fluctua.core.arrays import Array, Params, jit
+from fluctua.core.arrays import Array, Params, jit, on_host, on_host_device
 
 TIMED_BYTES = 2**28
 """Numbers of all steps that depend on θ and the time alone, at most."""
@@ -45,16 +45,19 @@ class NumbersOfCall:
 
     def fill(self, theta: Params, times: Any, real: np.dtype) -> dict[str, np.ndarray]:
         """Return the arrays "shared" (·,) and "timed" (T, ·)."""
-        leaves = jax.tree.leaves(theta)
-        steps = len(times.dt)
+        leaves = [on_host(leaf) for leaf in jax.tree.leaves(theta)]
+        t = np.asarray(times.t)[:-1]
+        dt = np.asarray(times.dt)
+        steps = len(dt)
         if steps * self.sizes["timed"] * real.itemsize > TIMED_BYTES:
             raise Unsupported(
                 "time", f"{self.sizes['timed']} numbers that change with time, at {steps} steps"
             )
         values: dict[int, Any] = dict(zip(self.theta, leaves, strict=True))
-        values |= {self.times["t"]: times.t[:-1], self.times["dt"]: times.dt}
+        values |= {self.times["t"]: t, self.times["dt"]: dt}
         if any(self.computed.values()):
-            shared, timed = self._compute(leaves, times.t[:-1], times.dt)
+            with on_host_device():  # from a GPU, each array would be a transfer
+                shared, timed = self._compute(leaves, t, dt)
             values |= dict(zip(self.computed["shared"], shared, strict=True))
             values |= dict(zip(self.computed["timed"], timed, strict=True))
         arrays = {

@@ -14,10 +14,6 @@ KEPT_COST = 10
 """Cost per element from which a number is kept between the two passes, in additions."""
 
 
-RECOMPUTED_COST = 8
-"""Cost per element below which a number that is used twice is computed twice, or once in a loop."""
-
-
 def is_stored(op: str) -> bool:
     """Whether an operation always has an array of its own."""
     return op in ("dot", "assemble") or op.startswith("reduce_")

@@ -204,6 +204,34 @@ def finish_sums(
     ]
 
 
+class SumPlaces(NamedTuple):
+    """Where the elements of a gradient are among the sums of the roots, and with which sign.
+
+    root: of them. places: of the elements in it. sign: 1 or −1.
+    """
+
+    root: int
+    places: np.ndarray
+    sign: int
+
+
+def find_places(graph: ArrayGraph, plan: SumPlan, output: int) -> SumPlaces | None:
+    """Return where the elements of an output are, if they are sums of one root; else None."""
+    places = np.arange(graph[output].size)
+    node = output
+    sign = 1
+    while node not in plan.roots:
+        of = graph[node]
+        if of.op == "neg":
+            sign = -sign
+        elif of.op == "view":
+            places = of.data.places.ravel()[places]
+        else:
+            return None
+        node = of.args[0]
+    return SumPlaces(node, places, sign)
+
+
 def take_columns(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return elements of every row (B, ...), without a copy where they are all in order."""
     flat = rows.reshape(len(rows), -1)

@@ -1,7 +1,7 @@
 // Sums over batches of trajectories on a GPU, through arrays that stay arrays. A block has TRAJECTORIES at a time, and
 // a team of TEAM threads for each, which share its elements. Element k of an array of a trajectory is [k·BLOCKS], in
-// the shared memory of the block. Products with matrices keep a tile of sums in registers; sums over trajectories are
-// taken by all threads of the block.
+// the shared memory of the block. Products with matrices keep a tile of sums in registers, large ones by the tensor
+// cores; sums over trajectories are taken by all threads of the block.
 #define TEAM    (THREADS / TRAJECTORIES)
 #define BLOCKS  (TRAJECTORIES + 4)  // rows of arrays begin in different banks
 #define VECTORS 1                   // per thread and element of an array
@@ -12,7 +12,7 @@ struct __align__(16) Four {
   F v[4];
 };
 
-// ------------------------------------------------------------------------------------------ products
+// ------------------------------------------------------------------------------------------ functions
 
 template <int power> INLINE V integer_power(V x) {
   if constexpr (power < 0) {
@@ -27,8 +27,120 @@ template <int power> INLINE V integer_power(V x) {
   }
 }
 
-INLINE VF array_tanh(VF x) { return m_tanh(x); }
+// Without a branch, so that several are under way at once; five units in the last place.
+INLINE VF array_tanh(VF x) {
+  const VF a = fabsf(x), z = x * x;
+  const VF far = 1 - __fdividef(2.0f, __expf(2 * a) + 1);
+  VF series = fmaf(z, -8.86323552e-3f, 2.18694885e-2f);
+  series = fmaf(fmaf(fmaf(series, z, -5.39682540e-2f), z, 1.33333333e-1f), z, -3.33333333e-1f);
+  return a < 0.4f ? fmaf(series * z, x, x) : copysignf(far, x);
+}
 INLINE VD array_tanh(VD x) { return m_tanh(x); }
+
+// ------------------------------------------------------------------------------------------ tensor cores
+
+#if SINGLE
+#define WARPS (THREADS / 32)
+
+// A number as the sum of two with 11 bits each. The tensor cores multiply such numbers exactly; three products of four
+// are taken, and the rest is below the rounding of single precision.
+struct Split {
+  u32 high, low;
+};
+INLINE Split split(float v) {
+  const u32 high = (__float_as_uint(v) + 0x1000u) & 0xffffe000u;
+  return {high, __float_as_uint(v - __uint_as_float(high))};
+}
+
+#ifndef EMULATED
+// sum (16, 8) += a (16, 8) b (8, 8). Of a thread g·4 + t, sum is (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1), a
+// is (g, k), (g + 8, k), (g, l), (g + 8, l), b is (k, g), (l, g), with k = t and l = t + 4 or any other order.
+INLINE void multiply_16_8_8(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+#endif
+// TILES products; those that add to one sum are far apart, as each takes long
+template <int TILES> INLINE void add_split_products(float (*sum)[4], const Split* a, const Split (*b)[2]) {
+  EACH(j, TILES) multiply_16_8_8(sum[j], a[0].low, a[1].low, a[2].low, a[3].low, b[j][0].high, b[j][1].high);
+  EACH(j, TILES) multiply_16_8_8(sum[j], a[0].high, a[1].high, a[2].high, a[3].high, b[j][0].low, b[j][1].low);
+  EACH(j, TILES) multiply_16_8_8(sum[j], a[0].high, a[1].high, a[2].high, a[3].high, b[j][0].high, b[j][1].high);
+}
+
+// y = A x, 16 rows and 8 · TILES trajectories per warp. x, y: of the first trajectory
+template <int TILES>
+INLINE void multiply_by_tensors(int rows, int inner, const float* a, int a_row, int a_inner, const float* x,
+                                int x_inner, float* y, int y_row) {
+  const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+  const int across = TRAJECTORIES / (8 * TILES), tiles = (rows + 15) / 16 * across;
+#pragma unroll 1
+  for (int tile = threadIdx.x / 32; tile < tiles; tile += WARPS) {
+    const int row = tile / across * 16 + g, column = tile % across * 8 * TILES;
+    const float* const upper = a + (row < rows ? row : rows - 1) * a_row;
+    const float* const lower = a + (row + 8 < rows ? row + 8 : rows - 1) * a_row;
+    float sum[TILES][4];
+    EACH(j, TILES) EACH(c, 4) sum[j][c] = 0;
+    float ahead[4];  // of A, on their way while the ones before are multiplied
+    EACH(c, 4) ahead[c] = 2 * t + c / 2 < inner ? (c % 2 ? lower : upper)[(2 * t + c / 2) * a_inner] : 0.0f;
+#pragma unroll 2
+    for (int k = 0; k < inner; k += 8) {  // pairs 2t, 2t + 1: neighbours in A, and in other banks of x
+      Split left[4];
+      EACH(c, 4) {
+        const int i = k + 8 + 2 * t + c / 2;
+        left[c] = split(ahead[c]);
+        ahead[c] = i < inner ? (c % 2 ? lower : upper)[i * a_inner] : 0.0f;
+      }
+      Split right[TILES][2];
+      EACH(j, TILES) EACH(c, 2) {
+        const int i = k + 2 * t + c;
+        right[j][c] = split(x[(i < inner ? i : inner - 1) * x_inner * BLOCKS + column + 8 * j + g]);
+      }
+      add_split_products<TILES>(sum, left, right);
+    }
+    EACH(j, TILES) EACH(c, 4) {
+      const int r = row + c / 2 * 8;
+      if (r < rows) y[r * y_row * BLOCKS + column + 8 * j + 2 * t + c % 2] = sum[j][c];
+    }
+  }
+}
+
+// sums[i][j] += Σ a[i] b[j] over the trajectories of the block, 16 × 8 · TILES sums per warp. a, b: of the first one
+template <int TILES>
+INLINE void add_by_tensors(int m, int n, const float* a, int a_row, const float* b, int b_row, float* sums) {
+  const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+  const int across = (n + 8 * TILES - 1) / (8 * TILES), tiles = (m + 15) / 16 * across;
+#pragma unroll 1
+  for (int tile = threadIdx.x / 32; tile < tiles; tile += WARPS) {
+    const int row = tile / across * 16 + g, column = tile % across * 8 * TILES;
+    const float* const upper = a + (row < m ? row : m - 1) * a_row * BLOCKS + t;
+    const float* const lower = a + (row + 8 < m ? row + 8 : m - 1) * a_row * BLOCKS + t;
+    const float* right[TILES];
+    EACH(j, TILES) right[j] = b + (column + 8 * j + g < n ? column + 8 * j + g : n - 1) * b_row * BLOCKS + t;
+    float sum[TILES][4];
+    EACH(j, TILES) EACH(c, 4) sum[j][c] = 0;
+#pragma unroll 2
+    for (int l = 0; l < TRAJECTORIES; l += 8) {
+      const Split left[4] = {split(upper[l]), split(lower[l]), split(upper[l + 4]), split(lower[l + 4])};
+      Split pairs[TILES][2];
+      EACH(j, TILES) EACH(c, 2) pairs[j][c] = split(right[j][l + 4 * c]);
+      add_split_products<TILES>(sum, left, pairs);
+    }
+    EACH(j, TILES) EACH(c, 4) {  // all are read before one is written: each read takes long
+      const int r = row + c / 2 * 8, k = column + 8 * j + 2 * t + c % 2;
+      if (r < m && k < n) sum[j][c] += sums[r * n + k];
+    }
+    EACH(j, TILES) EACH(c, 4) {
+      const int r = row + c / 2 * 8, k = column + 8 * j + 2 * t + c % 2;
+      if (r < m && k < n) sums[r * n + k] = sum[j][c];
+    }
+  }
+}
+
+#endif
+
+// ------------------------------------------------------------------------------------------ products
 
 // y = A x for ROWS rows of A, or fewer, and four trajectories
 template <int ROWS>
@@ -88,10 +200,20 @@ INLINE void multiply_rows(int rows, int inner, const F* a, int a_row, int a_inne
 // x, y: of the own trajectory
 INLINE void multiply(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
                      int y_row) {
+#if SINGLE
+  if (rows >= 32 && inner >= 8) {
+    if (TRAJECTORIES % 64 == 0 && (rows + 15) / 16 * (TRAJECTORIES / 64) >= WARPS)
+      multiply_by_tensors<TRAJECTORIES % 64 ? 4 : 8>(rows, inner, a, a_row, a_inner, x - lane, x_inner, y - lane,
+                                                     y_row);
+    else
+      multiply_by_tensors<4>(rows, inner, a, a_row, a_inner, x - lane, x_inner, y - lane, y_row);
+    return;
+  }
+#endif
   const int first = 4 * ((int)threadIdx.x % QUARTERS) - lane;
   x += first;
   y += first;
-  if (rows >= 8 * ROW_TEAM)
+  if (rows > 4 * ROW_TEAM)
     multiply_rows<8>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
   else if (rows > 2 * ROW_TEAM)
     multiply_rows<4>(rows, inner, a, a_row, a_inner, x, x_inner, y, y_row);
@@ -103,15 +225,21 @@ INLINE void multiply(int rows, int inner, const F* a, int a_row, int a_inner, co
 
 // ------------------------------------------------------------------------------------------ sums over trajectories
 
-// sums[i][j] += Σ a[i] b[j] over the trajectories of the block, SIDE × SIDE sums per thread. a, b: of the first one
-template <int SIDE> INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row, F* sums) {
-  const int across = (n + SIDE - 1) / SIDE, tiles = (m + SIDE - 1) / SIDE * across;
+// Number of a thread among those that share a sum, whose work begins with thread `begin`: sums that are too small for
+// all threads begin with different ones.
+INLINE int find_worker(int begin) { return ((int)threadIdx.x + THREADS - begin % THREADS) % THREADS; }
+
+// sums[i][j] += Σ a[i] b[j] over the trajectories of the block, SIDE × SIDE sums per thread: neighbours have
+// neighbouring rows, which are in other banks. a, b: of the first one
+template <int SIDE>
+INLINE void add_tiles(int m, int n, const F* a, int a_row, const F* b, int b_row, F* sums, int begin) {
+  const int down = (m + SIDE - 1) / SIDE, across = (n + SIDE - 1) / SIDE;
 #pragma unroll 1
-  for (int tile = threadIdx.x; tile < tiles; tile += THREADS) {
-    const int i = tile / across * SIDE, j = tile % across * SIDE;
+  for (int tile = find_worker(begin); tile < down * across; tile += THREADS) {
+    const int i = tile / across, j = tile % across;
     const F *left[SIDE], *right[SIDE];
-    EACH(r, SIDE) left[r] = a + (i + r < m ? i + r : m - 1) * a_row * BLOCKS;
-    EACH(c, SIDE) right[c] = b + (j + c < n ? j + c : n - 1) * b_row * BLOCKS;
+    EACH(r, SIDE) left[r] = a + (i + r * down < m ? i + r * down : m - 1) * a_row * BLOCKS;
+    EACH(c, SIDE) right[c] = b + (j + c * across < n ? j + c * across : n - 1) * b_row * BLOCKS;
     F sum[SIDE][SIDE];
     EACH(r, SIDE) EACH(c, SIDE) sum[r][c] = 0;
 #pragma unroll 2
@@ -121,27 +249,43 @@ template <int SIDE> INLINE void add_tiles(int m, int n, const F* a, int a_row, c
       EACH(c, SIDE) q[c] = *(const Four*)(right[c] + l);
       EACH(r, SIDE) EACH(c, SIDE) EACH(k, 4) sum[r][c] += p[r].v[k] * q[c].v[k];
     }
-    EACH(r, SIDE) EACH(c, SIDE) if (i + r < m && j + c < n) sums[(i + r) * n + j + c] += sum[r][c];
+    EACH(r, SIDE) EACH(c, SIDE) {
+      const int k = i + r * down, l = j + c * across;
+      if (k < m && l < n) sum[r][c] += sums[k * n + l];
+    }
+    EACH(r, SIDE) EACH(c, SIDE) {
+      const int k = i + r * down, l = j + c * across;
+      if (k < m && l < n) sums[k * n + l] = sum[r][c];
+    }
   }
 }
 
 // a, b: of the own trajectory
-INLINE void add_outer(int m, int n, const V* a, int a_row, const V* b, int b_row, F* sums, int, F*) {
+INLINE void add_outer(int m, int n, const V* a, int a_row, const V* b, int b_row, F* sums, int begin) {
   a -= lane;
   b -= lane;
+#if SINGLE
+  if (m >= 32 && n >= 32) {
+    if ((m + 15) / 16 * ((n + 63) / 64) >= WARPS)
+      add_by_tensors<8>(m, n, a, a_row, b, b_row, sums);
+    else
+      add_by_tensors<4>(m, n, a, a_row, b, b_row, sums);
+    return;
+  }
+#endif
   if (m * n >= 8 * THREADS)
-    add_tiles<4>(m, n, a, a_row, b, b_row, sums);
+    add_tiles<4>(m, n, a, a_row, b, b_row, sums, begin);
   else if (m * n >= THREADS)
-    add_tiles<2>(m, n, a, a_row, b, b_row, sums);
+    add_tiles<2>(m, n, a, a_row, b, b_row, sums, begin);
   else
-    add_tiles<1>(m, n, a, a_row, b, b_row, sums);
+    add_tiles<1>(m, n, a, a_row, b, b_row, sums, begin);
 }
 
 // sums[k] += Σ a[k] over the trajectories of the block
-INLINE void add_rows(int n, const V* a, F* sums) {
+INLINE void add_rows(int n, const V* a, F* sums, int begin) {
   a -= lane;
 #pragma unroll 1
-  for (int k = threadIdx.x; k < n; k += THREADS) {
+  for (int k = find_worker(begin); k < n; k += THREADS) {
     F sum[4] = {0, 0, 0, 0};
 #pragma unroll 4
     for (int l = 0; l < TRAJECTORIES; l += 4) {

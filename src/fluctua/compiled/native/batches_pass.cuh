@@ -46,10 +46,13 @@ INLINE void draw(const U* stream, u32 n, V* z) {
 
 // ------------------------------------------------------------------------------------------ the pass
 
+// States and rewards of a later step, which are on their way while the step before it is worked on.
+#define AHEAD (STATE <= 8 * TEAM ? (STATE + TEAM - 1) / TEAM : 0)
+
 // count, steps, first: as in `Run` of ensemble.cuh. size: trajectories per batch. piece: trajectories that are summed
 // by one block. path: states (T + 1, STATE, TRAJECTORIES), then collected rewards (T, TRAJECTORIES), per block of the
-// grid. sums: (pieces, SUMS).
-extern "C" __global__ void __launch_bounds__(THREADS)
+// grid. sums: (pieces, SUMS); without them, of a pilot, only rewards are collected.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     batch_pass(i64 count, i64 steps, i64 first, i64 size, i64 piece, i64 pieces, const F* numbers, const F* timed,
                const F* start, const F* context, const u32* words, const F* bar, F* reward, F* last, F* path, F* sums) {
   V* const x = (F*)shared + lane;
@@ -62,7 +65,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   V* const once = weight + BLOCKS;
   V* const work = once + BLOCKS;
   F* const fixed = (F*)shared + OWN * BLOCKS;
-  F* const totals = fixed + NUMBERS;
   for (int k = threadIdx.x; k < NUMBERS; k += THREADS) fixed[k] = numbers[k];
   F* const states = path + blockIdx.x * ((steps + 1) * STATE + steps) * TRAJECTORIES + lane;
   F* const collected = states + (steps + 1) * STATE * TRAJECTORIES;
@@ -72,7 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 batch_end = (p / per_batch + 1) * size, piece_end = begin + piece;
     const i64 end = batch_end < piece_end ? batch_end : piece_end, stop = end < count ? end : count;
     __syncthreads();
-    for (int k = threadIdx.x; k < SUMS; k += THREADS) totals[k] = 0;
+    F* const totals = SUMS_IN_BLOCK ? fixed + NUMBERS : sums + p * SUMS;
+    if (sums)
+      for (int k = threadIdx.x; k < SUMS; k += THREADS) totals[k] = 0;
     for (i64 group = begin; group < stop; group += TRAJECTORIES) {
       const bool here = group + lane < stop;
       const i64 j = here ? group + lane : stop - 1;
@@ -114,12 +118,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (team == 0) reward[j] = total;
         for (int k = team; k < STATE; k += TEAM) last[k * count + j] = from[k * BLOCKS];
       }
+      if (!sums) continue;
       if (team == 0) *once = here;
       to = from == x ? y : x;
+      V ahead[AT_LEAST_ONE(AHEAD)];
+      EACH(i, AHEAD) if (team + i * TEAM < STATE) {
+        ahead[i] = states[((steps - 1) * STATE + team + i * TEAM) * TRAJECTORIES];
+      }
+      V reached = collected[(steps - 1) * TRAJECTORIES];
 #pragma unroll 1
       for (i64 n = steps - 1; n >= 0; n--) {  // backwards: the last states are still in the cache
-        for (int k = team; k < STATE; k += TEAM) to[k * BLOCKS] = states[(n * STATE + k) * TRAJECTORIES];
-        if (team == 0) *weight = here ? total - collected[n * TRAJECTORIES] - bar[n] : F(0);
+        const i64 next = n > 0 ? n - 1 : 0;
+        if (team == 0) *weight = here ? total - reached - bar[n] : F(0);
+        reached = collected[next * TRAJECTORIES];
+        if (AHEAD) {
+          EACH(i, AHEAD) if (team + i * TEAM < STATE) {
+            to[(team + i * TEAM) * BLOCKS] = ahead[i];
+            ahead[i] = states[(next * STATE + team + i * TEAM) * TRAJECTORIES];
+          }
+        } else {
+          for (int k = team; k < STATE; k += TEAM) to[k * BLOCKS] = states[(n * STATE + k) * TRAJECTORIES];
+        }
         __syncthreads();
         backward(FIXED, timed + n * TIMED, c, to, from, weight, once, 0, totals, totals, work, 0);
         V* const before = from;
@@ -128,6 +147,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
     }
     __syncthreads();
-    for (int k = threadIdx.x; k < SUMS; k += THREADS) sums[p * SUMS + k] = totals[k];
+    if (SUMS_IN_BLOCK && sums)
+      for (int k = threadIdx.x; k < SUMS; k += THREADS) sums[p * SUMS + k] = totals[k];
   }
+}
+
+// Mean and variance of one trajectory, skewness and excess kurtosis of batches, in table (4, SUMS); as
+// `compare_batches` of core/estimate.py has them. per_batch: pieces of a batch.
+extern "C" __global__ void compare_batches(i64 count, i64 size, i64 batches, i64 per_batch, const F* sums,
+                                           double* table) {
+  const i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (k >= SUMS) return;
+  double all = 0;
+  for (i64 p = 0; p < batches * per_batch; p++) all += (double)sums[p * SUMS + k];
+  const double mean = all / count;
+  double square = 0, cube = 0, fourth = 0;
+  for (i64 b = 0; b < batches; b++) {
+    double sum = 0;
+    for (i64 p = b * per_batch; p < (b + 1) * per_batch; p++) sum += (double)sums[p * SUMS + k];
+    const double number = (double)(b + 1 < batches ? size : count - size * b);
+    const double off = (sum / number - mean) * sqrt(number), squared = off * off;
+    square += squared;
+    cube += squared * off;
+    fourth += squared * squared;
+  }
+  const double unit = square / batches;
+  table[k] = mean;
+  table[SUMS + k] = square / (batches - 1);
+  table[2 * SUMS + k] = unit > 0 ? cube / batches / (unit * sqrt(unit)) : 0;
+  table[3 * SUMS + k] = unit > 0 ? fourth / batches / (unit * unit) - 3 : 0;
 }

@@ -26,6 +26,8 @@ from fluctua.core import arrays, baselines, scores, simulate, streamed
 from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Density
+from fluctua.core.estimate import compare_batches
+from fluctua.core.host import keys
 from fluctua.core.process import Process, Step
 
 MIN_PARAMETERS = 128
@@ -52,13 +54,21 @@ class BatchSums(NamedTuple):
     """Sums over batches of trajectories.
 
     returns: R (E,). sums: of the gradients of each batch (B, P). last: final states (E, M).
-    finite: whether all are finite.
+    finite: whether all are finite. moments: of `compare_batches` (4, P), in place of the sums.
     """
 
     returns: Array
-    sums: Array
+    sums: Array | None
     last: Array
     finite: bool
+    moments: np.ndarray | None = None
+
+    def compare(self, size: int) -> np.ndarray:
+        """Moments over the batches (4, P). size: trajectories per batch."""
+        if self.moments is not None:
+            return self.moments
+        assert self.sums is not None
+        return compare_batches(self.sums, size, len(self.returns))
 
 
 def batch_size(count: int) -> int:
@@ -98,12 +108,15 @@ def sum_batches(call: streamed.Call) -> BatchSums | None:
     substrate = call.substrate
     for plan in call.plans:
         baselines.check_baseline(plan, call.count, substrate.t)
-    keys = streamed.split_key(call.key)
-    theta = jax.tree.map(arrays.on_host, call.theta)  # NumPy checks it: nothing to compile
-    model = streamed.prepare_model(call.model, substrate, keys.run, theta)
+    # of the host, where NumPy checks them: nothing to compile, and one transfer from a GPU
+    theta = jax.tree.map(arrays.on_host, call.theta)
+    key = keys.move_to_host(call.key)
+    model = streamed.prepare_model(call.model, substrate, streamed.split_key(key).run, theta)
     call = call._replace(model=model)
     size = batch_size(call.count)
-    swept = None if substrate.backend is None else substrate.backend.batch_sums(call, size)
+    swept = None
+    if substrate.backend is not None:
+        swept = substrate.backend.batch_sums(call._replace(key=key, theta=theta), size)
     if swept is None:
         if call.needs_pilot:
             table = streamed.pilot_table(model, call.plans, substrate, call.key, call.theta)

@@ -47,6 +47,12 @@ def read_host_words(key: Array) -> Words | None:
     return read_words(key) if is_on_host(key) else None
 
 
+def move_to_host(key: Array) -> Array:
+    """The key in the memory of the host, where its words are read without a transfer."""
+    words = None if is_on_host(key) else read_words(key)
+    return key if words is None else make_key(words, key)
+
+
 def make_key(words: Words, like: Array) -> Array:
     """The key of these words, typed or raw as another key."""
     data = put_on_host(np.array(words, np.uint32))
