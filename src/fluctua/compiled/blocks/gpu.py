@@ -204,7 +204,7 @@ def _find_places(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | None:
     program = kernel.program
     width = kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]
     numbers = programs.read_sums(program, kernel.text, np.arange(1, width + 1)[None])
-    found = []
+    places = []
     for output in program.sums.outputs:
         of = program.graph[output]
         if not of.depends & LANE:
@@ -212,8 +212,8 @@ def _find_places(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | None:
         at = find_places(program.graph, program.sums, output)
         if at is None:
             return None
-        found.append(at.sign * numbers[at.root].ravel()[at.places])
-    return found
+        places.append(at.sign * numbers[at.root].ravel()[at.places])
+    return places
 
 
 # ------------------------------------------------------------------------------------------ running
