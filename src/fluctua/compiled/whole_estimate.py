@@ -75,16 +75,15 @@ def _check_parameters(call: Call, theta: Params, served: ServedCall) -> bool:
 
     theta: θ of the call, by NumPy.
     """
-    substrate = call.substrate
-    x0 = np.asarray(substrate.x0)
-    state = x0.astype(arrays.working_dtype(theta, x0))[None]
     process = call.model.process
     assert isinstance(process, Process)
+    state = np.asarray(call.substrate.x0, served.kernel.real)[None]
+    t = np.asarray(call.substrate.t)[:1]
     if served.is_diagonal:
-        noiseless = diffusion.check_on_host(process, theta, state, substrate.t, None)
+        noiseless = diffusion.check_on_host(process, theta, state, t, None)
         if noiseless is not None:
             return np.array_equal(noiseless, served.verdict[:-1])
-    verdict = diffusion.check_quickly(process, call.theta, state, substrate.t, None)
+    verdict = diffusion.check_quickly(process, call.theta, state, t, None)
     return np.array_equal(arrays.on_host(verdict), served.verdict)
 
 
@@ -186,8 +185,10 @@ def _prepare(call: Call) -> ServedCall | None:
         return None
     verdict = diffusion.check_quickly(process, call.theta, state, substrate.t, context)
     verdict = arrays.on_host(verdict).astype(np.uint32)
+    if not verdict[-1]:
+        return None
     is_diagonal = diffusion.has_diagonal_noise(process, call.theta, *one)
-    return ServedCall(kernel, verdict, is_diagonal) if verdict[-1] else None
+    return ServedCall(kernel, verdict, is_diagonal)
 
 
 class _DeviceCall(NamedTuple):
