@@ -364,7 +364,7 @@ def spread_of_a_bead(stiffness, friction, kicks=0.8, horizon=7.2, h=1e-4):
 
 @pytest.mark.long
 def test_lock_in_finds_the_resonance(run):
-    out = run("lock_in", "--iterations", 25, "--count", 60)
+    out = run("lock_in", "--iterations", 15, "--count", 40)
     start, last = (
         float(re.search(r"R² = (\S+) ±", out)[1]),
         float(re.findall(r"R² = (\S+) ±", out)[-1]),
@@ -378,7 +378,7 @@ def test_lock_in_finds_the_resonance(run):
 @pytest.mark.long
 def test_a_gene_learns_to_hold_its_protein(run):
     """Poissonian numbers are 20 squared molecules off on average; repression is better."""
-    out = run("reactions", "--iterations", 25, "--count", 200)
+    out = run("reactions", "--iterations", 25, "--count", 80)
     distance = {name: float(d) for name, d in re.findall(r"(before|after): .* distance (\S+)", out)}
     assert distance["before"] > 17
     assert distance["after"] < 13
@@ -394,7 +394,7 @@ def test_a_magnet_learns_to_turn(run):
 
 @pytest.mark.long
 def test_a_bound_of_evidence_is_learned(run):
-    out = run("first_passage", "--iterations", 40, "--count", 300)
+    out = run("first_passage", "--iterations", 20, "--count", 300)
     value, error = re.search(r"J = (\S+) ± (\S+)", out).groups()
     exact, slope = re.search(r"exact: J = (\S+), ∂J/∂bound = (\S+)", out).groups()
     assert abs(float(value) - float(exact)) < 4 * float(error)
@@ -449,7 +449,7 @@ def test_moving_trap_learns_to_jump(run):
 
 @pytest.mark.long
 def test_kicked_trap_learns_to_kick(run):
-    out = run("kicked_trap", "--iterations", 100, "--count", 1000)
+    out = run("kicked_trap", "--iterations", 100, "--count", 400)
     assert 1.0 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.2  # 4.03 before
     first, last = map(float, re.search(r"kicks at both ends: \[(.*?)\]", out)[1].split())
     assert first > 2
@@ -458,7 +458,7 @@ def test_kicked_trap_learns_to_kick(run):
 
 @pytest.mark.long
 def test_signal_to_noise(run):
-    out = run("signal_to_noise", "--iterations", 15, "--count", 200)
+    out = run("signal_to_noise", "--iterations", 8, "--count", 200)
     for estimate, error, exact in re.findall(r"= (\S+) ± (\S+), exactly (\S+)", out):
         assert abs(float(estimate) - float(exact)) < 4 * float(error)
     before, after = map(float, re.search(r"(\S+) before, (\S+) after", out).groups())

@@ -530,8 +530,8 @@ def test_training_in_situ_closes_the_gap(tmp_path):
     sheet = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.8)
     plan = loop.Plan(
         options={"points": 151},
-        iterations=40,
-        trajectories=150,
+        iterations=30,
+        trajectories=80,
         probes=4,
         probe_trajectories=30,
         record=False,
@@ -541,7 +541,7 @@ def test_training_in_situ_closes_the_gap(tmp_path):
         tmp_path / "run",
         sheet=sheet,
         plan=plan,
-        reference=100,
+        reference=60,
         measure=300,
         say=lambda text: None,
         bench_options=("--fault", "nan@12", "--fault", "reboot@20"),
