@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fluctua.paper.training import compute_exposure
-from fluctua.runs.config import load
+from fluctua.runs.config import apply_changes, load
 from fluctua.runs.evaluate import evaluate
 from fluctua.runs.reading import SavedRun, find_runs, read_run
 
@@ -66,9 +66,16 @@ def describe(run: SavedRun, trajectories: int) -> str:
     events = [f"{i} {e}" for i, e in zip(h.iteration, h.event, strict=True) if e]
     lines.append(f"  events: {', '.join(events) or 'none'}")
     config = load(run.folder / "config.toml")
-    for change in ({}, {"dt": config.task.dt / 2}, {"sigma_w": 0.0}):
-        m = evaluate(config, theta, trajectories=trajectories, backend="auto", **change)
-        lines.append(f"  J = {m.J:.5f} ± {m.J_stderr:.5f} at Δt = {m.dt:g}, σ_W = {m.sigma_w:g}")
+    euler = apply_changes(config, {"task.integrator": "euler", "task.dt": 1e-3})
+    cases = [(config, {}), (config, {"dt": config.task.dt / 2}), (config, {"sigma_w": 0.0})]
+    if config.task.integrator != "euler":
+        cases += [(euler, {}), (euler, {"dt": 5e-4})]
+    for settings, change in cases:
+        m = evaluate(settings, theta, trajectories=trajectories, backend="auto", **change)
+        lines.append(
+            f"  J = {m.J:.5f} ± {m.J_stderr:.5f} at Δt = {m.dt:g} ({settings.task.integrator}), "
+            f"σ_W = {m.sigma_w:g}"
+        )
     return "\n".join(lines)
 
 

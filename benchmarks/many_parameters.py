@@ -37,7 +37,7 @@ STEPS = 400
 CPU_ROWS = 4096
 """Rows of bare products on a CPU, which are then fastest."""
 
-SINGLE_BYTES = 2**32
+SINGLE_BYTES = 2**30
 """Memory of single gradients beyond which they are not measured."""
 
 

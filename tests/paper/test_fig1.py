@@ -92,6 +92,16 @@ def test_fig1_drawn_from_its_tables_is_fig1(folder, tmp_path):
     )  # c, d, e and f say which run they show
 
 
+def test_a_table_stands_for_run_folders_that_are_gone(folder, tmp_path):
+    whole = training.gather(folder, count=1)
+    training.write(whole, tmp_path)
+    write_run(tmp_path / "more", network=SMALL, iterations=20, sigma_kappa=0.3)
+    results = training.gather(tmp_path, count=1)
+    assert [run.sigma_kappa for run in results.runs] == [0, 0.05, 0.1, 0.2, 0.3]
+    assert [run.name for run in results.inset] == [run.name for run in whole.inset]
+    np.testing.assert_allclose(results.runs[0].J, whole.runs[0].J, atol=0.5 * 10**-training.DIGITS)
+
+
 def test_fig1_needs_runs_or_tables(tmp_path):
     done = CliRunner().invoke(app, ["reproduce", "fig1", "--out", str(tmp_path)])
     assert done.exit_code == 2

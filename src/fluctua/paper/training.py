@@ -144,6 +144,8 @@ def gather(
 ) -> Results:
     """Read a folder of run folders.
 
+    A table of `write` in it stands for run folders that are no longer there, which are large.
+
     Args:
         folder: of run folders, one for each σ_κ.
         inset: of the continuations; `folder`/inset by default.
@@ -151,8 +153,14 @@ def gather(
         count: trajectories for their opacities.
     """
     notes: list[str] = []
-    runs = sorted(_read_runs(reading.find_runs(folder), notes), key=lambda run: run.sigma_kappa)
-    if not runs:
+    runs = _read_runs(reading.find_runs(folder), notes)
+    stored = (
+        read(folder) if tables.find_table(folder / CURVES).exists() else Results([], [], None, [])
+    )
+    known = {run.folder.name for run in runs}
+    curves = [_make_curve(run) for run in runs]
+    curves += [curve for curve in stored.runs if curve.name not in known]
+    if not curves:
         why = " ".join(notes) or "A run folder holds history.csv and parameters.h5."
         raise ValueError(
             f"no runs in {folder}. {why} Make one: fluctua train paper-quick --out "
@@ -160,6 +168,7 @@ def gather(
         )
     inset = folder / "inset" if inset is None else inset
     continued = [_make_curve(run) for run in _read_runs(reading.find_runs(inset), notes)]
+    continued = continued or stored.inset
     if len(continued) < 2:
         notes.append(
             f"panel b has no inset: it takes run folders of the continuations in {inset}; found "
@@ -178,7 +187,11 @@ def gather(
             f"panels c–f are not drawn: no run has σ_κ = {sigma_kappa:g}; there are {have}."
         )
     trained = _read_trained_run(selected[-1], count) if selected else None
-    return Results([_make_curve(run) for run in runs], continued, trained, notes)
+    return Results(sorted(curves, key=_read_modulation), continued, trained, notes)
+
+
+def _read_modulation(curve: TrainingCurve) -> float:
+    return curve.sigma_kappa
 
 
 def find_breakpoint(curves: Sequence[TrainingCurve]) -> int | None:
