@@ -13,6 +13,7 @@ import fluctua as fl
 import problems
 from fluctua.compiled import cpu
 from fluctua.core.draws import philox
+from kept import keep_per_precision
 
 COUNT = 37  # two blocks of lanes in single precision, five in double, the last one not full
 
@@ -78,6 +79,7 @@ def test_weights_of_a_long_run_whose_scores_are_not_kept(monkeypatch):
         )
 
 
+@keep_per_precision
 def pendulum():
     def drift(theta, x):
         angle, speed = x

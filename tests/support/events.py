@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import fluctua as fl
+from kept import keep_per_precision
 
 
 class JumpCase(NamedTuple):
@@ -23,6 +24,7 @@ def numbers(**values):
     return {name: jnp.asarray(value, float) for name, value in values.items()}
 
 
+@keep_per_precision
 def driven_with_diffusion():
     """Rates of time, state and context; diffusion between the events; a random start; every
     kind of reward.
@@ -54,6 +56,7 @@ def driven_with_diffusion():
     return JumpCase(process, objective, start, 2 * jnp.linspace(0, 1, 13) ** 1.3, theta, context)
 
 
+@keep_per_precision
 def ring_of_genes():
     """A repressilator: six events, powers that depend on θ, and a parameter that the events do
     not know.
@@ -73,6 +76,7 @@ def ring_of_genes():
     )
 
 
+@keep_per_precision
 def driven():
     """Rates of time and state that vanish at a state, and every kind of reward."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.scipy.stats import norm
 
 import fluctua as fl
+from kept import keep_per_precision
 
 LOW = -1.0
 START = 0.2
@@ -99,6 +100,7 @@ def z_scores(estimate, value, gradient):
     return off[errors > 0] / errors[errors > 0]
 
 
+@keep_per_precision
 def moving_interval(overshoot):
     """Process, objective, random start, times, θ and context: every kind of reward and a boundary
     that moves, for kernels beside JAX. Some trajectories have stopped before their first step.
