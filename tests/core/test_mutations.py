@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 import fluctua
 from problems import flat, multiplicative, problem, tolerance, z_scores
 
-E, FEW, REJECTED = 20_000, 1000, 6.0
+E, FEW, REJECTED = 10_000, 1000, 6.0
 THE = problem(multiplicative)  # theta is in the drift, the noise, the start and the rewards
 
 
@@ -228,7 +228,7 @@ def with_itself_optimal(kick):
 
 def compute_z_of_small_ensembles(baseline, size=4):
     """z from the means of many ensembles of four, where leaving oneself out matters."""
-    each = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), parts(count=2 * E))
+    each = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), parts(count=4 * E))
     means = jax.jit(jax.vmap(lambda made: samples(made, baseline).mean(axis=0)))(each)
     return (means.mean(axis=0) - flat(THE.exact_gradient)) / (means.std(axis=0) / len(means) ** 0.5)
 

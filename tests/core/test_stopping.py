@@ -199,7 +199,7 @@ def test_the_bridge_is_exact_for_constant_drift_and_noise(dt):
 def test_a_curved_boundary():
     """Brownian motion leaves a disc of radius R from r after (R² − r²)/2σ² on average.
 
-    The error of a flat boundary is of order Δt = 0.01, a third of the errors of 20,000
+    The error of a flat boundary is of order Δt = 0.01, a quarter of the errors of 10,000
     trajectories.
     """
     process = fl.Process(lambda theta, x: jnp.zeros(2), lambda theta, x: theta["s"] * jnp.ones(2))
@@ -211,14 +211,14 @@ def test_a_curved_boundary():
     # of 4,000 trajectories one has not left at the end
     simulator = fl.simulator(process, jnp.array([0.1, 0.0]), 0.01 * jnp.arange(301))
     theta = {"s": jnp.array(1.0), "R": jnp.array(1.0)}
-    estimate = fl.ppgt(simulator, objective)(jax.random.key(17), theta, 20_000)
+    estimate = fl.ppgt(simulator, objective)(jax.random.key(17), theta, 10_000)
     assert_exact(estimate, (0.495, {"s": -0.99, "R": 1.0}))
 
 
 def test_the_fraction_of_a_step_before_the_crossing():
     """By a random walk of 4,000 steps between fixed ends, for both kinds of crossing."""
     rng = np.random.default_rng(0)
-    paths, fine = 4000, 4000
+    paths, fine = 2000, 4000
     walk = np.cumsum(rng.normal(size=(paths, fine)) / np.sqrt(fine), axis=1)
     time = np.arange(1, fine + 1) / fine
     process = check.process(fl.Process(lambda theta, x: jnp.zeros(1), lambda theta, x: jnp.ones(1)))

@@ -211,11 +211,11 @@ def test_a_slow_drift_is_subtracted(tmp_path, trace, model):
 
 @pytest.mark.long
 def test_errors_of_detrended_records_cover():
-    """100 records of 12,000 steps with gaps and a drift, against the answer.
+    """70 records of 12,000 steps with gaps and a drift, against the answer.
 
     Window and trend leave out at most 1.1 % and 2 % of the gradient.
     """
-    repeats = 100
+    repeats = 70
     x = np.asarray(
         steady_record(PROCESS, THETA, DT, 1, jax.random.key(9), 12_000, traces=repeats).x
     )

@@ -137,12 +137,12 @@ def test_records_that_do_not_belong_together_are_refused(trace):
 
 @pytest.mark.long
 def test_errors_of_pieces_cover():
-    """120 records of 14,000 steps with gaps, in pieces of unequal lengths, against the answer.
+    """80 records of 14,000 steps with gaps, in pieces of unequal lengths, against the answer.
 
     Their scatter is the error that each of them has. Gaps that are short against the correlations
     do not make it smaller: it is that of the whole records.
     """
-    repeats = 120
+    repeats = 80
     x = np.asarray(
         steady_record(PROCESS, THETA, DT, 1, jax.random.key(4), 14_000, traces=repeats).x
     )

@@ -505,7 +505,7 @@ def test_errors_cover_with_a_fitted_drift():
             period=TURN,
             calibration=FITTED,
         )
-        for seed in range(60)
+        for seed in range(48)
     ]
     columns = gather_cover(answers, ("amplitude",), {"amplitude": exact}, [1, 5, 15, 40])
     check_cover(*columns)
