@@ -105,8 +105,8 @@ def test_a_twin_with_readout_noise(tmp_path, name):
 
 @pytest.mark.long
 def test_errors_of_a_twin_with_readout_noise_cover(tmp_path):
-    """z of 8 records; the gradient by s has no error at all, since its reward is constant."""
-    repeats, s = 8, 0.2
+    """z of 6 records; the gradient by s has no error at all, since its reward is constant."""
+    repeats, s = 6, 0.2
     x = np.asarray(
         steady_record(ONE, ONE_THETA, DT, 1, jax.random.key(8), 12_000, traces=repeats).x
     )

@@ -293,7 +293,7 @@ def test_a_driven_network_in_its_steady_state(key):
     )  # a task's reward is per horizon
     assert abs(float(value) / late - 1) < 1e-6
 
-    data = steady_record(CHAIN.process, theta, 0.02, 6, key, 60_000)
+    data = steady_record(CHAIN.process, theta, 0.02, 6, key, 40_000)
     plain = stationary(CHAIN.process, power, theta, data)
     twin = stationary(CHAIN.process, power, theta, data, baseline=fl.Twin(order=2))
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
