@@ -77,19 +77,8 @@ MOST_MAPS = 50_000
 of 65,530, which a module adds some thousands to; letting go takes seconds.
 """
 
-
-def find_memory():
-    """Bytes of memory of this machine, or of the container that the tests run in."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    of_container = limit.read_text().strip() if limit.exists() else "max"
-    return machine if of_container == "max" else min(machine, int(of_container))
-
-
-MOST_MEMORY = find_memory() // 4
-"""Bytes of a process at which they are let go too: half a suite leaves 8 GiB of them behind, for
-each of two workers. What tests have in common is then compiled again.
-"""
+MOST_MEMORY = 3 * 2**30
+"""Bytes of a process at which they are let go too: half a suite leaves 8 GiB of them behind."""
 
 
 @pytest.fixture(autouse=True, scope="module")
