@@ -23,14 +23,15 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core import estimate as estimates
 from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params
+from fluctua.core.host.threads import limit_blas
 from fluctua.core.likelihood import evidence as evidences
 from fluctua.core.likelihood import guard
 from fluctua.core.protocols import PlainEstimator
@@ -153,6 +154,10 @@ class SelfCalibrating(PlainEstimator):
 
     def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Estimate ∇θJ, from `count` new trajectories and all before them."""
+        with limit_blas(self.belief.start.size):
+            return self._estimate_next(key, theta, count)
+
+    def _estimate_next(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         self.check_doubt()
         check.count(count, 2 if self.options.uses_measured else 1)
         theta = check.parameters(theta)
@@ -226,7 +231,7 @@ class SelfCalibrating(PlainEstimator):
             returns = self._returns(theta, self.belief.mean, measured)
             conversion = self._conversion_variance(k_error, theta, measured, returns.mean())
         count_measured = max(self._last, 1)
-        flat, unravel = ravel_pytree(theta)
+        flat, unravel = jax.flatten_util.ravel_pytree(theta)
 
         def shape_like(v: np.ndarray) -> Params:
             return unravel(jnp.asarray(v, flat.dtype))
@@ -287,8 +292,9 @@ class SelfCalibrating(PlainEstimator):
 
     def learn(self, theta: Params, trajectories: records.Trajectories) -> None:
         """Refine the calibration by trajectories taken at θ, of the device or of a recording."""
-        learnt = self._update(theta, trajectories)
-        self._conclude(learnt, testing.test_calibration(learnt))
+        with limit_blas(self.belief.start.size):
+            learnt = self._update(theta, trajectories)
+            self._conclude(learnt, testing.test_calibration(learnt))
 
     def _update(self, theta: Params, trajectories: records.Trajectories) -> testing.Learnt:
         """Refine the calibration, and leave tests of the residuals to do."""

@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import scipy
 
+SMALL_MATRIX = 2048
+"""Rows of a matrix up to which threads of BLAS cost more than they save."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -75,6 +78,11 @@ def one_blas_thread() -> Iterator[None]:
             limit.users -= 1
             if not limit.users:
                 limit.limiter.__exit__(None, None, None)
+
+
+def limit_blas(size: int) -> AbstractContextManager:
+    """`one_blas_thread` for matrices of up to `SMALL_MATRIX` rows; larger ones gain by threads."""
+    return one_blas_thread() if size <= SMALL_MATRIX else nullcontext()
 
 
 @cache
