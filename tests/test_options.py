@@ -381,7 +381,7 @@ def walk(shape):
 
 def write_files():
     """What the modes need, in the working directory."""
-    for name, shape in (("rec", (60, 21, 2)), ("long", (1, 4001, 2))):
+    for name, shape in (("rec", (60, 21, 2)), ("long", (1, 2001, 2))):
         x = walk(shape)
         t = 0.1 * np.arange(shape[1])
         np.savez(f"{name}.npz", x=x, t=t, other=0.9 * x, **{"parameters.k": np.array(1.0)})
