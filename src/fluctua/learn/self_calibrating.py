@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
@@ -231,10 +230,13 @@ class SelfCalibrating(PlainEstimator):
             returns = self._returns(theta, self.belief.mean, measured)
             conversion = self._conversion_variance(k_error, theta, measured, returns.mean())
         count_measured = max(self._last, 1)
-        flat, unravel = jax.flatten_util.ravel_pytree(theta)
+        leaves, structure = jax.tree.flatten(theta)
+        edges = np.cumsum([leaf.size for leaf in leaves])[:-1]
 
         def shape_like(v: np.ndarray) -> Params:
-            return unravel(jnp.asarray(v, flat.dtype))
+            parts = zip(np.split(v, edges), leaves, strict=True)
+            shaped = [jnp.asarray(part, leaf.dtype).reshape(leaf.shape) for part, leaf in parts]
+            return jax.tree.unflatten(structure, shaped)
 
         error = estimates.sample_error(returns) if len(returns) > 1 else np.nan
         error = np.hypot(error, np.sqrt(conversion))
