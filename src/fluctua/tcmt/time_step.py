@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.core.arrays import Params
+from fluctua.core.host.threads import limit_blas
 from fluctua.tcmt.coupled_modes import carrier
 from fluctua.tcmt.drift import coupling_matrix, linear_operator
 from fluctua.tcmt.experiment import Experiment
@@ -193,8 +194,9 @@ class StabilityWatch:
         reach = _bound_spectrum(task.network, p, offset, 0 * p["chi"])[1]
         if reach > 1.1 * self.seen:
             self.seen = reach
-            if not is_stable_by_bounds(task, p):
-                warn_if_unstable(task, theta)
+            with limit_blas(task.network.sites):
+                if not is_stable_by_bounds(task, p):
+                    warn_if_unstable(task, theta)
 
 
 def is_stable_by_bounds(task: Experiment, p: dict[str, np.ndarray]) -> bool:
