@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.core.host.threads import limit_blas
 from fluctua.runs.build import build
 from fluctua.runs.config import apply_changes, find_config
 
@@ -75,7 +76,8 @@ def measure(
 
     def collect() -> None:
         given = (theta, estimator.belief.mean, batches[0], options.every, options.readout)
-        estimator.model.evidence(estimator.at, *given)
+        with limit_blas(estimator.belief.start.size):
+            estimator.model.evidence(estimator.at, *given)
 
     twin = fastest(clock, [run_twin] * (repetitions + 1))
     evidence = fastest(clock, [collect] * (repetitions + 1))
