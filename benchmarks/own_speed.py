@@ -32,6 +32,7 @@ from fluctua.compiled.backend import simulator
 from fluctua.compiled.toolchain import require_cupy
 from fluctua.core.arrays import jit
 from fluctua.core.baselines import time_only
+from fluctua.core.estimation.batches import MIN_TRAJECTORIES
 from fluctua.core.estimator import ppgt
 from fluctua.core.streamed import estimate_seeds
 from lattice_speed import write_json
@@ -219,7 +220,7 @@ def competitors(
         )
     kernel = KERNEL
     try:
-        estimate(own, "time", 2, 2, backend)()
+        estimate(own, "time", MIN_TRAJECTORIES, 2, backend)()
     except ValueError as error:
         kernel = ()
         yield Skipped(f"kernel of {name}", str(error))

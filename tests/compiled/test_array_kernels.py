@@ -19,6 +19,7 @@ from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, philox7
 from fluctua.core.estimation import batches
 from fluctua.core.integrators import Exponential
+from schedules import SCHEDULES, make_schedule
 
 
 def sum_both(process, objective, start, t, theta, *, count, baseline="time", **options):
@@ -230,6 +231,27 @@ def make_forces():
     t = np.linspace(0, 1, 21)
     exact = np.repeat(a * (1 - (1 - t[1]) ** 20), 7).reshape(states, 7)
     return process, objective, theta, t, exact
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_tables_that_are_read_by_the_time(name):
+    process, objective = make_schedule(SCHEDULES[name])
+    theta = jnp.asarray(np.sin(np.arange(150)))
+    t = np.linspace(0, 1, 41)
+    results = sum_both(process, objective, jnp.array([0.2, 0.1]), t, theta, count=140)
+    assert_equal(results, 1e-12)
+    assert np.count_nonzero(np.abs(results[0].sums).max(axis=0)) > 25
+
+
+def test_a_table_that_is_read_by_the_state_has_no_kernel():
+    process = fl.Process(
+        lambda theta, x: theta[jnp.clip(100 * x[0], 0, 149).astype(int)] - x,
+        lambda theta, x: jnp.ones(1),
+    )
+    objective = fl.Objective(terminal=lambda theta, x: x[0])
+    simulator = fl.simulator(process, jnp.zeros(1), np.linspace(0, 1, 5), backend="cpu")
+    with pytest.raises(ValueError, match="no kernel can be made of this process"):
+        fl.ppgt(simulator, objective)(jax.random.key(0), jnp.zeros(150), 140)
 
 
 def test_the_exact_gradient_of_many_forces():

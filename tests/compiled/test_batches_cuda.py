@@ -14,6 +14,7 @@ from fluctua.core.baselines import time_only
 from fluctua.core.draws import Density, philox, philox7
 from fluctua.core.estimation import batches
 from own_processes import kuramoto
+from schedules import SCHEDULES, make_schedule
 
 pytestmark = pytest.mark.long
 
@@ -201,3 +202,10 @@ def test_a_known_table_needs_no_pilot_and_batches_are_compared_on_the_device(gpu
         a = flatten(getattr(expected, name))
         b = flatten(getattr(got, name))
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-4 * np.abs(a).max())
+
+
+@pytest.mark.parametrize("name", ["interp", "row"])
+def test_tables_that_are_read_by_the_time(gpu_kernels, name):
+    process, objective = make_schedule(SCHEDULES[name])
+    theta = jnp.asarray(np.sin(np.arange(150)), jnp.float32)
+    assert_alike(process, objective, jnp.array([0.2, 0.1]), np.linspace(0, 1, 21), theta, count=300)

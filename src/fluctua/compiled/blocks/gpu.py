@@ -232,7 +232,7 @@ def sum_batches_on_gpu(call: Call, size: int) -> BatchSums:
         call = call._replace(tables=call.tables.fill_missing(table))
     cp = toolchain.require_cupy()
     loaded = array_kernels.load_call(kernel, call)
-    width = kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]
+    width = kernel.text.count_sums(len(call.substrate.times.dt))
     batches = -(-call.count // size)
     piece = _choose_piece(gpu_kernel.block, size, batches, width * kernel.real.itemsize)
     per_batch = -(-size // piece)

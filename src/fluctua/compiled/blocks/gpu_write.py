@@ -112,10 +112,10 @@ class _GpuWriter(FunctionWriter):
         text = self.lines.pop().replace(f", {columns}, scratch)", ", BEGIN)")
         self._add_sum(text, self.graph[outer.rows].size * self.graph[outer.columns].size)
 
-    def add_rows(self, node: int, first: int) -> None:
+    def add_rows(self, node: int, first: int, target: str = "sums") -> None:
         """Write the sum over trajectories of an array."""
         size = self.graph[node].size
-        self._add_sum(f"add_rows({size}, {self.buffers[node]}, sums + {first}, BEGIN);", size)
+        self._add_sum(f"add_rows({size}, {self.buffers[node]}, {target} + {first}, BEGIN);", size)
 
     def add_product(self, root: int, first: int) -> None:
         """Write the sum over trajectories of a product of two arrays with strides."""
@@ -239,10 +239,14 @@ def write_gpu_program(program: programs.ArrayProgram) -> programs.ArrayText:
     }
     operands = [*outers, *(arg for pair in factors.values() for arg in pair)]
     stored = [find_operand(graph, node) for node in operands]
+    by_step = programs.place_step_roots(program)
     stored += [node for node in added if node not in factors]
+    stored += [root.node for root in by_step]
     needed = [node for node in stored if node not in lane_inputs]
     back.write(Demand(needed, [], back.buffers), {})
     elements = sum(graph[node].size for node in added)
+    for root in by_step:
+        back.add_rows(root.node, root.first, "step_sums")
     for root in roots:
         if root.outer is not None:
             back.add_outer(root.outer, elements + root.first, root.columns)
@@ -262,8 +266,9 @@ def write_gpu_program(program: programs.ArrayProgram) -> programs.ArrayText:
         "WORK": max(writer.work for writer in (step, end, back)),
         "ELEMENTS": elements,
         "PRODUCTS": sum(graph[root.node].size for root in products),
+        "PER_STEP": sum(graph[root.node].size for root in by_step),
     }
-    return programs.ArrayText("\n".join(functions), sizes, ahead, roots)
+    return programs.ArrayText("\n".join(functions), sizes, ahead, roots, by_step)
 
 
 def _is_product(program: programs.ArrayProgram, node: int) -> bool:

@@ -15,7 +15,7 @@ from fluctua.compiled import cpu, kernels, toolchain
 from fluctua.compiled.blocks import ends
 from fluctua.compiled.blocks import program as programs
 from fluctua.compiled.blocks.numbers import NumbersOfCall
-from fluctua.compiled.blocks.sums import finish_sums
+from fluctua.compiled.blocks.sums import finish_sums, spread_sums
 from fluctua.compiled.passes import compute_noise_words
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core.estimation.batches import BatchSums
@@ -169,8 +169,7 @@ def sum_batches_by_kernel(call: Call, size: int) -> BatchSums:
         table = run_pilot(kernel, call, choose_block(size))
         call = call._replace(tables=call.tables.fill_missing(table))
     loaded = load_call(kernel, call)
-    sizes = kernel.text.sizes
-    shape = (sizes["ELEMENTS"] + sizes["PRODUCTS"],)
+    shape = (kernel.text.count_sums(len(call.substrate.times.dt)),)
     extent = Extent(call.count, size, call.first or 0)
     sums = _run_batches(kernel, "batch_sums", loaded.arrays, extent, shape)
     return finish_call(kernel, call, loaded, sums, size)
@@ -246,6 +245,7 @@ def finish_call(
     program = kernel.program
     theta = dict(zip(program.theta, jax.tree.leaves(call.theta), strict=True))
     roots = programs.read_sums(program, kernel.text, sums)
+    roots |= _place_step_sums(kernel, call, sums)
     leaves = finish_sums(program.graph, program.sums, roots, theta, len(sums))
     rows = np.concatenate([leaf.reshape(len(sums), -1) for leaf in leaves], axis=1)
     returns = loaded.arrays["reward"]
@@ -255,6 +255,23 @@ def finish_call(
         rows = rows + slopes
     finite = bool(np.isfinite(rows).all() and np.isfinite(last).all())
     return BatchSums(returns, rows, last, finite)
+
+
+def _place_step_sums(kernel: ArrayKernel, call: Call, sums: np.ndarray) -> dict[int, np.ndarray]:
+    """Return what is summed up per step at its places (B, ...)."""
+    nodes = kernel.program.sums.by_step
+    if not nodes:
+        return {}
+    graph = kernel.program.graph
+    values = programs.read_step_sums(kernel.text, sums)
+    tables = kernel.ahead.find_step_places(call.theta, call.substrate.times)
+    placed = {}
+    for node, root, places in zip(nodes, kernel.text.by_step, tables, strict=True):
+        size = graph[root.node].size
+        part = values[:, :, root.first : root.first + size]
+        table = spread_sums(part, places.reshape(len(places), size), graph[node].size)
+        placed[node] = table.reshape(-1, *graph[node].shape)
+    return placed
 
 
 def _run_batches(

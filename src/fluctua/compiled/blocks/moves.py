@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled.blocks.nodes import ArrayGraph, ArrayNode, IndexMap, count_elements
+from fluctua.compiled.blocks.nodes import (
+    LANE,
+    SPREAD,
+    ArrayGraph,
+    ArrayNode,
+    IndexMap,
+    count_elements,
+)
 from fluctua.compiled.scalar import Unsupported
 
 
@@ -183,42 +192,85 @@ def _pad(graph: ArrayGraph, eqn: Any, x: int, value: int) -> int:
 
 def _dynamic_update_slice(graph: ArrayGraph, eqn: Any, x: int, new: int, *starts: int) -> int:
     shape = graph[x].shape
+    if any(graph[node].op != "const" for node in starts) and graph.uniform(x) == 0:
+        elements = count_elements(shape).astype(np.int32)
+
+        def find_places(*first: Any) -> Any:
+            return jax.lax.dynamic_slice(jnp.asarray(elements), first, graph[new].shape)
+
+        return _spread(graph, eqn, shape, starts, new, find_places)
     slices = _clamp_slices(_read_indices(graph, eqn, starts), shape, graph[new].shape)
     return assemble(graph, shape, x, [(new, count_elements(shape)[slices])])
 
 
 def _scatter(graph: ArrayGraph, eqn: Any, x: int, index: int, new: int) -> int:
     """Scatter updates; their places come from the gather with the same indices."""
-    (where,) = _read_indices(graph, eqn, [index])
+    op = eqn.primitive.name.removeprefix("scatter")[1:]
+    if op not in ("", "add"):
+        raise Unsupported(eqn.primitive.name, "kernels on arrays have no rule for it")
+    find_places = _make_place_finder(eqn, graph[x].shape, graph[new].shape)
+    if graph[index].op != "const":
+        if op != "add" or graph.uniform(x) != 0:
+            raise Unsupported(eqn.primitive.name, "an index that is not a constant")
+        return _spread(graph, eqn, graph[x].shape, (index,), new, find_places)
+    with jax.ensure_compile_time_eval():
+        places = np.asarray(find_places(jnp.asarray(graph[index].data, jnp.int32)))
+    return assemble(graph, graph[x].shape, x, [(new, places)], added=op == "add")
+
+
+def _make_place_finder(
+    eqn: Any, shape: tuple[int, ...], new_shape: tuple[int, ...]
+) -> Callable[[Any], Any]:
+    """Return the function index -> places of the updates, negative for those that are dropped."""
     p = eqn.params["dimension_numbers"]
     if p.operand_batching_dims or p.scatter_indices_batching_dims:
         raise Unsupported(eqn.primitive.name, "with batches")
-    shape = graph[x].shape
     window = [d for d in range(len(shape)) if d not in p.inserted_window_dims]
     sizes = [1] * len(shape)
     for axis, d in zip(p.update_window_dims, window, strict=True):
-        sizes[d] = graph[new].shape[axis]
+        sizes[d] = new_shape[axis]
     numbers = jax.lax.GatherDimensionNumbers(
         offset_dims=p.update_window_dims,
         collapsed_slice_dims=p.inserted_window_dims,
         start_index_map=p.scatter_dims_to_operand_dims,
     )
     clips = eqn.params["mode"] == jax.lax.GatherScatterMode.CLIP
-    with jax.ensure_compile_time_eval():
-        places = np.asarray(
-            jax.lax.gather(
-                jnp.asarray(count_elements(shape), jnp.int32),
-                jnp.asarray(where, jnp.int32),
-                numbers,
-                tuple(sizes),
-                mode="clip" if clips else "fill",
-                fill_value=-1,
-            )
+    elements = count_elements(shape).astype(np.int32)
+
+    def find_places(index: Any) -> Any:
+        return jax.lax.gather(
+            jnp.asarray(elements),
+            index,
+            numbers,
+            tuple(sizes),
+            mode="clip" if clips else "fill",
+            fill_value=-1,
         )
-    op = eqn.primitive.name.removeprefix("scatter")[1:]
-    if op not in ("", "add"):
-        raise Unsupported(eqn.primitive.name, "kernels on arrays have no rule for it")
-    return assemble(graph, shape, x, [(new, places)], added=op == "add")
+
+    return find_places
+
+
+def _spread(
+    graph: ArrayGraph,
+    eqn: Any,
+    shape: tuple[int, ...],
+    indices: Sequence[int],
+    new: int,
+    find_places: Callable[..., Any],
+) -> int:
+    """Add updates to zeros, at places that all trajectories share in a step.
+
+    The gradient of a table that is read at an index of the time. It is summed up per step, and put
+    into place after that. find_places: function of the indices, by JAX.
+    """
+    if any(graph[node].depends & LANE for node in indices) or not graph[new].depends & LANE:
+        raise Unsupported(eqn.primitive.name, "an index that is not a constant")
+    where = functools.reduce(operator.or_, (graph[node].depends for node in indices))
+    # by the equation, which the nodes keep
+    node = ArrayNode("ahead", tuple(indices), graph[new].shape, "i", where, eqn, find_places)
+    places = graph.add(node, (id(eqn), "places"))
+    depends = graph[new].depends | where
+    return graph.add(ArrayNode(SPREAD, (new, places), shape, "f", depends, eqn), id(eqn))
 
 
 def _iota(graph: ArrayGraph, eqn: Any, *_: int) -> int:

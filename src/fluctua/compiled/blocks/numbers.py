@@ -31,7 +31,9 @@ class NumbersOfCall:
         self.computed = {
             name: [n for n in computed if self.places[n][0] == name] for name in self.sizes
         }
+        self.step_places = [self.graph[node].args[1] for node in program.sums.by_step]
         self._compute = jit(self._evaluate)
+        self._find_places = jit(self._evaluate_places)
 
     def _evaluate(self, theta: list[Any], t: Array, dt: Array) -> tuple[list[Any], list[Any]]:
         known = dict(zip(self.theta, theta, strict=True))
@@ -42,6 +44,22 @@ class NumbersOfCall:
             return evaluate_nodes(self.graph, self.computed["timed"], known | inputs)
 
         return shared, jax.vmap(at)(t, dt)
+
+    def find_step_places(self, theta: Params, times: Any) -> list[np.ndarray]:
+        """Return the places of what is summed up per step, (T, ...) per node of the plan."""
+        leaves = [on_host(leaf) for leaf in jax.tree.leaves(theta)]
+        with on_host_device():
+            places = self._find_places(leaves, np.asarray(times.t)[:-1], np.asarray(times.dt))
+        return [np.asarray(v) for v in places]
+
+    def _evaluate_places(self, theta: list[Any], t: Array, dt: Array) -> list[Any]:
+        known = dict(zip(self.theta, theta, strict=True))
+
+        def at(t: Array, dt: Array) -> list[Any]:
+            inputs = {self.times["t"]: t, self.times["dt"]: dt}
+            return evaluate_nodes(self.graph, self.step_places, known | inputs)
+
+        return jax.vmap(at)(t, dt)
 
     def fill(self, theta: Params, times: Any, real: np.dtype) -> dict[str, np.ndarray]:
         """Return the arrays "shared" (·,) and "timed" (T, ·)."""

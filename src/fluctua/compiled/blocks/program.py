@@ -11,8 +11,13 @@ from fluctua.compiled.blocks.nodes import LANE, ArrayGraph
 from fluctua.compiled.blocks.plan import Demand, choose_kept, find_operand
 from fluctua.compiled.blocks.step import ArrayProgram, trace_program
 from fluctua.compiled.blocks.write import FunctionWriter, NumbersAhead, PlaceTables
+from fluctua.compiled.scalar import Unsupported
 
 __all__ = ["ArrayProgram", "ArrayText", "place_roots", "read_sums", "trace_program"]
+
+
+MAX_STEP_SUMS = 2**21
+"""Largest number of sums of single steps: 1 GiB in 64 batches."""
 
 
 class Root(NamedTuple):
@@ -28,12 +33,21 @@ class ArrayText(NamedTuple):
     """The generated functions of a kernel, and where its numbers are.
 
     sizes: constants of the C++ text. ahead: numbers that are the same for all trajectories.
+    roots: sums over all steps. by_step: sums of every step.
     """
 
     functions: str
     sizes: dict[str, int]
     ahead: NumbersAhead
     roots: list[Root]
+    by_step: list[Root]
+
+    def count_sums(self, steps: int) -> int:
+        """Return the number of sums of a batch."""
+        by_step = steps * self.sizes["PER_STEP"]
+        if by_step > MAX_STEP_SUMS:
+            raise Unsupported("time", f"{by_step} sums of single steps; {MAX_STEP_SUMS} are served")
+        return self.sizes["ELEMENTS"] + self.sizes["PRODUCTS"] + by_step
 
 
 HEADS = {
@@ -41,7 +55,8 @@ HEADS = {
     "V* r, V* kept, V* work",
     "finish": "const F* shared, const V* c, const V* x, V* g, V* work",
     "backward": "const F* shared, const F* timed, const V* c, const V* x, const V* y, "
-    "const V* weight, const V* once, const V* kept, V* sums, F* products, V* work, F* scratch",
+    "const V* weight, const V* once, const V* kept, V* sums, F* products, V* step_sums, V* work, "
+    "F* scratch",
 }
 
 
@@ -63,8 +78,10 @@ def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
     tables = PlaceTables()
     roots = place_roots(program, lanes)
     outers = [part for root in roots if root.outer for part in root.outer[:2]]
+    by_step = place_step_roots(program)
     added = [root.node for root in roots if root.outer is None]
-    kept = choose_kept(graph, program.step, [*outers, *added])
+    in_loops = [*added, *(root.node for root in by_step)]
+    kept = choose_kept(graph, program.step, [*outers, *in_loops])
     places = dict(zip(kept, np.cumsum([0, *(graph[n].size for n in kept)]).tolist(), strict=False))
     kept_names = {node: f"(kept + {place} * BLOCKS)" for node, place in places.items()}
 
@@ -81,7 +98,9 @@ def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
     end.write_outputs([(program.terminal, "g")], lane_inputs)
     back = make_writer(lane_inputs | kept_names)
     operands = [find_operand(graph, part) for part in outers]
-    back.write(Demand(operands, added, back.buffers), {})
+    back.write(Demand(operands, in_loops, back.buffers), {})
+    for root in by_step:
+        back.add_elements(root.node, root.first, "step_sums")
     for root in roots:
         if root.outer is None:
             back.add_elements(root.node, root.first)
@@ -100,8 +119,9 @@ def write_program(program: ArrayProgram, lanes: int) -> ArrayText:
         "ELEMENTS": sum(graph[n].size for n in added),
         "PRODUCTS": sum(_count_rows(graph, root) * root.columns for root in products),
         "SCRATCH": max([0, *(root.columns for root in products)]),
+        "PER_STEP": sum(graph[root.node].size for root in by_step),
     }
-    return ArrayText("\n".join(functions), sizes, ahead, roots)
+    return ArrayText("\n".join(functions), sizes, ahead, roots, by_step)
 
 
 def _count_rows(graph: ArrayGraph, root: Root) -> int:
@@ -127,6 +147,19 @@ def place_roots(
         roots.append(Root(node, ends[is_product], outer, columns))
         ends[is_product] += size
     return roots
+
+
+def place_step_roots(program: ArrayProgram) -> list[Root]:
+    """Find a place for the sums of every step."""
+    nodes = [program.graph[node].args[0] for node in program.sums.by_step]
+    ends = np.cumsum([0, *(program.graph[node].size for node in nodes)]).tolist()
+    return [Root(node, first, None, 0) for node, first in zip(nodes, ends, strict=False)]
+
+
+def read_step_sums(text: ArrayText, sums: np.ndarray) -> np.ndarray:
+    """Return the sums of every step (B, T, L) from the array that a kernel has filled."""
+    fixed = text.sizes["ELEMENTS"] + text.sizes["PRODUCTS"]
+    return sums[:, fixed:].reshape(len(sums), -1, text.sizes["PER_STEP"])
 
 
 def read_sums(program: ArrayProgram, text: ArrayText, sums: np.ndarray) -> dict[int, np.ndarray]:

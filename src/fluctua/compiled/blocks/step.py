@@ -11,7 +11,7 @@ import numpy as np
 
 from fluctua.compiled.blocks import nodes
 from fluctua.compiled.blocks.lower import lower
-from fluctua.compiled.blocks.sums import OUTER_ELEMENTS, SumPlan, split_sums
+from fluctua.compiled.blocks.sums import OUTER_ELEMENTS, SumPlan, refuse_spread, split_sums
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import drop_ensemble_axis
 from fluctua.core import draws, scores, simulate
@@ -130,6 +130,7 @@ def trace_program(
     ends = ("theta", "x", "x_next", "t", "dt", "context", "weight", "once")
     slopes = call(jax.grad(weigh), *ends)
     terminal = call(end, "theta", "x", "context")
+    refuse_spread(graph, [*step, *terminal])
     at_end = call(jax.grad(end), "theta", "x", "context")
     return ArrayProgram(
         graph,

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled.blocks.nodes import LANE, THETA, ArrayGraph, find_strides
+from fluctua.compiled.blocks.nodes import LANE, SPREAD, THETA, ArrayGraph, find_strides
+from fluctua.compiled.scalar import Unsupported
 from fluctua.core.arrays import jit
 
 OUTER_ELEMENTS = 512
@@ -73,10 +74,12 @@ class SumPlan(NamedTuple):
     """Sums that a kernel forms.
 
     outputs: gradients. roots: nodes that are added up over trajectories and steps.
+    by_step: nodes `SPREAD`, whose elements are added up over trajectories alone.
     """
 
     outputs: tuple[int, ...]
     roots: tuple[int, ...]
+    by_step: tuple[int, ...]
 
 
 def split_sums(graph: ArrayGraph, outputs: Sequence[int], least: int = OUTER_ELEMENTS) -> SumPlan:
@@ -85,13 +88,22 @@ def split_sums(graph: ArrayGraph, outputs: Sequence[int], least: int = OUTER_ELE
     least: elements of a product a bᵀ.
     """
     roots: set[int] = set()
+    by_step: set[int] = set()
 
     @cache
-    def has_outer(node: int) -> bool:
-        if find_outer(graph, node, least) is not None:
+    def is_divided(node: int) -> bool:
+        """Whether parts are summed up by themselves.
+
+        Products a bᵀ, few elements among zeros, and those with other places in every step.
+        """
+        of = graph[node]
+        if of.op == SPREAD or find_outer(graph, node, least) is not None:
             return True
         lanes = _linear_arguments(graph, node)
-        return lanes is not None and any(has_outer(arg) for arg in lanes)
+        if lanes is None:
+            return False
+        sparse = of.op == "assemble" and sum(graph[a].size for a in lanes) < of.size
+        return sparse or any(is_divided(arg) for arg in lanes)
 
     @cache
     def has_factor(node: int) -> bool:
@@ -104,12 +116,15 @@ def split_sums(graph: ArrayGraph, outputs: Sequence[int], least: int = OUTER_ELE
     def visit(node: int) -> None:
         if not graph[node].depends & LANE or node in roots:
             return
+        if graph[node].op == SPREAD:
+            by_step.add(node)
+            return
         lanes = _linear_arguments(graph, node)
         if lanes is None or find_outer(graph, node, least) is not None:
             roots.add(node)
             return
         small = all(graph[a].size <= graph[node].size for a in lanes)
-        if (small and (graph[node].op == "view" or has_factor(node))) or has_outer(node):
+        if (small and (graph[node].op == "view" or has_factor(node))) or is_divided(node):
             for arg in lanes:
                 visit(arg)
         else:
@@ -117,7 +132,15 @@ def split_sums(graph: ArrayGraph, outputs: Sequence[int], least: int = OUTER_ELE
 
     for node in outputs:
         visit(node)
-    return SumPlan(tuple(outputs), tuple(sorted(roots)))
+    plan = SumPlan(tuple(outputs), tuple(sorted(roots)), tuple(sorted(by_step)))
+    refuse_spread(graph, [*plan.roots, *(graph[node].args[0] for node in plan.by_step)])
+    return plan
+
+
+def refuse_spread(graph: ArrayGraph, nodes: Sequence[int]) -> None:
+    """Raise where nodes are computed from elements whose places change with the time."""
+    if any(graph[node].op == SPREAD for node in graph.reachable(nodes)):
+        raise Unsupported("scatter", "an index that changes with the time, within a step")
 
 
 def _linear_arguments(graph: ArrayGraph, node: int) -> list[int] | None:
@@ -175,6 +198,22 @@ def finish_sums(
     """Return the gradients of every batch (B, ...) from the sums of the roots (B, ...)."""
     known = dict(sums)
 
+    def assemble_sums(node: int) -> np.ndarray | None:
+        """Put sums among zeros (B, ...)."""
+        of = graph[node]
+        has_base, pieces = of.data
+        table = np.zeros((batches, of.size))
+        for arg, piece in zip(of.args[has_base:], pieces, strict=True):
+            part = value(arg) if graph[arg].depends & LANE else np.zeros(())
+            if part is None:
+                return None
+            flat = part.reshape(len(part), -1) if part.ndim else part
+            if piece.added:
+                np.add.at(table.T, piece.target.places, flat.T)
+            else:
+                table[:, piece.target.places] = flat
+        return table.reshape(batches, *of.shape)
+
     def value(node: int) -> np.ndarray | None:
         of = graph[node]
         if node in known:
@@ -185,6 +224,11 @@ def finish_sums(
                 return None
             known[node] = take_columns(base, of.data.places).reshape(-1, *of.shape)
             return known[node]
+        if of.op == "assemble":
+            assembled = assemble_sums(node)
+            if assembled is not None:
+                known[node] = assembled
+            return assembled
         if of.op in NUMPY_SUMS:
             parts = [value(a) for a in of.args]
             if any(part is None for part in parts):
@@ -202,6 +246,16 @@ def finish_sums(
         known[node] if graph[node].depends & LANE else np.zeros((batches, *graph[node].shape))
         for node in plan.outputs
     ]
+
+
+def spread_sums(values: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
+    """Return sums of steps at their places (B, size). values: (B, T, L). places: (T, L)."""
+    rows = values.reshape(len(values), -1).T
+    where = places.ravel()
+    kept = where >= 0
+    table = np.zeros((size, len(values)))
+    np.add.at(table, where[kept], rows[kept])
+    return table.T
 
 
 class SumPlaces(NamedTuple):

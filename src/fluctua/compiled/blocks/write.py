@@ -267,7 +267,7 @@ class FunctionWriter:
 
     # ---------------------------------------------------------------------------------------- sums
 
-    def add_elements(self, node: int, first: int) -> None:
+    def add_elements(self, node: int, first: int, target: str = "sums") -> None:
         """Write the loop that adds a node to sums per lane, from place `first` on."""
         of = self.graph[node]
         loop = LoopNest(of.shape)
@@ -276,7 +276,7 @@ class FunctionWriter:
         body = [
             "V total = V{};",
             *indent(["for (int b = 0; b < VECTORS; b++)"], [*lines, f"total += {value};"]),
-            f"sums[{first} + {index}] += total;",
+            f"{target}[{first} + {index}] += total;",
         ]
         self.nest(loop.heads(range(len(of.shape))), body)
 

@@ -9,7 +9,7 @@ struct BatchRun {
   Run run;
   int64_t size;    // trajectories per batch
   int64_t stored;  // whether all states are stored; if not, the second pass draws the noise once more
-  double* totals;  // (batches, ELEMENTS + PRODUCTS), or (batches, T, 2) of rewards alone
+  double* totals;  // (batches, ELEMENTS + PRODUCTS + T · PER_STEP), or (batches, T, 2) of rewards alone
 };
 
 struct Workspace {
@@ -114,7 +114,7 @@ INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
   const bool stored_all = given->stored;
   const Workspace space(memory, run.steps, stored_all);
   const int64_t first = batch * given->size, end = first + given->size, stop = end < run.count ? end : run.count;
-  double* const sums = given->totals + batch * (ELEMENTS + PRODUCTS);
+  double* const sums = given->totals + batch * (ELEMENTS + PRODUCTS + run.steps * PER_STEP);
   const auto state = [&](int64_t n) { return space.x + (stored_all ? n : n % 2) * STATE * BLOCKS; };
   const auto kept = [&](int64_t n) { return space.kept + (stored_all ? n : 0) * KEPT * BLOCKS; };
   for (int64_t j = first; j < stop; j += TRAJECTORIES) {
@@ -141,8 +141,14 @@ INLINE void add_batch(const BatchRun* given, int64_t batch, void* memory) {
       if (!stored_all) take_step(block, space, run, n, state(n), state(n + 1), kept(n), g, r);
       for (int b = 0; b < BLOCKS; b++)
         weight[b] = (block.reward[b] - space.collected[n * BLOCKS + b] - run.bar[n]) * block.counts[b];
+      V step_sums[AT_LEAST_ONE(PER_STEP)] = {};
       backward(run.shared, run.timed + n * TIMED, space.context, state(n), state(n + 1), weight, block.counts, kept(n),
-               space.sums, space.products, space.work, space.scratch);
+               space.sums, space.products, step_sums, space.work, space.scratch);
+      for (int64_t k = 0; k < PER_STEP; k++) {
+        Sum sum;
+        sum.add(step_sums[k]);
+        sums[ELEMENTS + PRODUCTS + n * PER_STEP + k] += sum.total();
+      }
     }
     for (int64_t k = 0; k < ELEMENTS; k++) {
       Sum sum;

@@ -51,7 +51,7 @@ INLINE void draw(const U* stream, u32 n, V* z) {
 
 // count, steps, first: as in `Run` of ensemble.cuh. size: trajectories per batch. piece: trajectories that are summed
 // by one block. path: states (T + 1, STATE, TRAJECTORIES), then collected rewards (T, TRAJECTORIES), per block of the
-// grid. sums: (pieces, SUMS); without them, of a pilot, only rewards are collected.
+// grid. sums: (pieces, SUMS + T · PER_STEP); without them, of a pilot, only rewards are collected.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     batch_pass(i64 count, i64 steps, i64 first, i64 size, i64 piece, i64 pieces, const F* numbers, const F* timed,
                const F* start, const F* context, const u32* words, const F* bar, F* reward, F* last, F* path, F* sums) {
@@ -74,9 +74,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const i64 batch_end = (p / per_batch + 1) * size, piece_end = begin + piece;
     const i64 end = batch_end < piece_end ? batch_end : piece_end, stop = end < count ? end : count;
     __syncthreads();
-    F* const totals = SUMS_IN_BLOCK ? fixed + NUMBERS : sums + p * SUMS;
-    if (sums)
+    F* const row = sums + p * (SUMS + steps * PER_STEP);
+    F* const totals = SUMS_IN_BLOCK ? fixed + NUMBERS : row;
+    if (sums) {
       for (int k = threadIdx.x; k < SUMS; k += THREADS) totals[k] = 0;
+      for (i64 k = threadIdx.x; k < steps * PER_STEP; k += THREADS) row[SUMS + k] = 0;
+    }
     for (i64 group = begin; group < stop; group += TRAJECTORIES) {
       const bool here = group + lane < stop;
       const i64 j = here ? group + lane : stop - 1;
@@ -140,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
           for (int k = team; k < STATE; k += TEAM) to[k * BLOCKS] = states[(n * STATE + k) * TRAJECTORIES];
         }
         __syncthreads();
-        backward(FIXED, timed + n * TIMED, c, to, from, weight, once, 0, totals, totals, work, 0);
+        backward(FIXED, timed + n * TIMED, c, to, from, weight, once, 0, totals, totals, row + SUMS + n * PER_STEP,
+                 work, 0);
         V* const before = from;
         from = to;
         to = before;
@@ -148,12 +152,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
     __syncthreads();
     if (SUMS_IN_BLOCK && sums)
-      for (int k = threadIdx.x; k < SUMS; k += THREADS) sums[p * SUMS + k] = totals[k];
+      for (int k = threadIdx.x; k < SUMS; k += THREADS) row[k] = totals[k];
   }
 }
 
 // Mean and variance of one trajectory, skewness and excess kurtosis of batches, in table (4, SUMS); as
-// `compare_batches` of core/estimate.py has them. per_batch: pieces of a batch.
+// `compare_batches` of core/estimate.py has them, where there are no sums of steps. per_batch: pieces of a batch.
 extern "C" __global__ void compare_batches(i64 count, i64 size, i64 batches, i64 per_batch, const F* sums,
                                            double* table) {
   const i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x;
