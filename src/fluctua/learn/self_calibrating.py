@@ -154,44 +154,41 @@ class SelfCalibrating(PlainEstimator):
     def __call__(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
         """Estimate ∇θJ, from `count` new trajectories and all before them."""
         with limit_blas(self.belief.start.size):
-            return self._estimate_next(key, theta, count)
-
-    def _estimate_next(self, key: Array, theta: Params, count: int) -> estimates.Estimate:
-        self.check_doubt()
-        check.count(count, 2 if self.options.uses_measured else 1)
-        theta = check.parameters(theta)
-        k_device, k_model, k_error = jax.random.split(key, 3)
-        task = self._select_task(self._calls)
-        self.event = ""
-        self.comparison = predicting.MeasurementComparison()
-        if task is not self._task:
-            self._set_task(task)
-            # trajectories of another task are of another model
-            self._kept = keeping.Kept(self.belief)
-            self.event = NEW_TASK
-        measured = None
-        learnt = None
-        before = self.belief
-        if self._calls % self.options.measure_every == 0:
-            measured = self.device(k_device, theta, count)
-            misfit = getattr(self.model, "misfit", None)
-            if misfit is not None:
-                self._test_prediction(misfit, k_model, k_error, theta, measured)
-            learnt = self._update(theta, measured)
-            chi2, degrees = self._surprise
-            self.comparison = self.comparison._replace(score_chi2=chi2 / max(degrees, 1))
-            if not getattr(self.model, "leaves_processor", False):
-                self._conclude(learnt, testing.test_calibration(learnt))
-                learnt = None
-        self._last = 0 if measured is None else count
-        self._calls = self._calls + 1
-        if learnt is None:
-            return self._estimate(theta, measured, before, k_model, k_error)
-        tests = testing.start_tests(learnt)
-        try:
-            return self._estimate(theta, measured, before, k_model, k_error)
-        finally:
-            self._conclude(learnt, tests.result())
+            self.check_doubt()
+            check.count(count, 2 if self.options.uses_measured else 1)
+            theta = check.parameters(theta)
+            k_device, k_model, k_error = jax.random.split(key, 3)
+            task = self._select_task(self._calls)
+            self.event = ""
+            self.comparison = predicting.MeasurementComparison()
+            if task is not self._task:
+                self._set_task(task)
+                # trajectories of another task are of another model
+                self._kept = keeping.Kept(self.belief)
+                self.event = NEW_TASK
+            measured = None
+            learnt = None
+            before = self.belief
+            if self._calls % self.options.measure_every == 0:
+                measured = self.device(k_device, theta, count)
+                misfit = getattr(self.model, "misfit", None)
+                if misfit is not None:
+                    self._test_prediction(misfit, k_model, k_error, theta, measured)
+                learnt = self._update(theta, measured)
+                chi2, degrees = self._surprise
+                self.comparison = self.comparison._replace(score_chi2=chi2 / max(degrees, 1))
+                if not getattr(self.model, "leaves_processor", False):
+                    self._conclude(learnt, testing.test_calibration(learnt))
+                    learnt = None
+            self._last = 0 if measured is None else count
+            self._calls = self._calls + 1
+            if learnt is None:
+                return self._estimate(theta, measured, before, k_model, k_error)
+            tests = testing.start_tests(learnt)
+            try:
+                return self._estimate(theta, measured, before, k_model, k_error)
+            finally:
+                self._conclude(learnt, tests.result())
 
     def measure_returns(
         self, key: Array, theta: Params, measured: records.Trajectories
