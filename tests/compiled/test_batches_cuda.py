@@ -1,6 +1,7 @@
 """Sums over batches by a kernel for a GPU are those of JAX; emulated where there is no GPU."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +132,32 @@ def test_context_and_random_start(gpu_kernels):
 def test_couplings(gpu_kernels):
     own = kuramoto()
     assert_alike(own.process, own.objective, own.start, T, own.theta)
+
+
+def test_one_thread_adds_what_goes_to_one_place(gpu_kernels):
+    """Forces along edges, several of which end at a node: two threads would lose one of them."""
+    rng = np.random.default_rng(3)
+    begins, ends = rng.integers(0, 9, (2, 30))
+    theta = {
+        "force": jnp.asarray(rng.normal(size=30), jnp.float32),
+        "W": jnp.asarray(rng.normal(size=(9, 9)) / 4, jnp.float32),
+    }
+
+    def drift(theta, x):
+        forces = theta["force"] * jnp.sin(x[begins] - x[ends])
+        return jnp.zeros_like(x).at[ends].add(forces) + jnp.tanh(theta["W"] @ x)
+
+    process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
+    objective = fl.Objective(running=lambda theta, x: -jnp.sum((x - 0.5) ** 2))
+    assert_alike(process, objective, jnp.linspace(0, 1, 9), T, theta, count=150)
+    (kernel,) = gpu._kernels.values()
+    added = [
+        part.split("{")[0]
+        for part in kernel.kernel.text.functions.split("__syncthreads();")
+        if re.search(r"\] \+= v\d+;", part)
+    ]
+    assert added
+    assert all("% TEAM == team" in heads and "= team;" not in heads for heads in added)
 
 
 def test_double_precision(gpu_kernels):

@@ -99,6 +99,20 @@ class _GpuWriter(FunctionWriter):
         self.statements.append(_Statement(self.lines, is_scalar))
         self.lines = []
 
+    def _store_elements(self, node: int, target: str, places: np.ndarray, added: bool) -> None:
+        """Store or add elements. Of several that are added in one place, one thread adds all."""
+        if not added or len(np.unique(places)) == len(places):
+            super()._store_elements(node, target, places, added)
+            return
+        loop = LoopNest(self.graph[node].shape)
+        lines, value = self.evaluate(node, loop)
+        index = write_index(loop, places, self.tables)
+        heads = [*loop.heads(range(len(loop.shape))), f"if (({index}) % TEAM == team)"]
+        heads.append("for (int b = 0; b < VECTORS; b++)")
+        FunctionWriter.nest(self, heads, [*lines, f"{target}[({index}) * BLOCKS + b] += {value};"])
+        self.statements.append(_Statement(self.lines))
+        self.lines = []
+
     # ---------------------------------------------------------------------------------------- sums
 
     def _add_sum(self, text: str, workers: int) -> None:
