@@ -42,6 +42,36 @@ def test_numpy_computes_what_jax_does(name):
     np.testing.assert_allclose(found, expected, rtol=1e-6 if name == "types" else 1e-13)
 
 
+EDGES = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, -1.7, 0.0])
+COUNTS = np.array([0, 1, -7, 7, -(2**31)], np.int32)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.uint32])
+def test_reals_outside_of_an_integer_type_are_those_of_jax(kind):
+    def convert(x):
+        return x.astype(kind)
+
+    (found,) = HostProgram(convert, EDGES)(EDGES)
+    np.testing.assert_array_equal(found, convert(jnp.asarray(EDGES)))
+
+
+@pytest.mark.parametrize("by", [0, 2, -2, -1])
+def test_integers_are_divided_as_jax_does(by):
+    divisor = np.full_like(COUNTS, by)
+    (found,) = HostProgram(jax.lax.div, COUNTS, divisor)(COUNTS, divisor)
+    np.testing.assert_array_equal(found, jax.lax.div(jnp.asarray(COUNTS), jnp.asarray(divisor)))
+
+
+@pytest.mark.parametrize("kind", [jnp.float16, jnp.bfloat16])
+def test_products_are_added_in_the_precision_of_the_result(kind):
+    def multiply(x):
+        return jnp.matmul(x, x, preferred_element_type=jnp.float32)
+
+    x = np.full((4, 4), 200).astype(kind)
+    (found,) = HostProgram(multiply, x)(x)
+    np.testing.assert_array_equal(found, np.full((4, 4), 160_000, np.float32))
+
+
 def test_operations_without_a_rule_are_refused():
     with pytest.raises(NoRule, match="sort"):
         HostProgram(jnp.sort, X)(X)

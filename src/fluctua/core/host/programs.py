@@ -68,13 +68,23 @@ def _apply(equation: Any, inputs: list[np.ndarray]) -> list[Any]:
         return _evaluate(equation.params[CALLS[name]], inputs)
     if name in ELEMENTWISE:
         return [ELEMENTWISE[name](*inputs)]
-    rule = MOVES.get(name) or RULES.get(name)
+    rule = RULES.get(name) or MOVES.get(name)
     if rule is None:
         raise NoRule(name)
     try:
         return [rule(equation, *inputs)]
     except KeyError as problem:  # a parameter that has another name in this version of JAX
         raise NoRule(f"{name}: {problem}") from None
+
+
+def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Divide; integers towards zero, and those by zero give −1, as XLA has it."""
+    if x.dtype.kind not in "iu":
+        return np.divide(x, y)
+    whole = np.where(y == 0, 1, y)
+    down = x // whole
+    towards_zero = down + ((down < 0) & (down * whole != x))
+    return np.where(y == 0, np.asarray(-1).astype(x.dtype), towards_zero)
 
 
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
@@ -87,7 +97,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "cos": np.cos,
     "cosh": np.cosh,
-    "div": np.divide,
+    "div": _divide,
     "eq": np.equal,
     "exp": np.exp,
     "expm1": np.expm1,
@@ -120,6 +130,17 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
 }
 
 
+def _convert(equation: Any, x: np.ndarray) -> np.ndarray:
+    """Convert the type; reals that are no integer of the type become the next one, NaN zero."""
+    kind = np.dtype(equation.params["new_dtype"])
+    if kind.kind not in "iu" or x.dtype.kind in "biu":
+        return x.astype(kind)
+    limits = np.iinfo(kind)
+    inside = np.where((x > limits.min) & (x < limits.max), x, 0).astype(kind)
+    ends = np.where(x >= limits.max, limits.max, limits.min).astype(kind)
+    return np.where((x >= limits.max) | (x <= limits.min), ends, inside)
+
+
 def _integer_pow(equation: Any, x: np.ndarray) -> np.ndarray:
     return np.power(x, np.asarray(equation.params["y"], x.dtype))
 
@@ -145,10 +166,14 @@ def _product(equation: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         axes_b[right] = left
     free_a = [k for k in range(a.ndim) if k not in (*over_a, *batch_a)]
     free_b = [axes_b[k] for k in range(b.ndim) if k not in (*over_b, *batch_b)]
-    return np.einsum(a, axes_a, b, axes_b, [*batch_a, *free_a, *free_b])
+    kind = equation.outvars[0].aval.dtype  # in which JAX adds, also of numbers of fewer bits
+    kind = kind if kind.kind in "biufc" else np.dtype(np.float32)  # of bfloat16 it has none
+    left, right = a.astype(kind, copy=False), b.astype(kind, copy=False)
+    return np.einsum(left, axes_a, right, axes_b, [*batch_a, *free_a, *free_b])
 
 
 RULES: dict[str, Callable[..., Any]] = {
+    "convert_element_type": _convert,
     "dot_general": _product,
     "integer_pow": _integer_pow,
     "iota": _iota,
