@@ -83,3 +83,22 @@ def test_noise_words_are_those_that_jax_packs(wiener, partitionable):
         key = jax.random.fold_in(jax.random.key(7), 3)
         expected = passes._split_noise_key(wiener, key)
         np.testing.assert_array_equal(passes.compute_noise_words(wiener, key), expected)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint32, jax.numpy.asarray])
+def test_numbers_of_iterations_are_integers_of_any_type(kind):
+    key = jax.random.key(3)
+    expected = jax.random.fold_in(key, 70_001)
+    assert jax.numpy.array_equal(keys.fold_in(key, kind(70_001)), expected)
+
+
+def test_numbers_of_iterations_may_be_traced():
+    key = jax.random.key(3)
+    found = jax.vmap(lambda number: keys.fold_in(key, number))(jax.numpy.arange(2))
+    assert jax.numpy.array_equal(found[1], jax.random.fold_in(key, 1))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_keys_are_refused_by_jax(count):
+    with pytest.raises(ValueError, match="single key"):
+        keys.fold_in(jax.random.split(jax.random.key(3), count), 1)

@@ -31,13 +31,13 @@ class Words(NamedTuple):
 
 
 def read_words(key: Array) -> Words | None:
-    """The words of a key; None for another generator, and within a function that JAX traces."""
+    """The words of a key; None for another generator and several keys, and where JAX traces."""
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     raw = key.dtype == np.uint32
     if not partitionable or not (raw or jax.random.key_impl(key) == "threefry2x32"):
         return None
     words = key if raw else jax.random.key_data(key)
-    if isinstance(words, jax.core.Tracer):
+    if isinstance(words, jax.core.Tracer) or words.shape != (2,):
         return None
     return Words(*on_host(words).tolist())
 
@@ -62,9 +62,9 @@ def make_key(words: Words, like: Array) -> Array:
 def fold_in(key: Array, number: int) -> Array:
     """`jax.random.fold_in`, on the host where the key is there."""
     words = read_host_words(key)
-    if words is None:
+    if words is None or not isinstance(number, int | np.integer):
         return jax.random.fold_in(key, number)
-    return make_key(split_words(words, number), key)
+    return make_key(split_words(words, int(number)), key)
 
 
 def split_words(key: Words, index: int | np.ndarray) -> Words:
