@@ -1,11 +1,11 @@
-"""Roots of covariances, regular and singular."""
+"""Roots of covariances, regular and singular, and arrays of NumPy that are put on the host."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua.core.arrays import root_covariance
+from fluctua.core.arrays import put_on_host, root_covariance
 
 
 def make_covariance(size, rank):
@@ -42,3 +42,16 @@ def test_the_unit_does_not_matter(scale):
 def test_what_is_not_a_number_is_passed_on():
     covariance = make_covariance(3, 3).at[1, 1].set(jnp.nan)
     assert not jnp.isfinite(root_covariance(covariance)).all()
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_arrays_put_on_the_host_do_not_follow_their_source(size):
+    memory = np.zeros(4 * size + 64, np.uint8)
+    first = -memory.ctypes.data % 64  # where JAX could share it
+    source = memory[first : first + 4 * size].view(np.float32)
+    for _ in range(2):  # the second call of a shape is compiled
+        source[:] = 1
+        (array,) = put_on_host([source])
+        array.block_until_ready()
+        source[:] = 2
+        assert float(array[0]) == 1

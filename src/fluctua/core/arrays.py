@@ -89,7 +89,8 @@ def put_on_host(tree: PyTree) -> PyTree:
 
     They are bound to no device: JAX moves them where they are used. All are put in one compiled
     call, but for the first of their shapes: that call takes as long as one array alone, and its
-    compilation as long as hundreds. Where JAX has no CPU they are on its default device.
+    compilation as long as hundreds. Where JAX has no CPU they are on its default device. Later
+    changes of the NumPy arrays do not reach them.
     """
     leaves, structure = jax.tree.flatten(tree)
     code = (structure, *[(leaf.shape, leaf.dtype) for leaf in leaves])
@@ -98,7 +99,14 @@ def put_on_host(tree: PyTree) -> PyTree:
         _PUT_BEFORE.clear()
     _PUT_BEFORE.add(code)
     with on_host_device():
-        return _return_tree(tree) if put_before else jax.device_put(tree)
+        if put_before:
+            return _return_tree(tree)
+        return jax.device_put(jax.tree.map(_copy, tree))
+
+
+def _copy(leaf: Any) -> Any:
+    """A copy of an array of NumPy, whose memory JAX would share on the host."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def on_host_device() -> AbstractContextManager:
