@@ -69,6 +69,17 @@ def test_a_rule_that_looks_at_numbers_runs_as_it_is():
     np.testing.assert_array_equal(ours.theta["omega"], theirs.theta["omega"])
 
 
+def test_a_rule_that_selects_by_numbers_runs_as_it_is():
+    def update(updates, state, params=None, **extra):
+        largest = max(float(g[g == g.max()][0]) for g in jax.tree.leaves(updates))
+        return jax.tree.map(lambda g: -0.1 * g / largest, updates), state
+
+    rule = optax.GradientTransformationExtraArgs(lambda theta: optax.EmptyState(), update)
+    ours, theirs, step = run(rule, count=2)
+    assert list(step._steps.values()) == [step.apply]
+    np.testing.assert_array_equal(ours.theta["omega"], theirs.theta["omega"])
+
+
 def test_many_parameters_are_left_to_jax(monkeypatch):
     monkeypatch.setattr(steps, "MAX_PARAMETERS", 3)
     _, _, step = run(optax.sgd(0.1), count=2)

@@ -76,7 +76,7 @@ class OptimiserStep:
                 return step
         except NoRule:
             pass
-        except TypeError:  # among others, of JAX about a number that is looked at
+        except (TypeError, IndexError):  # of JAX, among others, about a number that is looked at
             return self.apply
         return jit(self.apply)
 
