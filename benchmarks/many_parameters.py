@@ -37,7 +37,7 @@ STEPS = 400
 CPU_ROWS = 4096
 """Rows of bare products on a CPU, which are then fastest."""
 
-SINGLE_BYTES = 2**30
+SINGLE_BYTES = 2**28
 """Memory of single gradients beyond which they are not measured."""
 
 
@@ -130,7 +130,7 @@ def measure(name: str, own: Own, count: int, steps: int, backend: str) -> list[d
     if backend != "jax":
         call = estimate(own, count, steps, "jax", False)
         field.append(Competitor("batches", "jax", count, steps, call))
-    if 4 * count * count_parameters(own.theta) < SINGLE_BYTES / 4:
+    if 4 * count * count_parameters(own.theta) < SINGLE_BYTES:
         call = estimate(own, count, steps, "jax", True)
         field.append(Competitor("single", "jax", count, steps, call))
     if isinstance(own.theta, list):
