@@ -260,7 +260,11 @@ ONE_PLACE = {  # a pattern that only the definition matches, and where it is
     "fit of a drift": (r"\ndef fit_drift\(", (".py",), "core/likelihood/drift.py"),
     "evidence about unknowns": (r"\nclass Evidence\b", (".py",), "core/likelihood/evidence.py"),
     "tests of residuals": (r"\ndef sum_families\(", (".py",), "core/likelihood/alternatives.py"),
-    "from a setting to a parameter": (r"self\.offset \+ self\.gain", (".py",), "learn/effective.py"),
+    "from a setting to a parameter": (
+        r"self\.offset \+ self\.gain",
+        (".py",),
+        "learn/effective.py",
+    ),
     "a training": (r"\nclass Training\b", (".py",), "learn/training.py"),
     "the loop into a folder": (r"\ndef iterate\(", (".py",), "store/loop.py"),
     "pieces of trajectories": (r"x\.shape\[1\] \* x\.shape", (".py",), "core/trajectories.py"),

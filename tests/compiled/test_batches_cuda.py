@@ -169,7 +169,7 @@ def test_double_precision(gpu_kernels):
 
 def test_arrays_that_do_not_fit_are_left_to_jax(gpu_kernels):
     with pytest.raises(gpu.Unsupported, match="more than a GPU has memory for"):
-        gpu.choose_block(2000, 100, 4, 64, large=True)
+        gpu.choose_block_shape(2000, 100, 4, 64, large=True)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])

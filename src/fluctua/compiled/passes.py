@@ -52,7 +52,7 @@ class _RewardSums(NamedTuple):
 def pack_words(wiener: int, key: Array, theta: Params, real: np.dtype) -> np.ndarray:
     """Pack the words of `compute_noise_words`, and θ as `real` after them.
 
-    One array, since transfers are what takes time on a GPU.
+    One array, because every transfer to a GPU takes time.
     """
     leaves = [on_host(leaf).ravel() for leaf in jax.tree.leaves(theta)]
     parameters = np.concatenate(leaves).astype(real).view(np.uint32)
@@ -62,7 +62,7 @@ def pack_words(wiener: int, key: Array, theta: Params, real: np.dtype) -> np.nda
 def compute_noise_words(wiener: int, key: Array) -> np.ndarray:
     """Return the noise keys of run and pilot, two words each. (4,)
 
-    key: of the call. By NumPy, where keys are split as JAX splits them now.
+    key: of the call. NumPy splits it if it knows the generator and its settings, else JAX.
     """
     words = keys.read_words(key)
     if words is None:

@@ -1,9 +1,8 @@
 """Whole estimates by kernels, whose single gradients JAX never holds.
 
 On a GPU, start, noise, tables of baselines, sums and moments over the trajectories stay on the
-device. JAX is not asked: key, parameters and moments are few numbers, which NumPy converts while
-the device works. Where a check fails, the call is left to the path by single gradients, which has
-the message.
+device. JAX computes nothing: key, parameters and moments are few numbers, which NumPy converts.
+Where a check fails, the call is left to the path by single gradients, which has the message.
 
 On the CPU, NumPy takes the moments.
 """
@@ -53,7 +52,7 @@ def estimate_on_device(call: Call) -> estimates.Estimate | None:
     ahead.check_generator(call.key)
     library = served.kernel.library
     assert isinstance(library, cuda.GpuLibrary)
-    # read before the passes: a transfer waits for what was launched before it
+    # before the passes: a transfer would wait for them
     theta = jax.tree.map(arrays.on_host, call.theta)
     wiener = ahead.encode_generator(call.substrate.recipe.wiener)
     packed = passes.pack_words(wiener, call.key, theta, library.source.theta)

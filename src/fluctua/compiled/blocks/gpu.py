@@ -1,8 +1,8 @@
 """Sums over batches of trajectories on an NVIDIA GPU: a team of threads for each trajectory.
 
-Arrays of a trajectory are in the shared memory of its block. Weights and sums are there too, if
-they fit, and in the memory of the device otherwise. Layers of more than some hundred numbers are
-left to JAX.
+Arrays of a trajectory are in the shared memory of its block, which limits them to about 1,600
+numbers in single precision; larger networks are left to JAX. Weights and sums are there too, if
+they fit, and in the memory of the device otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fluctua.compiled.blocks import kernel as array_kernels
 from fluctua.compiled.blocks import program as programs
 from fluctua.compiled.blocks.gpu_write import OUTER_ELEMENTS, write_gpu_program
 from fluctua.compiled.blocks.nodes import LANE
-from fluctua.compiled.blocks.sums import find_places
+from fluctua.compiled.blocks.sums import find_sum_places
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core.estimation.batches import BatchSums
@@ -53,6 +53,8 @@ RESIDENT_THREADS = 768
 """Threads per processor: with more of them the registers do not suffice."""
 
 MAX_PIECES = 8192
+"""Largest number of pieces of a pass."""
+
 SUM_BYTES = 2**28
 """Memory for the sums of all pieces."""
 
@@ -137,7 +139,8 @@ def _make_kernel(call: Call, size: int) -> GpuArrayKernel:
     own = 2 * program.state + DRAWN[wiener] * normals + program.contexts + 4 + text.sizes["WORK"]
     copied = text.ahead.sizes["shared"] if text.ahead.sizes["shared"] <= FIXED_NUMBERS else 0
     in_block = sums <= BLOCK_SUMS
-    block = choose_block(own, copied + in_block * sums, real.itemsize, size, large=not in_block)
+    common = copied + in_block * sums
+    block = choose_block_shape(own, common, real.itemsize, size, large=not in_block)
     self_starting = recipe.fixed and call.model.objective.initial is None
     head = {
         "REAL": "double" if double else "float",
@@ -176,15 +179,15 @@ def _make_kernel(call: Call, size: int) -> GpuArrayKernel:
         program, text, source, function, real, self_starting, ahead, []
     )
     compare = module.get_function("compare_batches")
-    return GpuArrayKernel(kernel, block, compare, _find_places(kernel))
+    return GpuArrayKernel(kernel, block, compare, _find_gradients(kernel))
 
 
-def choose_block(own: int, common: int, itemsize: int, size: int, large: bool) -> BlockShape:
+def choose_block_shape(own: int, common: int, itemsize: int, size: int, large: bool) -> BlockShape:
     """Choose the extent of a block by its memory.
 
     own: numbers of a trajectory. common: numbers of the block. size: trajectories per batch.
     large: weights and sums are outside of the block, so that many trajectories should share them.
-    Few trajectories have a block per processor at most.
+    Then, and with few trajectories, a block has a processor for itself.
     """
     alone = large or size <= min(TRAJECTORIES)
     limits = {THREADS: ROOMY_BYTES, MANY_THREADS: BLOCK_BYTES}
@@ -196,7 +199,7 @@ def choose_block(own: int, common: int, itemsize: int, size: int, large: bool) -
     raise Unsupported("state", f"{own} numbers per trajectory, more than a GPU has memory for")
 
 
-def _find_places(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | None:
+def _find_gradients(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | None:
     """Return where the elements of each gradient are among the sums; None if some are computed.
 
     Sums are numbered from 1 on, and negative numbers stand for their negatives.
@@ -209,7 +212,7 @@ def _find_places(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | None:
         of = program.graph[output]
         if not of.depends & LANE:
             return None
-        at = find_places(program.graph, program.sums, output)
+        at = find_sum_places(program.graph, program.sums, output)
         if at is None:
             return None
         places.append(at.sign * numbers[at.root].ravel()[at.places])
@@ -255,7 +258,7 @@ def sum_batches_on_gpu(call: Call, size: int) -> BatchSums:
 
 
 def _order_moments(table: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the moments of gradients (4, P) from those of sums. places: of `_find_places`."""
+    """Return the moments of gradients (4, P) from those of sums. places: of `_find_gradients`."""
     moments = table[:, np.abs(places) - 1]
     moments[::2] *= np.sign(places)  # mean and skewness have the sign of the gradient
     return moments
@@ -293,8 +296,8 @@ class PieceExtent(NamedTuple):
 def _choose_piece(block: BlockShape, size: int, batches: int, sum_bytes: int) -> int:
     """Return the trajectories of a batch that a block sums up, by the memory of all sums."""
     piece = min(size, block.trajectories)
-    most = min(MAX_PIECES, SUM_BYTES // max(1, sum_bytes))
-    while batches * (size // piece) > most and piece < size:
+    max_pieces = min(MAX_PIECES, SUM_BYTES // max(1, sum_bytes))
+    while batches * (size // piece) > max_pieces and piece < size:
         piece *= 2
     return piece
 
@@ -302,7 +305,10 @@ def _choose_piece(block: BlockShape, size: int, batches: int, sum_bytes: int) ->
 def _launch(
     gpu_kernel: GpuArrayKernel, arrays: dict[str, Any], extent: PieceExtent, sums: Any
 ) -> dict[str, Any]:
-    """Run a pass, and return its returns, final states and path. sums: None for rewards alone."""
+    """Run a pass, and return rewards, final states and path by name.
+
+    sums: array to fill (pieces, sums of a piece); None for rewards alone.
+    """
     kernel = gpu_kernel.kernel
     block = gpu_kernel.block
     cp = toolchain.require_cupy()
@@ -310,8 +316,8 @@ def _launch(
     steps = len(arrays["timed"])
     slot = ((steps + 1) * kernel.program.state + steps) * block.trajectories
     processors = int(cp.cuda.Device().attributes["MultiProcessorCount"])
-    most = min(block.resident * processors, PATH_BYTES // (slot * kernel.real.itemsize))
-    grid = extent.pieces if sums is None else max(1, min(extent.pieces, most))
+    max_blocks = min(block.resident * processors, PATH_BYTES // (slot * kernel.real.itemsize))
+    grid = extent.pieces if sums is None else max(1, min(extent.pieces, max_blocks))
     path = cp.empty(grid * slot, kernel.real)
     counts = (extent.number, steps, extent.first, extent.size, extent.piece, extent.pieces)
     numbers = [np.int64(v) for v in counts]

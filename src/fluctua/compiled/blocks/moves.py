@@ -260,13 +260,13 @@ def _spread(
 ) -> int:
     """Add updates to zeros, at places that all trajectories share in a step.
 
-    The gradient of a table that is read at an index of the time. It is summed up per step, and put
-    into place after that. find_places: function of the indices, by JAX.
+    Such is the gradient of a table that is read at an index of the time. It is summed up per step,
+    and put into place after that. find_places: function of the indices, by JAX.
     """
     if any(graph[node].depends & LANE for node in indices) or not graph[new].depends & LANE:
         raise Unsupported(eqn.primitive.name, "an index that is not a constant")
     where = functools.reduce(operator.or_, (graph[node].depends for node in indices))
-    # by the equation, which the nodes keep
+    # id(eqn) stays that of this equation, because the nodes keep it alive
     node = ArrayNode("ahead", tuple(indices), graph[new].shape, "i", where, eqn, find_places)
     places = graph.add(node, (id(eqn), "places"))
     depends = graph[new].depends | where

@@ -23,7 +23,7 @@ LANE = 4
 """What a node depends on: parameters, time, trajectory."""
 
 SPREAD = "spread"
-"""Operation that puts elements at places which depend on the time: arguments are both."""
+"""Operation that puts elements at places which depend on the time. Arguments: elements, places."""
 
 MAX_ELEMENTS = 4_000_000
 """Largest array whose elements are counted one by one."""

@@ -94,7 +94,7 @@ def split_sums(graph: ArrayGraph, outputs: Sequence[int], least: int = OUTER_ELE
     def is_divided(node: int) -> bool:
         """Whether parts are summed up by themselves.
 
-        Products a bᵀ, few elements among zeros, and those with other places in every step.
+        They are products a bᵀ, few elements among zeros, and elements at places of the time.
         """
         of = graph[node]
         if of.op == SPREAD or find_outer(graph, node, least) is not None:
@@ -269,7 +269,7 @@ class SumPlaces(NamedTuple):
     sign: int
 
 
-def find_places(graph: ArrayGraph, plan: SumPlan, output: int) -> SumPlaces | None:
+def find_sum_places(graph: ArrayGraph, plan: SumPlan, output: int) -> SumPlaces | None:
     """Return where the elements of an output are, if they are sums of one root; else None."""
     places = np.arange(graph[output].size)
     node = output
