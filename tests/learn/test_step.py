@@ -27,7 +27,7 @@ def draw_estimate(seed):
 def run(rule, count=5):
     """θ after some steps, by `OptimiserStep` and by JAX, and the step."""
     step = steps.OptimiserStep(optax.with_extra_args_support(rule), Bounds(-0.9, 1.4).project)
-    start = steps.Updated(THETA, rule.init(THETA))
+    start = steps.OptimiserResult(THETA, rule.init(THETA))
     ours = start
     theirs = start
     for seed in range(count):

@@ -87,10 +87,10 @@ def is_on_host(array: Array) -> bool:
 def put_on_host(tree: PyTree) -> PyTree:
     """A pytree of NumPy arrays as arrays of JAX in the memory of the host, also beside a GPU.
 
-    They are bound to no device: JAX moves them where they are used. All are put in one compiled
-    call, but for the first of their shapes: that call takes as long as one array alone, and its
-    compilation as long as hundreds. Where JAX has no CPU they are on its default device. Later
-    changes of the NumPy arrays do not reach them.
+    They are bound to no device: JAX moves them where they are used. From the second tree of the
+    same shapes on, one compiled call puts all of it, as fast as a single array; its compilation
+    takes as long as hundreds of them. Where JAX has no CPU they are on its default device. They are
+    copies: later changes of the NumPy arrays do not reach them.
     """
     leaves, structure = jax.tree.flatten(tree)
     code = (structure, *[(leaf.shape, leaf.dtype) for leaf in leaves])
@@ -98,7 +98,7 @@ def put_on_host(tree: PyTree) -> PyTree:
     if len(_PUT_BEFORE) >= MAX_PUT:
         _PUT_BEFORE.clear()
     _PUT_BEFORE.add(code)
-    with on_host_device():
+    with compute_on_host():
         if put_before:
             return _return_tree(tree)
         return jax.device_put(jax.tree.map(_copy, tree))
@@ -109,8 +109,8 @@ def _copy(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def on_host_device() -> AbstractContextManager:
-    """Let JAX compute on the host, where no argument is bound to another device."""
+def compute_on_host() -> AbstractContextManager:
+    """Context in which JAX computes on the host, if no argument is bound to another device."""
     return jax.default_device(_find_host())
 
 

@@ -15,10 +15,10 @@ from fluctua.core.estimate import Estimate
 from fluctua.core.host.programs import HostProgram, NoRule
 
 MAX_PARAMETERS = 2**16
-"""Parameters up to which NumPy takes the step. Of more, JAX takes it, where they are."""
+"""Parameters up to which NumPy takes the step. With more, JAX takes it on its own device."""
 
 
-class Updated(NamedTuple):
+class OptimiserResult(NamedTuple):
     """Parameters and state of the optimiser after a step."""
 
     theta: Params
@@ -39,10 +39,10 @@ class StepArguments(NamedTuple):
 class OptimiserStep:
     """A step of an optimiser of optax, projected onto the bounds of a training.
 
-    The step is traced once and evaluated by NumPy from then on. As single operations of JAX it
-    takes several milliseconds on a GPU, and compiling it as long as many short trainings. Rules
-    with operations that NumPy does not do here are compiled by JAX; those that look at numbers
-    cannot be, and run as they are.
+    The step is traced once and evaluated by NumPy from then on: single operations of JAX take
+    several milliseconds on a GPU, and their compilation as long as many short trainings. Rules
+    with operations that NumPy has no rule for are compiled by JAX. Rules that branch on values
+    cannot be traced, and run as single operations of JAX.
 
     rule: of optax, with extra arguments. project: onto the bounds, or None.
     """
@@ -54,9 +54,9 @@ class OptimiserStep:
     ):
         self.rule = rule
         self.project = project
-        self._steps: dict[Any, Callable[[StepArguments], Updated]] = {}
+        self._steps: dict[Any, Callable[[StepArguments], OptimiserResult]] = {}
 
-    def __call__(self, theta: Params, state: Any, estimate: Estimate) -> Updated:
+    def __call__(self, theta: Params, state: Any, estimate: Estimate) -> OptimiserResult:
         """Take one step from θ."""
         fields = (estimate.gradient, estimate.second_moment, estimate.value, estimate.natural)
         arguments = StepArguments(theta, state, *fields)
@@ -66,7 +66,7 @@ class OptimiserStep:
             self._steps[signature] = self._choose(arguments)
         return self._steps[signature](arguments)
 
-    def _choose(self, arguments: StepArguments) -> Callable[[StepArguments], Updated]:
+    def _choose(self, arguments: StepArguments) -> Callable[[StepArguments], OptimiserResult]:
         """Choose what evaluates the step at the shapes of these arguments."""
         large = sum(np.size(leaf) for leaf in jax.tree.leaves(arguments.theta)) > MAX_PARAMETERS
         try:
@@ -76,11 +76,11 @@ class OptimiserStep:
                 return step
         except NoRule:
             pass
-        except (TypeError, IndexError):  # of JAX, among others, about a number that is looked at
+        except (TypeError, IndexError):  # JAX raises them where a rule branches on a value
             return self.apply
         return jit(self.apply)
 
-    def apply(self, arguments: StepArguments) -> Updated:
+    def apply(self, arguments: StepArguments) -> OptimiserResult:
         """Take one step by operations of JAX."""
         descent = jax.tree.map(jnp.negative, arguments.gradient)  # optax minimises
         updates, state = self.rule.update(
@@ -92,19 +92,19 @@ class OptimiserStep:
             natural=arguments.natural,
         )
         theta = optax.apply_updates(arguments.theta, updates)
-        return Updated(theta if self.project is None else self.project(theta), state)
+        return OptimiserResult(theta if self.project is None else self.project(theta), state)
 
 
 class _HostStep:
     """A step by NumPy, at the shapes of its first arguments."""
 
-    def __init__(self, step: Callable[[StepArguments], Updated], arguments: StepArguments):
+    def __init__(self, step: Callable[[StepArguments], OptimiserResult], arguments: StepArguments):
         def list_leaves(arguments: StepArguments) -> list[Any]:
             leaves, self.structure = jax.tree.flatten(step(arguments))
             return leaves
 
         self.program = HostProgram(list_leaves, arguments)
 
-    def __call__(self, arguments: StepArguments) -> Updated:
+    def __call__(self, arguments: StepArguments) -> OptimiserResult:
         leaves = self.program(jax.device_get(arguments))
         return jax.tree.unflatten(self.structure, put_on_host(leaves))

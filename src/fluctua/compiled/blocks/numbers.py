@@ -11,7 +11,7 @@ from fluctua.compiled.blocks.nodes import ArrayGraph
 from fluctua.compiled.blocks.program import ArrayProgram, ArrayText
 from fluctua.compiled.blocks.sums import evaluate_nodes
 from fluctua.compiled.scalar import Unsupported
-from fluctua.core.arrays import Array, Params, jit, on_host, on_host_device
+from fluctua.core.arrays import Array, Params, compute_on_host, jit, on_host
 
 TIMED_BYTES = 2**28
 """Numbers of all steps that depend on θ and the time alone, at most."""
@@ -48,7 +48,7 @@ class NumbersOfCall:
     def find_step_places(self, theta: Params, times: Any) -> list[np.ndarray]:
         """Return the places of what is summed up per step, (T, ...) per node of the plan."""
         leaves = [on_host(leaf) for leaf in jax.tree.leaves(theta)]
-        with on_host_device():
+        with compute_on_host():
             places = self._find_places(leaves, np.asarray(times.t)[:-1], np.asarray(times.dt))
         return [np.asarray(v) for v in places]
 
@@ -74,7 +74,7 @@ class NumbersOfCall:
         values: dict[int, Any] = dict(zip(self.theta, leaves, strict=True))
         values |= {self.times["t"]: t, self.times["dt"]: dt}
         if any(self.computed.values()):
-            with on_host_device():  # from a GPU, each array would be a transfer
+            with compute_on_host():  # from a GPU, each array would be a transfer
                 shared, timed = self._compute(leaves, t, dt)
             values |= dict(zip(self.computed["shared"], shared, strict=True))
             values |= dict(zip(self.computed["timed"], timed, strict=True))

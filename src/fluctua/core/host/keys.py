@@ -31,7 +31,7 @@ class Words(NamedTuple):
 
 
 def read_words(key: Array) -> Words | None:
-    """The words of a key; None for another generator and several keys, and where JAX traces."""
+    """The words of a key; None for another generator, several keys, and while JAX traces."""
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     raw = key.dtype == np.uint32
     if not partitionable or not (raw or jax.random.key_impl(key) == "threefry2x32"):
@@ -60,7 +60,7 @@ def make_key(words: Words, like: Array) -> Array:
 
 
 def fold_in(key: Array, number: int) -> Array:
-    """`jax.random.fold_in`, on the host where the key is there."""
+    """`jax.random.fold_in`, by NumPy if the key is on the host."""
     words = read_host_words(key)
     if words is None or not isinstance(number, int | np.integer):
         return jax.random.fold_in(key, number)

@@ -131,7 +131,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
 
 
 def _convert(equation: Any, x: np.ndarray) -> np.ndarray:
-    """Convert the type; reals that are no integer of the type become the next one, NaN zero."""
+    """Convert the type. Reals beyond an integer type become its nearest limit, and NaN zero."""
     kind = np.dtype(equation.params["new_dtype"])
     if kind.kind not in "iu" or x.dtype.kind in "biu":
         return x.astype(kind)
@@ -166,9 +166,11 @@ def _product(equation: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         axes_b[right] = left
     free_a = [k for k in range(a.ndim) if k not in (*over_a, *batch_a)]
     free_b = [axes_b[k] for k in range(b.ndim) if k not in (*over_b, *batch_b)]
-    kind = equation.outvars[0].aval.dtype  # in which JAX adds, also of numbers of fewer bits
-    kind = kind if kind.kind in "biufc" else np.dtype(np.float32)  # of bfloat16 it has none
-    left, right = a.astype(kind, copy=False), b.astype(kind, copy=False)
+    kind = equation.outvars[0].aval.dtype  # JAX adds in this type, also operands of fewer bits
+    if kind.kind not in "biufc":  # NumPy has no products of bfloat16
+        kind = np.dtype(np.float32)
+    left = a.astype(kind, copy=False)
+    right = b.astype(kind, copy=False)
     return np.einsum(left, axes_a, right, axes_b, [*batch_a, *free_a, *free_b])
 
 
