@@ -80,6 +80,31 @@ def test_a_rule_that_selects_by_numbers_runs_as_it_is():
     np.testing.assert_array_equal(ours.theta["omega"], theirs.theta["omega"])
 
 
+def test_a_state_may_hold_other_things_than_numbers():
+    def update(updates, state, params=None, **extra):
+        return jax.tree.map(lambda g: -0.1 * g, updates), state
+
+    rule = optax.GradientTransformationExtraArgs(lambda theta: {"name": "plain"}, update)
+    ours, theirs, _ = run(rule, count=2)
+    assert ours.state == {"name": "plain"}
+    np.testing.assert_array_equal(ours.theta["omega"], theirs.theta["omega"])
+
+
+def test_a_step_does_not_depend_on_the_types_of_steps_before_it():
+    """θ of a Python number takes the type of the gradient, but the θ after a step does not."""
+    theta = jnp.asarray(2.0)
+    gradient = np.float32(-0.3)
+    estimate = Estimate(gradient, gradient, gradient, np.float32(-0.7), gradient, 100)
+    rule = optax.chain(optax.add_decayed_weights(0.1), optax.scale(-0.1))
+    first, fresh = (
+        steps.OptimiserStep(optax.with_extra_args_support(rule), None) for _ in range(2)
+    )
+    assert theta.weak_type
+    after = first(theta, rule.init(theta), estimate)
+    assert not after.theta.weak_type
+    np.testing.assert_array_equal(first(*after, estimate).theta, fresh(*after, estimate).theta)
+
+
 def test_many_parameters_are_left_to_jax(monkeypatch):
     monkeypatch.setattr(steps, "MAX_PARAMETERS", 3)
     _, _, step = run(optax.sgd(0.1), count=2)

@@ -61,7 +61,10 @@ class OptimiserStep:
         fields = (estimate.gradient, estimate.second_moment, estimate.value, estimate.natural)
         arguments = StepArguments(theta, state, *fields)
         leaves, structure = jax.tree.flatten(arguments)
-        signature = (structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
+        try:
+            signature = (structure, *map(_describe, leaves))
+        except TypeError:  # a state with other things than numbers
+            return self.apply(arguments)
         if signature not in self._steps:
             self._steps[signature] = self._choose(arguments)
         return self._steps[signature](arguments)
@@ -93,6 +96,12 @@ class OptimiserStep:
         )
         theta = optax.apply_updates(arguments.theta, updates)
         return OptimiserResult(theta if self.project is None else self.project(theta), state)
+
+
+def _describe(leaf: Any) -> tuple[Any, ...]:
+    """Shape and type of an argument, and whether JAX lets the type of another one decide."""
+    is_weak = getattr(leaf, "weak_type", not hasattr(leaf, "dtype"))
+    return np.shape(leaf), jnp.result_type(leaf), is_weak
 
 
 class _HostStep:
