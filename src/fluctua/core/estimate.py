@@ -405,14 +405,14 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
 def reduce_batches(
     theta: Params, moments: np.ndarray, batches: int, size: int, returns: Array
 ) -> Estimate:
-    """Mean, standard error and interval from sums over batches of trajectories.
+    """Mean, standard error and interval from moments over batches of trajectories.
 
     Intervals are those of B samples with the skewness and tails of the batches.
 
     Args:
         theta: θ, a pytree of floats.
         moments: of `compare_batches` (4, P).
-        batches: B.
+        batches: their number B.
         size: trajectories per batch; the last has the rest.
         returns: R (E,).
 
@@ -420,8 +420,8 @@ def reduce_batches(
     count = returns.shape[0]
     mean, variance, skewness, kurtosis = moments
     error = np.sqrt(variance / count)
-    of_batches = Moments(mean, error * np.sqrt(batches), skewness, kurtosis)
-    low, high = interval(of_batches, batches, TAILS / size)
+    batch_moments = Moments(mean, error * np.sqrt(batches), skewness, kurtosis)
+    low, high = interval(batch_moments, batches, TAILS / size)
     leaves, structure = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
 
@@ -454,7 +454,7 @@ def compare_batches(sums: np.ndarray, size: int, count: int) -> np.ndarray:
     Args:
         sums: gradients of each batch, added up (B, P).
         size: trajectories per batch; the last has the rest.
-        count: E.
+        count: trajectories E.
 
     """
     batches = len(sums)

@@ -1,6 +1,6 @@
 """Models for a self-calibrating estimator, and their parameters p(θ, φ).
 
-Of a knob, p is a line of its setting θ.
+For a knob, p is a linear function of its setting θ (`KnobLine`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ArrayFunction = Callable[[np.ndarray], np.ndarray]
 
 
 class KnobLine(NamedTuple):
-    """A setting and its parameter: θ = offset + gain · setting, element by element."""
+    """The line from a setting to its parameter: p = offset + gain · setting, element by element."""
 
     offset: Array | float = 0.0
     gain: Array | float = 1.0

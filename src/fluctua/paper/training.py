@@ -144,7 +144,8 @@ def gather(
 ) -> Results:
     """Read a folder of run folders.
 
-    A table of `write` in it stands for run folders that are no longer there, which are large.
+    Curves whose run folder is missing come from the table of `write` in it, if there is one: run
+    folders are large, and tables can be kept.
 
     Args:
         folder: of run folders, one for each σ_κ.

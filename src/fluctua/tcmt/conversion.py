@@ -135,7 +135,7 @@ def _uniform_step(t: np.ndarray) -> float:
 def to_estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
     """Return means and errors as arrays of JAX, where θ is.
 
-    A transfer to a GPU takes as long as a short run, so that it is one, and a program splits it.
+    A transfer to a GPU takes as long as a short run. So there is one, and a program splits it.
     """
     parts = (result.gradient, result.stderr, result.second_moment)
     numbers = (result.value, result.value_stderr)

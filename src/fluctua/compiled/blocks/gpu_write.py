@@ -23,7 +23,6 @@ from fluctua.compiled.blocks.write import (
 OUTER_ELEMENTS = 4
 """Elements from which the sum of products a bᵀ is taken as such."""
 
-
 WORKERS = 512
 """Threads that share the sums of a block, at most."""
 
@@ -57,8 +56,8 @@ class _Use(NamedTuple):
 class _GpuWriter(FunctionWriter):
     """Writes a function whose arrays take each other's place once they are not needed.
 
-    Sums over trajectories are taken as soon as what they read is there, so that it is needed no
-    longer than it must.
+    Sums over trajectories are taken as soon as their operands are there, so that the memory of
+    these is free early.
     """
 
     def __init__(self, *arguments: Any):
@@ -116,7 +115,7 @@ class _GpuWriter(FunctionWriter):
     # ---------------------------------------------------------------------------------------- sums
 
     def _add_sum(self, text: str, workers: int) -> None:
-        """Add a sum that begins with the thread after those of the last one."""
+        """Add the text of a sum, whose work begins with the thread after those of the last one."""
         self.sums.append(_Statement(text.replace("BEGIN", str(self.begin)).split("\n")))
         self.begin = (self.begin + -(-workers // 32) * 32) % WORKERS
 
@@ -187,17 +186,17 @@ class _GpuWriter(FunctionWriter):
         return [*declared, *(line for body in bodies for line in [*body, "__syncthreads();"])]
 
     def _group_statements(self) -> list[list[_Statement]]:
-        """Statements between two barriers. A sum comes before what follows on its operands.
+        """Group the statements between two barriers.
 
-        What the first of a team computes, it also reads without a barrier.
+        A sum is in the group after the last of its operands. Scalar statements in a row share a
+        group: one thread writes and reads what they have in common.
         """
         groups: list[list[_Statement]] = [[]]
         last: _Statement | None = None
         waiting: dict[int, list[_Statement]] = {k: [] for k in range(len(self.statements) + 1)}
         for each in self.sums:
-            waiting[max((self.written.get(name, 0) for name in each.arrays), default=0)].append(
-                each
-            )
+            ready = max((self.written.get(name, 0) for name in each.arrays), default=0)
+            waiting[ready].append(each)
         for k, statement in enumerate(self.statements):
             chained = last is not None and last.is_scalar and statement.is_scalar
             if last is not None and not (chained and not waiting[k]):
