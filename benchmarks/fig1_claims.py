@@ -1,5 +1,5 @@
-"""What the runs behind figure 1 say to each claim of the paper, as a table: `python
-benchmarks/fig1_claims.py RUNS`.
+"""Numbers of the runs behind figure 1 for each claim of the paper: `python
+benchmarks/fig1_claims.py RUNS [TRAJECTORIES]`.
 """
 
 from __future__ import annotations
