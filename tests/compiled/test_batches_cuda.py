@@ -160,6 +160,22 @@ def test_one_thread_adds_what_goes_to_one_place(gpu_kernels):
     assert all("% TEAM == team" in heads and "= team;" not in heads for heads in added)
 
 
+def test_a_pilot_keeps_rewards_alone(gpu_kernels, monkeypatch):
+    """States of all its trajectories would fill a GPU: its blocks run at once."""
+    paths = []
+    launch = gpu._launch
+
+    def spy(kernel, arrays, extent, sums):
+        results = launch(kernel, arrays, extent, sums)
+        paths.append((sums is None, extent.pieces * extent.piece, results["path"].size))
+        return results
+
+    monkeypatch.setattr(gpu, "_launch", spy)
+    assert_alike(*_case(), count=150)
+    (pilot,) = [path for path in paths if path[0]]
+    assert pilot == (True, 128, 128 * (len(T) - 1))
+
+
 def test_double_precision(gpu_kernels):
     process, objective, theta = network()
     with jax.enable_x64(True):

@@ -275,8 +275,7 @@ def run_pilot(gpu_kernel: GpuArrayKernel, call: Call) -> np.ndarray:
     extent = PieceExtent(count, 0, pieces * piece, piece, pieces)
     results = _launch(gpu_kernel, loaded.arrays, extent, None)
     steps = len(call.substrate.times.dt)
-    slots = results["path"].get().reshape(pieces, -1)
-    collected = slots[:, -steps * piece :].reshape(pieces, steps, piece)
+    collected = results["path"].get().reshape(pieces, steps, piece)
     by_trajectory = np.swapaxes(collected, 0, 1).reshape(steps, -1)[:, :count]
     total = results["reward"].mean(dtype=np.float64)
     to_go = total - by_trajectory.mean(axis=1, dtype=np.float64)
@@ -314,7 +313,8 @@ def _launch(
     cp = toolchain.require_cupy()
     on_device = {name: cp.asarray(value) for name, value in arrays.items()}
     steps = len(arrays["timed"])
-    slot = ((steps + 1) * kernel.program.state + steps) * block.trajectories
+    kept = 0 if sums is None else (steps + 1) * kernel.program.state
+    slot = (kept + steps) * block.trajectories
     processors = int(cp.cuda.Device().attributes["MultiProcessorCount"])
     max_blocks = min(block.resident * processors, PATH_BYTES // (slot * kernel.real.itemsize))
     grid = extent.pieces if sums is None else max(1, min(extent.pieces, max_blocks))

@@ -51,7 +51,8 @@ INLINE void draw(const U* stream, u32 n, V* z) {
 
 // count, steps, first: as in `Run` of ensemble.cuh. size: trajectories per batch. piece: trajectories that are summed
 // by one block. path: states (T + 1, STATE, TRAJECTORIES), then collected rewards (T, TRAJECTORIES), per block of the
-// grid. sums: (pieces, SUMS + T · PER_STEP); without them, of a pilot, only rewards are collected.
+// grid. sums: (pieces, SUMS + T · PER_STEP); without them, of a pilot, only rewards are collected, and the path has no
+// states.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     batch_pass(i64 count, i64 steps, i64 first, i64 size, i64 piece, i64 pieces, const F* numbers, const F* timed,
                const F* start, const F* context, const u32* words, const F* bar, F* reward, F* last, F* path, F* sums) {
@@ -66,8 +67,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   V* const work = once + BLOCKS;
   F* const fixed = (F*)shared + OWN * BLOCKS;
   for (int k = threadIdx.x; k < NUMBERS; k += THREADS) fixed[k] = numbers[k];
-  F* const states = path + blockIdx.x * ((steps + 1) * STATE + steps) * TRAJECTORIES + lane;
-  F* const collected = states + (steps + 1) * STATE * TRAJECTORIES;
+  const i64 kept = sums ? (steps + 1) * STATE : 0;
+  F* const states = path + blockIdx.x * (kept + steps) * TRAJECTORIES + lane;
+  F* const collected = states + kept * TRAJECTORIES;
   const i64 per_batch = (size + piece - 1) / piece;
   for (i64 p = blockIdx.x; p < pieces; p += gridDim.x) {
     const i64 begin = p / per_batch * size + p % per_batch * piece;
@@ -99,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       EACH(k, STREAM) stream[k] = words[k * count + j];
       total = reward[j];
 #endif
-      for (int k = team; k < STATE; k += TEAM) states[k * TRAJECTORIES] = x[k * BLOCKS];
+      if (sums)
+        for (int k = team; k < STATE; k += TEAM) states[k * TRAJECTORIES] = x[k * BLOCKS];
       V *from = x, *to = y;
 #pragma unroll 1
       for (i64 n = 0; n < steps; n++) {
@@ -109,7 +112,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         total += *g;
         if (team == 0) collected[n * TRAJECTORIES] = total;  // the running reward at n precedes the kick
         total += *r;
-        for (int k = team; k < STATE; k += TEAM) states[((n + 1) * STATE + k) * TRAJECTORIES] = to[k * BLOCKS];
+        if (sums)
+          for (int k = team; k < STATE; k += TEAM) states[((n + 1) * STATE + k) * TRAJECTORIES] = to[k * BLOCKS];
         V* const before = from;
         from = to;
         to = before;
