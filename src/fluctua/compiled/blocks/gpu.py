@@ -109,7 +109,7 @@ def find_gpu_kernel(call: Call, size: int) -> GpuArrayKernel:
         describe_shapes(call.substrate.x0),
         str(call.substrate.t.dtype),
         jnp.result_type(float),
-        size < max(TRAJECTORIES),
+        min(size, max(TRAJECTORIES)),
         cuda.is_available(),
     )
     if structure not in _kernels:
