@@ -70,13 +70,14 @@ def test_mean_return_to_go_is_the_table_a_pilot_makes():
 
 MEMORY = """
 import jax, jax.numpy as jnp, fluctua as fl
-from processes import peak_memory
+from processes import peak_memory, reset_peak_memory
 process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones_like(x))
 objective = fl.Objective(running=lambda th, x: x[0] ** 2)
 run = fl.simulator(process, jnp.ones(8), jnp.linspace(0, 2, 5_001), backend="jax")
 theta = {"k": jnp.asarray(1.0), "s": jnp.asarray(0.5)}
 estimator = fl.ppgt(run, objective, baseline=fl.baselines.optimal())
-estimator(jax.random.key(0), theta, 8)
+estimator(jax.random.key(0), theta, 1_000)
+reset_peak_memory()
 before = peak_memory()
 estimate = estimator(jax.random.key(0), theta, 1_000)
 print(peak_memory() - before, float(estimate.value), float(estimate.value_stderr))

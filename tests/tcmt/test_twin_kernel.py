@@ -324,20 +324,21 @@ def test_what_was_measured_of_lambda_is_carried_to_the_next_iteration():
 # -------------------------------------------------------------------------------- memory, refusals
 
 MEMORY = """
-import resource, sys
+import sys
 sys.path.insert(0, {folder!r})
 from kernel_reference import rectangle
+from processes import peak_memory
 from fluctua.tcmt.kernel.twin import run_twin
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 for network, options in (({{}}, {{}}), ({{"sigma_kappa": 0.2}}, {{}}), ({{}}, {{"rank": 8}})):
     run_twin(rectangle(11, 13, steps=40, dt=1e-3, **network), 0, 16, **options)
-    before = peak()
+    before = peak_memory()
     run_twin(rectangle(11, 13, steps=6000, dt=1e-3, **network), 0, 64, threads=2, **options)
-    print(peak() - before, flush=True)
+    print((peak_memory() - before) / 2**20, flush=True)
 """
 
 
 @pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_does_not_grow_with_trajectories_times_steps():
     """All of E·T·N would be 439 MB in float32."""
     text = MEMORY.format(folder=str(Path(__file__).parents[1] / "support"))
