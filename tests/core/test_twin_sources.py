@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
+from fluctua.core.twin.sweep import UNEVEN, choose_length, split_segments
 from processes import numbers_printed_by
 from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, store
 
@@ -35,6 +36,18 @@ def test_streamed_equals_recorded_equals_chunked(name):
     chunked = fl.gradient(PROCESS, OBJECTIVE, THETA, parts, baseline=twin, block_bytes=1)
     same(streamed, recorded)
     same(recorded, chunked)
+
+
+def test_segments_are_as_long_as_each_other_where_that_costs_little():
+    for steps in range(1, 400):
+        bounds = split_segments(steps, choose_length(steps))
+        assert [n for n, _ in bounds[1:]] == [stop for _, stop in bounds[:-1]]
+        assert (bounds[0][0], bounds[-1][1]) == (0, steps)
+        assert max(stop - n for n, stop in bounds) <= UNEVEN * (np.sqrt(steps) + 1)
+        assert len(bounds) <= np.ceil(np.sqrt(steps))
+    for steps in (40, 60, 100, 200, 250, 300, 500, 1000, 5000):
+        assert steps % choose_length(steps) == 0
+    assert choose_length(61) == 8
 
 
 @pytest.mark.long
@@ -111,13 +124,14 @@ def test_a_large_state_without_a_terminal_reward_in_single_precision():
 
 MEMORY = """
 import jax, jax.numpy as jnp, fluctua as fl
-from processes import peak_memory
+from processes import peak_memory, reset_peak_memory
 process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones_like(x))
 objective = fl.Objective(running=lambda th, x: x @ x)
 run = fl.simulator(process, jnp.ones(16), jnp.linspace(0, 2, 5_001), backend="jax")
 theta = {"k": jnp.asarray(1.0), "s": jnp.asarray(0.5)}
 estimator = fl.ppgt(run, objective, baseline=fl.Twin())
-estimator(jax.random.key(0), theta, 8)
+estimator(jax.random.key(0), theta, 512)
+reset_peak_memory()
 before = peak_memory()
 estimate = estimator(jax.random.key(0), theta, 512)
 print(peak_memory() - before, float(estimate.gradient["k"]), float(estimate.stderr["k"]))

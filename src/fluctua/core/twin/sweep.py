@@ -28,6 +28,9 @@ from fluctua.core.twin import correction as twin_terms
 from fluctua.core.twin.correction import TwinModel
 from fluctua.core.twin.own_twins import TwinProvider
 
+UNEVEN = 1.6
+"""Times √T up to which a segment is longer so that all are as long."""
+
 
 class Parts(NamedTuple):
     """The two parts of the gradients of E trajectories.
@@ -109,7 +112,7 @@ def _parts_by_jax(call: TwinCall) -> Parts:
     times = substrate.times
     # one noise-free path serves all where the trajectories do not differ before their noise
     shared = recipe.context is None and not isinstance(recipe.start, Density)
-    bounds = split_segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
+    bounds = split_segments(len(times.dt), choose_length(len(times.dt)))
     origin = arrays.part(times.t, np.s_[:2])
 
     pieces = []
@@ -174,7 +177,7 @@ def recorded_parts(
     twin_terms.check_fit(twin, numbers, recording.first_states, recording.t, context, batch)
     steps = len(times.dt)
     room = block_bytes // max(1, recording.first_states.nbytes)
-    bounds = split_segments(steps, min(steps, max(int(np.ceil(np.sqrt(steps))), room)))
+    bounds = split_segments(steps, min(steps, max(choose_length(steps), room)))
     slices = split_batches(recording.count, batch)
     same = not jax.tree.leaves(context) and bool(
         jnp.all(recording.first_states == recording.first_states[:1])
@@ -227,6 +230,16 @@ def split_batches(count: int, size: int) -> list[tuple[int, int]]:
     many = -(-count // size)
     edges = [count * i // many for i in range(many + 1)]
     return list(pairwise(edges))
+
+
+def choose_length(steps: int) -> int:
+    """Length of segments of which about √steps are held, and as many states within one.
+
+    A divisor of `steps` if one is near: a shorter last segment would be compiled once more.
+    """
+    root = int(np.ceil(np.sqrt(steps)))
+    even = [n for n in range(root, int(UNEVEN * root) + 1) if steps % n == 0]
+    return even[0] if even else root
 
 
 def split_segments(steps: int, length: int) -> list[tuple[int, int]]:
