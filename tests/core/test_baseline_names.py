@@ -44,8 +44,14 @@ def test_a_name_is_its_record(name):
     np.testing.assert_array_equal(flat(by_name.gradient), flat(by_record.gradient))
 
 
+def list_halves(count):
+    """Numbers of the trajectories of both halves."""
+    in_second = baselines.split_halves(count)
+    return np.flatnonzero(~in_second), np.flatnonzero(in_second)
+
+
 def test_each_half_of_a_recording_takes_the_table_of_the_other():
-    halves = [part(0, 16), part(16, 31)]
+    halves = [DATA._replace(x=DATA.x[rows]) for rows in list_halves(31)]
     tables = [fl.mean_return_to_go(OBJECTIVE, THETA, other) for other in halves[::-1]]
     each = [
         flat(
@@ -87,12 +93,10 @@ def test_a_measured_substrate_runs_no_pilot():
 def test_the_halves_go_with_an_initial_baseline_that_looks_across():
     start = fl.Density(lambda th, x0: -jnp.sum((x0 - th["f"]) ** 2) / 2)
     mixed = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA, start=start, initial_baseline="optimal")
-    of = [
-        fl.mean_return_to_go(OBJECTIVE, THETA, part(16, 31)),
-        fl.mean_return_to_go(OBJECTIVE, THETA, part(0, 16)),
-    ]
     each = []
-    for table, rows in zip(of, (slice(0, 16), slice(16, 31)), strict=True):
+    halves = list_halves(31)
+    for rows, others in (halves, halves[::-1]):
+        table = fl.mean_return_to_go(OBJECTIVE, THETA, DATA._replace(x=DATA.x[others]))
         made = fl.gradient_samples(
             PROCESS,
             OBJECTIVE,

@@ -62,7 +62,7 @@ def test_returns_of_all_rewards_are_the_sum_as_printed():
 def test_returns_in_chunks_are_those_of_one_piece():
     """Chunks of any source that is read once, also where each is held in parts."""
     trajectories = make_trajectories(7)
-    parts = [records.select_trajectories(trajectories, *ends) for ends in ((0, 3), (3, 7))]
+    parts = [records.select_trajectories(trajectories, slice(*ends)) for ends in ((0, 3), (3, 7))]
     one = 5 * 2 * 8  # bytes of a trajectory
     for source in (parts, iter(parts), trajectories):
         found = fl.returns(EVERYTHING, THETA, source, block_bytes=2 * one)

@@ -170,20 +170,35 @@ def _time_only(inputs: Inputs) -> Array:
     return inputs.values[inputs.index + 1]  # n+1: the reward at n precedes the kick
 
 
-def use_other_half(inputs: Inputs) -> Array:
-    """λ̄ₙ of trajectories in two halves, each from the mean of the other half.
+class Halves(NamedTuple):
+    """Table of trajectories in two halves. Each takes the mean of the other as its baseline.
 
-    The first half has ⌈E/2⌉ trajectories. `values` (T+1, 2) holds the mean return-to-go of each.
+    means: mean return-to-go of the first and the second half, (T+1, 2).
+    in_second: whether a trajectory is in the second half, (E,).
     """
-    assert inputs.values is not None
-    count = inputs.returns.shape[0]
-    first, second = inputs.values[inputs.index + 1]
-    return jnp.where(jnp.arange(count) < first_half_size(count), second, first)[:, None]
+
+    means: Array
+    in_second: Array
 
 
-def first_half_size(count: int) -> int:
-    """Number of trajectories in the first of two halves, ⌈count/2⌉."""
-    return -(-count // 2)
+def split_halves(count: int, group: Array | None = None) -> np.ndarray:
+    """Choose the second half of trajectories, the same in every run. Shape (count,), bool.
+
+    At random, so that halves are alike whatever the order of the trajectories: sorted by their
+    outcome, or alternating. group: (count,), trajectories that depend on each other stay together.
+    """
+    groups, member = np.unique(np.arange(count) if group is None else group, return_inverse=True)
+    if group is not None and len(groups) < 2:
+        return split_halves(count)
+    drawn = np.random.default_rng(0).permutation(len(groups))
+    return (drawn >= (len(groups) + 1) // 2)[member]
+
+
+def use_other_half(inputs: Inputs) -> Array:
+    """λ̄ₙ of trajectories in two halves, each from the mean of the other half (`Halves`)."""
+    assert isinstance(inputs.values, Halves)
+    first, second = inputs.values.means[inputs.index + 1]
+    return jnp.where(inputs.values.in_second, first, second)[:, None]
 
 
 def carried() -> Baseline:

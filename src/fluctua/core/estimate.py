@@ -264,23 +264,28 @@ def _student(nu: Array | float) -> Array:
 
 def label_groups(samples: Samples, trajectories: Any) -> Samples:
     """The samples with the groups of their trajectories, which are one record or a list of them."""
+    return samples._replace(group=find_groups(trajectories, len(samples.returns)))
+
+
+def find_groups(trajectories: Any, count: int) -> np.ndarray | None:
+    """The group of each of `count` trajectories; None where they have none."""
     chunks = [trajectories] if isinstance(trajectories, Trajectories) else trajectories
     if not isinstance(chunks, list | tuple):  # read from files, which have no groups
-        return samples
+        return None
     groups = [chunk.group for chunk in chunks]
     if all(group is None for group in groups):
-        return samples
+        return None
     if any(group is None for group in groups):
         raise ValueError(
             "some chunks have a `group` for their trajectories, and some do not. Give all, or none."
         )
     group = np.concatenate([np.ravel(np.asarray(group)) for group in groups])
-    if len(group) != len(samples.returns) or not np.issubdtype(group.dtype, np.integer):
+    if len(group) != count or not np.issubdtype(group.dtype, np.integer):
         raise ValueError(
-            f"`group` must have one whole number per trajectory, ({len(samples.returns)},); got "
+            f"`group` must have one whole number per trajectory, ({count},); got "
             f"{group.dtype} {group.shape}."
         )
-    return samples._replace(group=group)
+    return group
 
 
 def reduce_samples(samples: Samples) -> Estimate:

@@ -288,13 +288,27 @@ def _ends_by_time(x: Array) -> tuple[Array, Array]:
 
 
 def mean_return_to_go(
-    rewards: Rewards, theta: Params, times: Times, x: Array, context: PyTree
+    rewards: Rewards,
+    theta: Params,
+    times: Times,
+    x: Array,
+    context: PyTree,
+    share: Array | None = None,
 ) -> Array:
-    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M); of those that still run, if some stop."""
+    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M); of those that still run, if some stop.
+
+    share: weight of each trajectory in several means (E, H), whose shape is then (T+1, H).
+    """
+
+    def average(v: Array) -> Array:
+        if share is None:
+            return v.mean(axis=0)
+        return v.T @ share.astype(v.dtype) / jnp.maximum(share.sum(axis=0), 1)
+
     if rewards.stop is None:
-        return returns_to_go(rewards, theta, times, x, context).mean(axis=0)
+        return average(returns_to_go(rewards, theta, times, x, context))
     to_go, survival = _stopped_returns_to_go(rewards, theta, times, x, context)
-    return average_running(to_go.mean(axis=0), survival.mean(axis=0))
+    return average_running(average(to_go), average(survival))
 
 
 def average_running(mean: Array, survival: Array) -> Array:

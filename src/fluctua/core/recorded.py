@@ -151,7 +151,7 @@ class Recording:
         """Trajectory j alone."""
         for chunk in self._chunks:
             if j < len(chunk.x):
-                return records.select_trajectories(chunk._replace(t=self.t), j, j + 1)
+                return records.select_trajectories(chunk._replace(t=self.t), np.s_[j : j + 1])
             j -= len(chunk.x)
         raise IndexError(j)
 
@@ -215,14 +215,14 @@ def _concatenate_chunks(*leaves: Any) -> Array:
 
 
 def iterate_pieces(
-    source: records.Trajectories | Iterable[records.Trajectories], cut: int, block_bytes: int
+    source: records.Trajectories | Iterable[records.Trajectories], block_bytes: int
 ) -> Iterator[records.Piece]:
-    """Pieces of all chunks, numbered through; none is on both sides of trajectory `cut`."""
+    """Pieces of all chunks, numbered through."""
     before = 0
     for chunk in [source] if isinstance(source, records.Trajectories) else source:
         _check_shapes(chunk)
         size = records.count_within(chunk.x, block_bytes)
-        for first, piece in records.split_pieces(chunk, size, cut - before):
+        for first, piece in records.split_pieces(chunk, size):
             yield records.Piece(before + first, piece)
         before += len(chunk.x)
 
@@ -341,10 +341,18 @@ def _add_block(
 
 @partial(jit, static_argnums=0)
 def mean_return_to_go(
-    objective: Rewards, theta: Params, times: records.Times, x: Array, context: PyTree
+    objective: Rewards,
+    theta: Params,
+    times: records.Times,
+    x: Array,
+    context: PyTree,
+    share: Array | None = None,
 ) -> Array:
-    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory; of those that still run."""
-    return terms.mean_return_to_go(objective, theta, times, x, context)
+    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory; of those that still run.
+
+    share: weight of each trajectory in several means (E, H), whose shape is then (T+1, H).
+    """
+    return terms.mean_return_to_go(objective, theta, times, x, context, share)
 
 
 def evaluate_returns(rewards: Rewards, theta: Params, trajectories: records.Trajectories) -> Array:
@@ -367,7 +375,7 @@ def evaluate_pieces(
 ) -> np.ndarray:
     """The return of each trajectory of a source that is read once, piece by piece. (E,)"""
     parts = []
-    for first, piece in iterate_pieces(source, 0, block_bytes):
+    for first, piece in iterate_pieces(source, block_bytes):
         recording = Recording(piece, theta, first)
         row = check.take_first((recording.first_states, recording.t, recording.context))
         check.check_rewards(rewards, theta, *row)
@@ -393,7 +401,7 @@ def cut_before_stops(
     whole = (
         trajectories if isinstance(trajectories, records.Trajectories) else next(iter(trajectories))
     )
-    few = records.select_trajectories(whole, 0, MAX_FOLLOWED)
+    few = records.select_trajectories(whole, np.s_[:MAX_FOLLOWED])
     t = jnp.asarray(few.t)
 
     def follow(x: Array, context: Any) -> Array:

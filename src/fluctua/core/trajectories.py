@@ -77,11 +77,11 @@ def open_array(x: Array) -> Array:
     return np.asarray(x) if isinstance(x, jax.Array) and not is_key(x) else x
 
 
-def select_trajectories(source: Trajectories, first: int, stop: int) -> Trajectories:
-    """Trajectories first … stop − 1 in memory, with their contexts and events."""
+def select_trajectories(source: Trajectories, rows: slice | np.ndarray) -> Trajectories:
+    """Some of the trajectories in memory, with their contexts and events. rows: their numbers."""
 
     def select_rows(leaf: Any) -> Any:
-        return open_array(leaf)[first:stop]
+        return open_array(leaf)[rows]
 
     others = (jax.tree.map(select_rows, tree) for tree in source[2:])
     return Trajectories(source.t, np.asarray(select_rows(source.x)), *others)
@@ -92,13 +92,7 @@ def count_within(x: Array, memory: int) -> int:
     return max(1, memory // max(1, x.shape[1] * x.shape[2] * x.dtype.itemsize))
 
 
-def split_pieces(source: Trajectories, size: int, cut: int = 0) -> Iterator[Piece]:
-    """Pieces of at most `size` trajectories; none has some on both sides of number `cut`."""
-    count = len(source.x)
-    first = 0
-    while first < count:
-        stop = min(first + size, count)
-        if first < cut:
-            stop = min(stop, cut)
-        yield Piece(first, select_trajectories(source, first, stop))
-        first = stop
+def split_pieces(source: Trajectories, size: int) -> Iterator[Piece]:
+    """Pieces of at most `size` trajectories."""
+    for first in range(0, len(source.x), size):
+        yield Piece(first, select_trajectories(source, np.s_[first : first + size]))

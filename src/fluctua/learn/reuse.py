@@ -26,17 +26,17 @@ from fluctua.core import baselines, check, draws, recorded
 from fluctua.core import estimate as estimates
 from fluctua.core import estimator as estimators
 from fluctua.core import process as processes
+from fluctua.core import trajectories as records
 from fluctua.core.arrays import Array, Params
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.scores import full_score, select_score
-from fluctua.core.trajectories import Trajectories
 from fluctua.core.words import format_count
 from fluctua.learn import density_ratio
 
 MINIMUM_ESS = 20.0
 """Effective trajectories below which error bars do not cover."""
 
-Batch = tuple[Params, Trajectories | Iterable[Trajectories]]
+Batch = tuple[Params, records.Trajectories | Iterable[records.Trajectories]]
 
 
 class Reweighted(NamedTuple):
@@ -153,12 +153,12 @@ def _weigh(
 ) -> _Worth:
     """Weigh the trajectories of all batches at θ by the balance heuristic."""
     olds = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(old for old, _ in pairs))
-    records = [recorded.Recording(trajectories, theta) for _, trajectories in pairs]
-    for (old, _), record in zip(pairs, records, strict=True):
-        _refuse_other_grid(records[0], record)
+    recordings = [recorded.Recording(trajectories, theta) for _, trajectories in pairs]
+    for (old, _), record in zip(pairs, recordings, strict=True):
+        _refuse_other_grid(recordings[0], record)
         density_ratio.refuse_singular(law, theta, old, record)
-    parts = [density_ratio.log_ratios(law, rewards, theta, olds, record) for record in records]
-    count = np.array([record.count for record in records])
+    parts = [density_ratio.log_ratios(law, rewards, theta, olds, record) for record in recordings]
+    count = np.array([record.count for record in recordings])
     check.count(int(count.sum()), 2)
     log = _log_weights(np.concatenate([part.log for part in parts]), count)
     relative = np.exp(log - log.max()) if np.isfinite(log).any() else np.zeros(len(log))
@@ -179,7 +179,7 @@ def _refuse_other_grid(first: recorded.Recording, record: recorded.Recording) ->
 def _check_batches(theta: Params, batches: Sequence[Batch]) -> list[Batch]:
     pairs = list(batches)
     if not pairs or any(
-        not isinstance(pair, tuple) or len(pair) != 2 or isinstance(pair, Trajectories)
+        not isinstance(pair, tuple) or len(pair) != 2 or isinstance(pair, records.Trajectories)
         for pair in pairs
     ):
         raise TypeError(
@@ -222,17 +222,12 @@ def _sample_batches(
         )
     plan = baselines.resolve_baseline(baseline, caller="several batches", serves=("none", "time"))
     assert isinstance(plan, baselines.Baseline)
-    cuts = [
-        baselines.first_half_size(recorded.Recording(trajectories, theta).count)
-        for _, trajectories in pairs
-    ]
-
     others = [plan, plan]
     if plan.pilot:
         sums = [0.0, 0.0]
         counts = [0, 0]
-        for piece in _split_batches(pairs, cuts):
-            size = len(piece.trajectories.x)
+        for piece in _split_batches(theta, pairs):
+            size = len(piece.numbers)
             mean = estimators.mean_return_to_go(objective, theta, piece.trajectories)
             sums[piece.side] = sums[piece.side] + size * mean
             counts[piece.side] += size
@@ -240,8 +235,10 @@ def _sample_batches(
             baselines.time_only(sums[1] / counts[1]),
             baselines.time_only(sums[0] / counts[0]),
         ]
-    samples = [
-        estimators.gradient_samples(
+    samples = []
+    numbers = []
+    for piece in _split_batches(theta, pairs):
+        of_piece = estimators.gradient_samples(
             process,
             objective,
             theta,
@@ -250,24 +247,39 @@ def _sample_batches(
             taken_at=piece.old,
             **options,
         )
-        for piece in _split_batches(pairs, cuts)
-    ]
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *samples)
+        samples.append(of_piece)
+        numbers.append(piece.numbers)
+    order = np.argsort(np.concatenate(numbers))
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *samples)
 
 
 class _Piece(NamedTuple):
-    """Some trajectories of one half of a batch. side: 0 for the first half, 1 for the second."""
+    """Some trajectories of one half of a batch.
+
+    side: 0 for the first half, 1 for the second. numbers: of the trajectories among those of all
+    batches.
+    """
 
     old: Params
     side: int
-    trajectories: Trajectories
+    numbers: np.ndarray
+    trajectories: records.Trajectories
 
 
-def _split_batches(pairs: list[Batch], cuts: list[int]) -> Iterator[_Piece]:
-    """The trajectories of all batches in pieces that fit into memory, none across a cut."""
-    for (old, trajectories), cut in zip(pairs, cuts, strict=True):
-        for first, piece in recorded.iterate_pieces(trajectories, cut, recorded.BLOCK_BYTES):
-            yield _Piece(old, int(first >= cut), piece)
+def _split_batches(theta: Params, pairs: list[Batch]) -> Iterator[_Piece]:
+    """The trajectories of all batches in pieces that fit into memory, each of one half."""
+    before = 0
+    for old, trajectories in pairs:
+        count = recorded.Recording(trajectories, theta).count
+        in_second = baselines.split_halves(count)
+        for first, piece in recorded.iterate_pieces(trajectories, recorded.BLOCK_BYTES):
+            of_piece = in_second[first : first + len(piece.x)]
+            for side in (0, 1):
+                rows = np.flatnonzero(of_piece == side)
+                if len(rows):
+                    numbers = before + first + rows
+                    yield _Piece(old, side, numbers, records.select_trajectories(piece, rows))
+        before += count
 
 
 def _log_weights(log: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -71,6 +71,16 @@ class Method(NamedTuple):
         both = (self.baseline, self.initial_baseline)
         return terms.Tables(*(pilot if plan.pilot else plan.values for plan in both))
 
+    def use_halves(self) -> terms.EstimatorModel:
+        """The model with baselines from the other half of trajectories in place of a pilot."""
+
+        def choose(plan: Baseline) -> Callable[[baselines.Inputs], arrays.Array]:
+            return baselines.use_other_half if plan.pilot else plan.function
+
+        return self.model._replace(
+            baseline=choose(self.baseline), initial_baseline=choose(self.initial_baseline)
+        )
+
     @property
     def stops(self) -> bool:
         """Whether trajectories may stop before the horizon."""

@@ -70,15 +70,11 @@ def sample_recorded(
         if len(parts) > 1:
             every = jax.tree.map(lambda *leaves: arrays.concatenate_rows(leaves), *parts)
         return estimates.label_groups(every, trajectories)
-    model = method.model
-    tables = method.fill_tables(None)
+    model = method.use_halves()
+    halves = None
     if method.needs_pilot:  # beside a baseline that looks across all trajectories
         halves = _average_halves(method, theta, trajectories, recording.count, block_bytes, None)
-        tables = method.fill_tables(jnp.stack(halves, axis=1))
-        model = model._replace(
-            baseline=_use_halves(method.baseline),
-            initial_baseline=_use_halves(method.initial_baseline),
-        )
+    tables = method.fill_tables(halves)
     flat = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
     if scores is not None:
         _warn_about_scores(method, theta, [flat.scores])
@@ -89,11 +85,6 @@ def shape_samples(theta: Params, flat: recorded.FlatSamples) -> estimates.Sample
     """The samples with the structure of θ."""
     gradients = estimates.unflatten(theta, flat.gradients)
     return estimates.Samples(gradients, flat.returns, survival=flat.survival)
-
-
-def _use_halves(baseline: baselines.Baseline) -> Callable[[baselines.Inputs], Array]:
-    """λ̄ of a baseline, from the other half of the trajectories in place of a pilot."""
-    return baselines.use_other_half if baseline.pilot else baseline.function
 
 
 def sample_pieces(
@@ -109,16 +100,17 @@ def sample_pieces(
 
     scores: takes up ΣU (E, P) of each piece.
     """
-    cut = 0
-    means = None
+    model = method.use_halves()
+    halves = None
     if method.needs_pilot:
-        cut = baselines.first_half_size(count)
-        means = _average_halves(method, theta, trajectories, count, block_bytes, progress)
-    for first, piece in recorded.iterate_pieces(trajectories, cut, block_bytes):
-        other = None if means is None else means[0 if first >= cut else 1]
-        tables = method.fill_tables(other)
+        halves = _average_halves(method, theta, trajectories, count, block_bytes, progress)
+    for first, piece in recorded.iterate_pieces(trajectories, block_bytes):
+        rows = np.s_[first : first + len(piece.x)]
+        tables = method.fill_tables(
+            halves and halves._replace(in_second=arrays.part(halves.in_second, rows))
+        )
         recording = recorded.Recording(piece, theta, first)
-        flat = recorded.recorded_samples(method.model, tables, recording, theta, block_bytes)
+        flat = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
         if scores is not None:
             scores.append(flat.scores)
         yield piece, shape_samples(theta, flat)
@@ -133,34 +125,41 @@ def _average_halves(
     count: int,
     block_bytes: int,
     progress: Callable[[int], None] | None,
-) -> list[Array]:
-    """The mean return-to-go (T+1,) of either half: independent of the trajectories of the other."""
+) -> baselines.Halves:
+    """The mean return-to-go of either half, which is independent of the other's trajectories."""
     if count < 2:
         raise ValueError(
             "a time-only baseline takes the mean return-to-go of other trajectories, and there is "
             "1 trajectory. Take "
             'more, or give time_only(values), or baseline="none".'
         )
-    sums: list[Any] = [0.0, 0.0]
-    counts = [0, 0]
-    cut = baselines.first_half_size(count)
-    for first, piece in recorded.iterate_pieces(trajectories, cut, block_bytes):
-        mean = average_returns(method.model.objective, theta, piece, first)
-        side = int(first >= cut)
-        sums[side] = sums[side] + len(piece.x) * np.asarray(mean, np.float64)
-        counts[side] += len(piece.x)
+    in_second = baselines.split_halves(count, estimates.find_groups(trajectories, count))
+    share = np.stack([~in_second, in_second], axis=1)
+    sums: Any = 0.0
+    for first, piece in recorded.iterate_pieces(trajectories, block_bytes):
+        part = share[first : first + len(piece.x)]
+        means = average_returns(method.model.objective, theta, piece, first, arrays.put(part))
+        sums = sums + part.sum(axis=0) * np.asarray(means, np.float64)
         if progress:
             progress(len(piece.x))
-    return [arrays.put(total / n) for total, n in zip(sums, counts, strict=True)]
+    means = (sums / share.sum(axis=0)).astype(means.dtype)
+    return baselines.Halves(arrays.put(means), arrays.put(in_second))
 
 
 def average_returns(
-    rewards: Rewards, theta: Params, trajectories: Trajectories, first: int = 0
+    rewards: Rewards,
+    theta: Params,
+    trajectories: Trajectories,
+    first: int = 0,
+    share: Array | None = None,
 ) -> Array:
-    """E[λ̂ₙ] of recorded trajectories, numbered from `first`. Shape (T+1,)."""
+    """E[λ̂ₙ] of recorded trajectories, numbered from `first`. Shape (T+1,).
+
+    share: weight of each trajectory in several means (E, H), whose shape is then (T+1, H).
+    """
     recording = recorded.Recording(trajectories, theta, first)
     x = jnp.asarray(trajectories.x, recording.dtype)
-    return recorded.mean_return_to_go(rewards, theta, recording.times, x, recording.context)
+    return recorded.mean_return_to_go(rewards, theta, recording.times, x, recording.context, share)
 
 
 def split_recorded(

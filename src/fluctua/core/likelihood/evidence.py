@@ -94,7 +94,7 @@ def collect_evidence(
     if not check.all_finite(s):
         p = at(theta, case.point)
         for j in range(min(len(trajectories.x), recorded.MAX_SEARCHED)):
-            one = select_trajectories(trajectories, j, j + 1)
+            one = select_trajectories(trajectories, np.s_[j : j + 1])
             diffusion.check_along(case.law.process, p, one, j)
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), case.linear)
 
