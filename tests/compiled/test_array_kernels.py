@@ -372,3 +372,99 @@ def test_memory_does_not_grow_with_trajectories_times_weights():
     run = [sys.executable, "-c", MEMORY]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1.0
+
+
+def order_booleans(v):
+    """Booleans of a state, each as a factor of it."""
+    w = v[::-1]
+    factors = [
+        jnp.maximum(v > 0, w > 0.2),
+        jnp.minimum(v > 0, w > -0.2),
+        jnp.max(v > 0.5),
+        jnp.min(v > -0.5),
+        (v > 0) == (w > 0),
+    ]
+    return sum((k + 1) * v * factor for k, factor in enumerate(factors))
+
+
+def compare_booleans(v):
+    """What kernels on arrays refuse, and those of single numbers do."""
+    w = v[::-1]
+    return (
+        order_booleans(v)
+        + v * ((v > 0) < (w > 0))
+        + 2 * v * ((v > 0) >= (w > 0))
+        + v * jnp.argmax(v > 0)
+        + v * jnp.argmin(v > 0)
+        + jnp.select([v > 0.5, v > 0, v > -0.5], [v, 2 * v, -v], 3 * v)
+        + v * (300 * jnp.abs(v)).astype(jnp.uint8).astype(v.dtype) / 100
+        + v * (100 * v).astype(jnp.int8).astype(v.dtype) / 100
+        + jax.checkpoint(jnp.sin)(v)
+    )
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["numbers", "arrays"])
+def test_booleans_and_short_integers_are_those_of_jax(many, single):
+    """C++ has an order of its own for the masks that booleans are."""
+    rng = np.random.default_rng(5)
+    theta = jnp.asarray(rng.normal(size=(22, 6) if many else (6,)) / 2, jnp.float32)
+
+    def drift(theta, x):
+        factors = order_booleans if many else compare_booleans
+        return factors(theta[:6] @ x + theta[6:].sum(0) if many else theta * x)
+
+    process = fl.Process(drift, lambda theta, x: 0.7 * jnp.ones_like(x))
+    objective = fl.Objective(running=lambda theta, x: jnp.sum(x**2) + x[0])
+    start = jnp.asarray([0.4, -0.7, 1.1, -0.2, 0.05, 0.9], jnp.float32)
+    estimates = []
+    for backend in ("jax", "cpu"):
+        simulator = fl.simulator(process, start, np.linspace(0, 0.2, 5), backend=backend)
+        estimates.append(fl.ppgt(simulator, objective)(jax.random.key(0), theta, 300))
+    expected, found = (np.ravel(each.gradient) for each in estimates)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def to_bytes(x):
+    return (128 + 100 * jnp.tanh(x)).astype(jnp.uint8)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["numbers", "arrays"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: to_bytes(x) - to_bytes(x[::-1]),
+        lambda x: (x > 0).astype(jnp.uint8) - (x > 0.5).astype(jnp.uint8),
+        lambda x: (40 * x).astype(jnp.int8) * jnp.int8(5),
+        lambda x: -to_bytes(x),
+        lambda x: to_bytes(x).astype(jnp.int8),
+        lambda x: (4 * x).astype(jnp.int8).astype(jnp.uint32),
+        lambda x: (60_000 * x).astype(jnp.int32) ** 2,
+        lambda x: (60_000 * x).astype(jnp.int32) * (50_000 * x).astype(jnp.int32),
+        lambda x: (0.1 * x + 100).astype(jnp.float16),
+    ],
+)
+def test_numbers_that_wrap_or_have_fewer_bits_are_refused(wrap, many):
+    """Kernels hold them as floats of the kernel's precision: they would give other numbers."""
+
+    def drift(theta, x):
+        return theta[:3] * wrap(x).astype(x.dtype) + (theta[3:].reshape(-1, 3) @ x)[:3]
+
+    theta = jnp.ones(3 + 3 * (44 if many else 3)) / 100
+    process = fl.Process(drift, lambda theta, x: jnp.ones(3))
+    simulator = fl.simulator(process, jnp.ones(3), np.linspace(0, 1, 4), backend="cpu")
+    estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda theta, x: x[0]))
+    with pytest.raises(ValueError, match="no kernel can be made"):
+        estimator(jax.random.key(0), theta, 300)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [lambda x: jax.lax.reduce_precision(x, 8, 7), lambda x: x.astype(jnp.bfloat16) * 1.0],
+    ids=["reduce_precision", "bfloat16"],
+)
+def test_numbers_of_fewer_bits_are_refused(cut):
+    process = fl.Process(lambda theta, x: theta * cut(x), lambda theta, x: jnp.ones(1))
+    simulator = fl.simulator(process, jnp.ones(1), np.linspace(0, 1, 4), backend="cpu")
+    estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda theta, x: x[0]))
+    with pytest.raises(ValueError, match="fewer bits"):
+        estimator(jax.random.key(0), jnp.ones(1), 300)

@@ -93,13 +93,18 @@ def test_network(gpu_kernels):
     assert_alike(*_case(), count=601)
 
 
+def test_single_precision_throughout(gpu_kernels):
+    with jax.enable_x64(False):
+        assert_alike(*_case(), count=150)
+
+
 def test_batches_smaller_than_a_block(gpu_kernels):
     assert_alike(*_case(), count=150)
 
 
 def _case():
     process, objective, theta = network()
-    return process, objective, jnp.ones(3), T, theta
+    return process, objective, jnp.ones(3, jnp.float32), T, theta
 
 
 @pytest.mark.parametrize("integrator", ["heun"])
@@ -132,6 +137,18 @@ def test_context_and_random_start(gpu_kernels):
 def test_couplings(gpu_kernels):
     own = kuramoto()
     assert_alike(own.process, own.objective, own.start, T, own.theta)
+
+
+def test_elements_that_are_counted_by_columns(gpu_kernels):
+    theta = jnp.asarray(np.random.default_rng(4).normal(size=(12, 9)) / 4, jnp.float32)
+
+    def drift(theta, x):
+        return jnp.tanh(theta @ x).reshape(3, 4)[:, :3].ravel(order="F") - x
+
+    process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
+    objective = fl.Objective(running=lambda theta, x: -jnp.sum((x - jnp.arange(9) / 9) ** 2))
+    start = jnp.linspace(0, 1, 9, dtype=jnp.float32)
+    assert_alike(process, objective, start, T, theta, count=150)
 
 
 def test_one_thread_adds_what_goes_to_one_place(gpu_kernels):
@@ -217,17 +234,22 @@ def layers(widths):
 
     process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
     objective = fl.Objective(running=lambda theta, x: -jnp.sum((x - 0.5) ** 2))
-    return process, objective, jnp.zeros(widths[0]), np.linspace(0, 0.1, 4), theta
+    return process, objective, jnp.zeros(widths[0], jnp.float32), np.linspace(0, 0.1, 4), theta
 
 
-@pytest.mark.parametrize("widths", [(3, 37, 41, 3), (4, 130, 100, 4)], ids=["in block", "outside"])
+@pytest.mark.parametrize(
+    "widths",
+    [(3, 37, 41, 3), (17, 129, 31, 17), (4, 150, 100, 4)],
+    ids=["in block", "odd", "outside"],
+)
 def test_products_of_large_layers(gpu_kernels, widths):
     """By tensor cores; sums and weights are in the block's memory or outside of it."""
     count = 150 if widths[1] > 64 else 300
     assert_alike(*layers(widths), count=count)
     (kernel,) = gpu._kernels.values()
+    assert kernel.kernel.real == np.float32
     outside = kernel.kernel.text.sizes["PRODUCTS"] > gpu.BLOCK_SUMS
-    assert outside == (widths[1] > 64)
+    assert outside == (widths[1] * widths[2] > gpu.BLOCK_SUMS)
 
 
 def test_a_known_table_needs_no_pilot_and_batches_are_compared_on_the_device(gpu_kernels):

@@ -9,8 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.compiled.elements import MAX_NODES, Unsupported, make_constants, map_elements
+from fluctua.compiled.elements import (
+    MAX_NODES,
+    Unsupported,
+    choose_fold,
+    make_constants,
+    map_elements,
+    takes_booleans,
+)
 from fluctua.compiled.graph import Graph
+from fluctua.core.dependence import JOINS, PARTS, VIEWS
 
 MAX_MATRIX_ROWS = 16
 """Largest matrix that is factorised or solved with, element by element."""
@@ -19,36 +27,9 @@ MAX_MATRIX_ROWS = 16
 # ------------------------------------------------------------------------------------------ shapes
 
 
-def _broadcast(graph: Graph, eqn: Any, x: np.ndarray, *_: Any) -> np.ndarray:
-    shape = eqn.params["shape"]
-    along = eqn.params["broadcast_dimensions"]
-    seen = [1] * len(shape)
-    for axis, target in enumerate(along):
-        seen[target] = x.shape[axis]
-    return np.broadcast_to(x.reshape(seen), shape)
-
-
-def _reshape(graph: Graph, eqn: Any, x: np.ndarray, *_: Any) -> np.ndarray:
-    return x.reshape(eqn.params["new_sizes"])
-
-
-def _slice(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    p = eqn.params
-    strides = p["strides"] or (1,) * x.ndim
-    return x[
-        tuple(
-            slice(a, b, s)
-            for a, b, s in zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-        )
-    ]
-
-
-def _split(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
-    return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
-
-
-def _unstack(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
-    return list(np.moveaxis(x, eqn.params["axis"], 0))
+def _move(function: Callable[..., Any]) -> Callable:
+    """Rule for an operation whose output is function(equation, nodes)."""
+    return lambda graph, eqn, *inputs: function(eqn, *inputs)
 
 
 def _argument(order: str) -> Callable:
@@ -56,6 +37,10 @@ def _argument(order: str) -> Callable:
 
     def rule(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
         (axis,) = eqn.params["axes"]
+        if takes_booleans(eqn):
+            one = graph.const(1.0)
+            zero = graph.const(0.0)
+            x = map_elements(lambda a: graph.make("select", a, one, zero), x)
         rows = np.moveaxis(x, axis, 0)
         best = rows[0]
         where = np.full(rows.shape[1:], graph.const(0.0))
@@ -179,7 +164,7 @@ def _reduce(op: str) -> Callable:
         axes = [int(a) for a in eqn.params["axes"]]
         rest = [a for a in range(x.ndim) if a not in axes]
         rows = np.transpose(x, rest + axes).reshape(*(x.shape[a] for a in rest), -1)
-        return _fold(graph, op, rows)
+        return _fold(graph, choose_fold(op, eqn), rows)
 
     return rule
 
@@ -205,8 +190,9 @@ def _cumulative(op: str) -> Callable:
         rows = np.moveaxis(x, axis, 0)
         rows = rows[::-1] if eqn.params["reverse"] else rows
         out = [rows[0]]
+        used = choose_fold(op, eqn)
         for row in rows[1:]:
-            out.append(map_elements(lambda a, b: graph.make(op, a, b), out[-1], row))
+            out.append(map_elements(lambda a, b: graph.make(used, a, b), out[-1], row))
         out = out[::-1] if eqn.params["reverse"] else out
         return np.moveaxis(np.stack(out), 0, axis)
 
@@ -329,21 +315,10 @@ ARRAYS: dict[str, Callable] = {
     **dict.fromkeys(
         ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"), _scatter
     ),
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "slice": _slice,
-    "squeeze": lambda graph, eqn, x: x.reshape(eqn.outvars[0].aval.shape),
-    "expand_dims": lambda graph, eqn, x: x.reshape(eqn.outvars[0].aval.shape),
-    "transpose": lambda graph, eqn, x: np.transpose(x, eqn.params["permutation"]),
-    "rev": lambda graph, eqn, x: np.flip(x, eqn.params["dimensions"]),
-    "concatenate": lambda graph, eqn, *inputs: np.concatenate(inputs, axis=eqn.params["dimension"]),
-    "stack": lambda graph, eqn, *inputs: np.stack(inputs, axis=eqn.params["axis"]),
-    "unstack": _unstack,
-    "tile": lambda graph, eqn, x: np.tile(x, eqn.params["reps"]),
+    **{name: _move(rule) for name, rule in (VIEWS | PARTS | JOINS).items()},
     "argmax": _argument("lt"),
     "argmin": _argument("gt"),
     "lu": _lu,
-    "split": _split,
     "pad": _pad,
     "iota": _iota,
     "dynamic_slice": _dynamic_slice,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fluctua.compiled.graph import Graph
@@ -85,7 +86,6 @@ IDENTITY = {
     "copy",
     "copy_p",
     "stop_gradient",
-    "reduce_precision",
     "device_put",
     "optimization_barrier",
     "name",
@@ -123,10 +123,80 @@ def _is_integer(eqn: Any) -> bool:
     return eqn.outvars[0].aval.dtype.kind in "iu"
 
 
+def _varies(graph: Graph, ids: np.ndarray) -> bool:
+    """Whether an element depends on the state, the time or θ."""
+    return any(graph.depends[node] for node in ids.ravel())
+
+
 def _refuse_varying_integers(graph: Graph, eqn: Any, *inputs: np.ndarray) -> None:
     """Raise for integers that are not constant: kernels keep them as floats."""
-    if _is_integer(eqn) and any(graph.depends[node] for ids in inputs for node in ids.ravel()):
+    if _is_integer(eqn) and any(_varies(graph, ids) for ids in inputs):
         raise Unsupported(eqn.primitive.name, "integers that depend on the state, the time or θ")
+
+
+WRAPPING = {
+    "add",
+    "add_any",
+    "cumprod",
+    "cumsum",
+    "dot_general",
+    "integer_pow",
+    "mul",
+    "neg",
+    "pow",
+    "reduce_prod",
+    "reduce_sum",
+    "square",
+    "sub",
+}
+"""Operations of integers whose result may be beyond the limits of its type."""
+
+
+def refuse_wrapping(eqn: Any) -> None:
+    """Raise for integers that wrap at limits which the floats of a kernel do not have.
+
+    Those of 32 bits are taken to be small, as indices are, but for differences without a sign.
+    """
+    name = eqn.primitive.name
+    if name not in WRAPPING or not _is_integer(eqn):
+        return
+    dtype = eqn.outvars[0].aval.dtype
+    if dtype.itemsize < 4 or (dtype.kind == "u" and name in ("neg", "sub")):
+        raise Unsupported(name, f"arithmetic of {dtype}, which wraps")
+
+
+def refuse_short_floats(eqn: Any) -> None:
+    """Raise for a conversion to floats of fewer than 32 bits."""
+    new = eqn.outvars[0].aval.dtype
+    if jnp.issubdtype(new, jnp.floating) and jnp.finfo(new).bits < 32:
+        raise Unsupported("convert_element_type", f"to {new}, numbers of fewer bits")
+
+
+def takes_booleans(eqn: Any) -> bool:
+    """Whether the first operand of an equation is boolean."""
+    return eqn.invars[0].aval.dtype == bool
+
+
+def choose_fold(op: str, eqn: Any) -> str:
+    """The operation for the type of its operands: max and min of booleans are or and and."""
+    return {"max": "or", "min": "and"}.get(op, op) if takes_booleans(eqn) else op
+
+
+def _compare_booleans(graph: Graph, op: str, a: int, b: int) -> int:
+    """a < b or a ≤ b of booleans. op: "lt" or "le"."""
+    return graph.make("and" if op == "lt" else "or", graph.make("not", a), b)
+
+
+def check_precision(eqn: Any) -> None:
+    """Raise for `reduce_precision` to fewer bits than its operand has."""
+    kept = jnp.finfo(eqn.outvars[0].aval.dtype)
+    if eqn.params["mantissa_bits"] < kept.nmant or eqn.params["exponent_bits"] < kept.nexp:
+        raise Unsupported("reduce_precision", "numbers of fewer bits")
+
+
+def _reduce_precision(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    check_precision(eqn)
+    return x
 
 
 def _unary(op: str) -> Callable:
@@ -138,16 +208,19 @@ def _unary(op: str) -> Callable:
 
 def _binary(op: str) -> Callable:
     def rule(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return map_elements(lambda a, b: graph.make(op, a, b), x, y)
+        if op in ("lt", "le") and takes_booleans(eqn):
+            return map_elements(lambda a, b: _compare_booleans(graph, op, a, b), x, y)
+        if op == "mul" and _varies(graph, x) and _varies(graph, y):
+            _refuse_varying_integers(graph, eqn, x)
+        used = choose_fold(op, eqn)
+        return map_elements(lambda a, b: graph.make(used, a, b), x, y)
 
     return rule
 
 
 def _swapped(op: str) -> Callable:
-    def rule(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return map_elements(lambda a, b: graph.make(op, b, a), x, y)
-
-    return rule
+    rule = _binary(op)
+    return lambda graph, eqn, x, y: rule(graph, eqn, y, x)
 
 
 def _logical(op: str) -> Callable:
@@ -174,7 +247,7 @@ def _rem(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _pow(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     def raise_to(a: int, b: int) -> int:
         value = graph.value(b)
-        if value is not None and value == int(value) and abs(value) <= 16:
+        if value is not None and abs(value) <= 16 and value == int(value):
             return graph.power(a, int(value))
         if value == 0.5:
             return graph.make("sqrt", a)
@@ -184,6 +257,7 @@ def _pow(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _integer_pow(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    _refuse_varying_integers(graph, eqn, x)
     return map_elements(lambda a: graph.power(a, int(eqn.params["y"])), x)
 
 
@@ -196,6 +270,7 @@ def _conj(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    _refuse_varying_integers(graph, eqn, x)
     return map_elements(lambda a: graph.make("mul", a, a), x)
 
 
@@ -223,7 +298,9 @@ def _round(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _clamp(graph: Graph, eqn: Any, low: np.ndarray, x: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return map_elements(lambda a, b, c: graph.make("min", graph.make("max", a, b), c), low, x, high)
+    above = choose_fold("max", eqn)
+    below = choose_fold("min", eqn)
+    return map_elements(lambda a, b, c: graph.make(below, graph.make(above, a, b), c), low, x, high)
 
 
 def _select_n(graph: Graph, eqn: Any, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
@@ -246,6 +323,7 @@ def _select_n(graph: Graph, eqn: Any, which: np.ndarray, *cases: np.ndarray) -> 
 def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     old = eqn.invars[0].aval.dtype
     new = eqn.outvars[0].aval.dtype
+    refuse_short_floats(eqn)
     if new.kind == "c":
         zero = graph.const(0.0)
         return x if old.kind == "c" else map_elements(lambda a: graph.make_complex(a, zero), x)
@@ -262,7 +340,17 @@ def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
         zero = graph.const(0.0)
         return map_elements(lambda a: graph.make("select", a, one, zero), x)
     if new.kind in "iu" and old.kind == "f":
-        return map_elements(lambda a: graph.make("trunc", a), x)
+        limits = np.iinfo(new)
+        low = graph.const(float(limits.min))
+        high = graph.const(float(limits.max))
+
+        def cut(a: int) -> int:
+            return graph.make("min", graph.make("max", graph.make("trunc", a), low), high)
+
+        return map_elements(cut, x)
+    loses_sign = old.kind == "i" and new.kind == "u"
+    if new.kind in "iu" and (loses_sign or (new.itemsize < 4 and not np.can_cast(old, new))):
+        raise Unsupported("convert_element_type", f"from {old} to {new}, which wraps")
     return x
 
 
@@ -289,6 +377,7 @@ ELEMENTWISE: dict[str, Callable] = {
     "rsqrt": _rsqrt,
     "logistic": _logistic,
     "round": _round,
+    "reduce_precision": _reduce_precision,
     "clamp": _clamp,
     "select_n": _select_n,
     "convert_element_type": _convert,

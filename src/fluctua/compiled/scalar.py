@@ -14,37 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from fluctua.compiled import elements
 from fluctua.compiled.arrays import ARRAYS, MAX_MATRIX_ROWS, solve_by_elimination
-from fluctua.compiled.elements import (
-    ELEMENTWISE,
-    MAX_NODES,
-    Unsupported,
-    make_constants,
-    map_elements,
-)
+from fluctua.compiled.elements import Unsupported
 from fluctua.compiled.graph import CONTEXT, NOISE, STATE, TIME, External, Graph
+from fluctua.core import dependence
 from fluctua.core.arrays import jit
 
 MAX_LOOP_STEPS = 128
 """Largest number of steps of a loop that is unrolled."""
 
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "call_jaxpr",
-}
+CALLS = dependence.CALLS | {"custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "call_jaxpr"}
+"""Operations that are a jaxpr themselves, and where they keep it."""
 
 
 def scalarise(graph: Graph, closed: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the identities of the outputs of a jaxpr from those of its inputs."""
-    consts = [make_constants(graph, value) for value in closed.consts]
+    consts = [elements.make_constants(graph, value) for value in closed.consts]
     return _scalarise_jaxpr(graph, closed.jaxpr, consts, inputs)
 
 
@@ -56,7 +42,9 @@ def _scalarise_jaxpr(
     )
 
     def read(atom):
-        return make_constants(graph, atom.val) if isinstance(atom, Literal) else known[atom]
+        return (
+            elements.make_constants(graph, atom.val) if isinstance(atom, Literal) else known[atom]
+        )
 
     needed = _find_needed(jaxpr)
     for eqn in jaxpr.eqns:
@@ -64,8 +52,10 @@ def _scalarise_jaxpr(
             continue
         outputs = _scalarise_equation(graph, eqn, [read(atom) for atom in eqn.invars])
         known.update(zip(eqn.outvars, outputs, strict=True))
-        if len(graph) > MAX_NODES:
-            raise Unsupported(eqn.primitive.name, f"more than {MAX_NODES} operations per step")
+        if len(graph) > elements.MAX_NODES:
+            raise Unsupported(
+                eqn.primitive.name, f"more than {elements.MAX_NODES} operations per step"
+            )
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -93,6 +83,7 @@ def _scalarise_equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> lis
             raise Unsupported(
                 "lu", "factors of a matrix that depends on the state, other than to solve with"
             )
+        elements.refuse_wrapping(eqn)
         try:
             outputs = rule(graph, eqn, *inputs)
         except NotImplementedError:
@@ -147,7 +138,7 @@ def _leave_to_jax(
             for ids, dtype in zip(inputs, dtypes, strict=True)
         ]
         with jax.ensure_compile_time_eval():
-            return [make_constants(graph, v) for v in call(*values, many=False)]
+            return [elements.make_constants(graph, v) for v in call(*values, many=False)]
     which = graph.add_external(External(call, tuple(zip(inputs, dtypes, strict=True)), depends))
     outputs = []
     for output, shape in enumerate(shapes):
@@ -193,7 +184,7 @@ def _cond(graph: Graph, eqn: Any, which: np.ndarray, *inputs: np.ndarray) -> lis
     for k, case in enumerate(cases[1:], 1):
         is_case = graph.make("le", graph.const(float(k)), int(which))
         chosen = [
-            map_elements(
+            elements.map_elements(
                 lambda a, b, is_case=is_case: graph.make("select", is_case, a, b), new, old
             )
             for new, old in zip(case, chosen, strict=True)
@@ -225,7 +216,7 @@ def _scan(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarray]:
 
 
 RULES: dict[str, Callable] = {
-    **ELEMENTWISE,
+    **elements.ELEMENTWISE,
     **ARRAYS,
     "custom_linear_solve": _linear_solve,
     "cond": _cond,

@@ -184,6 +184,8 @@ def _apply_rule(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
         ]
     if name in MOVES:
         return [MOVES[name](eqn, *marks)]
+    if name in PARTS:
+        return PARTS[name](eqn, *marks)
     if name in CALLS:
         return _propagate(eqn.params[CALLS[name]], marks, numbers)
     rule = RULES.get(name)
@@ -264,6 +266,7 @@ CALLS = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "remat": "jaxpr",
+    "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -286,24 +289,42 @@ def _slice(eqn: Any, x: np.ndarray) -> np.ndarray:
     return x[tuple(map(slice, begin, end, strides))]
 
 
-def _reshape(eqn: Any, x: np.ndarray) -> np.ndarray:
+def _fit(eqn: Any, x: np.ndarray) -> np.ndarray:
     return x.reshape(eqn.outvars[0].aval.shape)
 
 
-def _transpose(eqn: Any, x: np.ndarray) -> np.ndarray:
-    return np.transpose(x, eqn.params["permutation"])
+def _reshape(eqn: Any, x: np.ndarray) -> np.ndarray:
+    axes = eqn.params["dimensions"]  # in which order elements are counted; None: as they are
+    return _fit(eqn, x if axes is None else np.transpose(x, axes))
 
 
-def _concatenate(eqn: Any, *rows: np.ndarray) -> np.ndarray:
-    return np.concatenate(rows, axis=eqn.params["dimension"])
+def _split(eqn: Any, x: np.ndarray) -> list[np.ndarray]:
+    return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
 
 
-def _stack(eqn: Any, *rows: np.ndarray) -> np.ndarray:
-    return np.stack(rows, axis=eqn.params["axis"])
+VIEWS: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
+    "broadcast_in_dim": _broadcast,
+    "expand_dims": _fit,
+    "reshape": _reshape,
+    "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
+    "slice": _slice,
+    "squeeze": _fit,
+    "tile": lambda eqn, x: np.tile(x, eqn.params["reps"]),
+    "transpose": lambda eqn, x: np.transpose(x, eqn.params["permutation"]),
+}
+"""One array from one array, as NumPy does it: of marks, of numbers, or of numbers of nodes."""
 
+PARTS: dict[str, Callable[[Any, np.ndarray], list[np.ndarray]]] = {
+    "split": _split,
+    "unstack": lambda eqn, x: list(np.moveaxis(x, eqn.params["axis"], 0)),
+}
+"""Several arrays from one array."""
 
-def _reverse(eqn: Any, x: np.ndarray) -> np.ndarray:
-    return np.flip(x, eqn.params["dimensions"])
+JOINS: dict[str, Callable[..., np.ndarray]] = {
+    "concatenate": lambda eqn, *rows: np.concatenate(rows, axis=eqn.params["dimension"]),
+    "stack": lambda eqn, *rows: np.stack(rows, axis=eqn.params["axis"]),
+}
+"""One array from several arrays."""
 
 
 def _convert(eqn: Any, x: np.ndarray) -> np.ndarray:
@@ -314,29 +335,14 @@ MOVES: dict[str, Callable[..., np.ndarray]] = {
     "convert_element_type": _convert,
     "copy": _convert,
     "copy_p": _convert,
-    "broadcast_in_dim": _broadcast,
-    "slice": _slice,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
-    "transpose": _transpose,
-    "concatenate": _concatenate,
-    "stack": _stack,
-    "rev": _reverse,
+    **VIEWS,
+    **JOINS,
 }
-"""Operations that put elements elsewhere, as NumPy does it: of marks, and of numbers."""
+"""Operations that put elements elsewhere: of marks, and of numbers."""
 
 
 def _sum(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
     return [np.asarray(marks[0].any(axis=tuple(eqn.params["axes"])))]
-
-
-def _split(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
-    return np.split(marks[0], np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
-
-
-def _unstack(eqn: Any, marks: Marks, numbers: Constants) -> Marks:
-    return list(np.moveaxis(marks[0], eqn.params["axis"], 0))
 
 
 def _pad(eqn: Any, marks: Marks, numbers: Constants) -> Marks | None:
@@ -405,8 +411,6 @@ INDEX_SUMS: dict[str, Callable[..., np.ndarray]] = {"add": np.add, "select_n": _
 
 RULES: dict[str, Callable[[Any, Marks, Constants], Marks | None]] = {
     "reduce_sum": _sum,
-    "split": _split,
-    "unstack": _unstack,
     "pad": _pad,
     "dot_general": _product,
     "scatter": _scatter,

@@ -29,6 +29,9 @@ FUNCTIONS = {
     "unpacked": lambda x, w: jnp.array([x[0], 2.0, -x[2]]),
     "batched": lambda x, w: jax.vmap(lambda row: row @ x + jnp.roll(row, 1))(w),
     "types": lambda x, w: x.astype(jnp.float32) + jnp.sign(x).astype(int),
+    "rows by name": lambda x, w: (lambda first, second: first - 2 * second)(*w),
+    "rows split": lambda x, w: jnp.split(w, 2)[1] + jnp.split(x, [1, 2])[2],
+    "columns first": lambda x, w: w.ravel(order="F") * w.reshape(6),
     "a compiled part": lambda x, w: jax.jit(lambda v: 2 * v)(x),
 }
 
@@ -83,6 +86,11 @@ def test_outputs_that_an_argument_moves_are_marked():
     np.testing.assert_array_equal(by_x, [True, False, True])
     assert by_x_too
     assert not program.mark_dependent(False, True)[0].any()
+
+
+def test_marks_follow_elements_that_are_counted_by_columns():
+    program = HostProgram(lambda x, y: jnp.stack([x, y]).ravel(order="F"), X, X)
+    np.testing.assert_array_equal(program.mark_dependent(True, False)[0], [True, False] * 3)
 
 
 # ------------------------------------------------------------------- checks before an estimate

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from fluctua.compiled import elements
 from fluctua.compiled.blocks.elementwise import apply_elementwise, bind, choose
 from fluctua.compiled.blocks.moves import MOVES, assemble
 from fluctua.compiled.blocks.nodes import LANE, ArrayGraph, ArrayNode, count_elements
 from fluctua.compiled.blocks.products import PRODUCTS
-from fluctua.compiled.elements import BINARY, IDENTITY, UNARY
 from fluctua.compiled.scalar import CALLS, Unsupported
 
 MAX_LOOP_STEPS = 32
@@ -69,6 +69,7 @@ def _lower_equation(graph: ArrayGraph, eqn: Any, inputs: list[int]) -> list[int]
         rule = RULES.get(name)
         if rule is None:
             raise Unsupported(name, "kernels on arrays have no rule for it")
+        elements.refuse_wrapping(eqn)
         outputs = rule(graph, eqn, *inputs)
         return outputs if isinstance(outputs, list) else [outputs]
     except Unsupported:
@@ -113,7 +114,9 @@ def _elementwise(op: str) -> Callable:
             raise Unsupported(eqn.primitive.name, "bits of integers")
         if op == "div" and eqn.outvars[0].aval.dtype.kind != "f":
             raise Unsupported(eqn.primitive.name, "of integers")
-        return apply_elementwise(graph, op, inputs, bind(eqn))
+        if op in ("lt", "le", "gt", "ge") and elements.takes_booleans(eqn):
+            raise Unsupported(eqn.primitive.name, "an order of booleans")
+        return apply_elementwise(graph, elements.choose_fold(op, eqn), inputs, bind(eqn))
 
     return rule
 
@@ -131,7 +134,7 @@ def _integer_pow(graph: ArrayGraph, eqn: Any, x: int) -> int:
 
 def _pow(graph: ArrayGraph, eqn: Any, x: int, y: int) -> int:
     value = graph.uniform(y)
-    if value is not None and value == int(value) and abs(value) <= 16:
+    if value is not None and abs(value) <= 16 and value == int(value):
         power = int(value)
         return apply_elementwise(graph, "integer_pow", (x,), lambda a: a**power, power)
     if value == 0.5:
@@ -155,7 +158,14 @@ def _round(graph: ArrayGraph, eqn: Any, x: int) -> int:
     return apply_elementwise(graph, "round_even" if even else "round_away", (x,), bind(eqn))
 
 
+def _reduce_precision(graph: ArrayGraph, eqn: Any, x: int) -> int:
+    elements.check_precision(eqn)
+    return x
+
+
 def _clamp(graph: ArrayGraph, eqn: Any, low: int, x: int, high: int) -> int:
+    if elements.takes_booleans(eqn):
+        raise Unsupported("clamp", "of booleans")
     raised = apply_elementwise(graph, "max", (low, x), jnp.maximum)
     return apply_elementwise(graph, "min", (raised, high), jnp.minimum)
 
@@ -174,6 +184,7 @@ def _select_n(graph: ArrayGraph, eqn: Any, which: int, *cases: int) -> int:
 
 
 def _convert(graph: ArrayGraph, eqn: Any, x: int) -> int:
+    elements.refuse_short_floats(eqn)
     old = graph[x].kind
     dtype = eqn.outvars[0].aval.dtype
     if graph[x].op == "const":
@@ -243,8 +254,8 @@ def _stack(graph: ArrayGraph, parts: Sequence[int]) -> int:
 
 
 RULES: dict[str, Callable] = {
-    **{name: _elementwise(op) for name, op in {**UNARY, **BINARY}.items()},
-    **{name: lambda graph, eqn, *inputs: list(inputs) for name in IDENTITY},
+    **{name: _elementwise(op) for name, op in {**elements.UNARY, **elements.BINARY}.items()},
+    **{name: lambda graph, eqn, *inputs: list(inputs) for name in elements.IDENTITY},
     **{name: _elementwise(name) for name in ("gt", "ge", "and", "or", "xor", "not", "div", "rem")},
     **MOVES,
     "logistic": _elementwise("logistic"),
@@ -254,6 +265,7 @@ RULES: dict[str, Callable] = {
     "rsqrt": _rsqrt,
     "one_minus_square": _one_minus_square,
     "round": _round,
+    "reduce_precision": _reduce_precision,
     "clamp": _clamp,
     "select_n": _select_n,
     "convert_element_type": _convert,

@@ -21,6 +21,7 @@ from fluctua.compiled.blocks.nodes import (
     count_elements,
 )
 from fluctua.compiled.scalar import Unsupported
+from fluctua.core.dependence import PARTS, VIEWS
 
 
 class Placement(NamedTuple):
@@ -47,19 +48,9 @@ def _move(function: Callable[[Any, np.ndarray], Any]) -> Callable:
 
 def _broadcast(eqn: Any, x: np.ndarray) -> np.ndarray:
     shape = eqn.params["shape"]
-    seen = [1] * len(shape)
-    for axis, target in enumerate(eqn.params["broadcast_dimensions"]):
-        seen[target] = x.shape[axis]
     if math.prod(shape) > 100 * max(1, x.size):
         count_elements(shape)
-    return np.broadcast_to(x.reshape(seen), shape)
-
-
-def _slice(eqn: Any, x: np.ndarray) -> np.ndarray:
-    p = eqn.params
-    strides = p["strides"] or (1,) * x.ndim
-    ends = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-    return x[tuple(slice(a, b, s) for a, b, s in ends)]
+    return VIEWS["broadcast_in_dim"](eqn, x)
 
 
 def _read_indices(graph: ArrayGraph, eqn: Any, nodes: Sequence[int]) -> list[np.ndarray]:
@@ -281,21 +272,9 @@ def _iota(graph: ArrayGraph, eqn: Any, *_: int) -> int:
     return graph.const(np.broadcast_to(row, shape))
 
 
-def _split(eqn: Any, x: np.ndarray) -> list[np.ndarray]:
-    return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
-
-
 MOVES: dict[str, Callable] = {
+    **{name: _move(rule) for name, rule in (VIEWS | PARTS).items()},
     "broadcast_in_dim": _move(_broadcast),
-    "reshape": _move(lambda eqn, x: x.reshape(eqn.params["new_sizes"])),
-    "squeeze": _move(lambda eqn, x: x.reshape(eqn.outvars[0].aval.shape)),
-    "expand_dims": _move(lambda eqn, x: x.reshape(eqn.outvars[0].aval.shape)),
-    "transpose": _move(lambda eqn, x: np.transpose(x, eqn.params["permutation"])),
-    "rev": _move(lambda eqn, x: np.flip(x, eqn.params["dimensions"])),
-    "slice": _move(_slice),
-    "split": _move(_split),
-    "unstack": _move(lambda eqn, x: list(np.moveaxis(x, eqn.params["axis"], 0))),
-    "tile": _move(lambda eqn, x: np.tile(x, eqn.params["reps"])),
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
     "concatenate": _concatenate,

@@ -24,13 +24,15 @@ MAX_MATRIX_ROWS = 8
 
 def _reduce(op: str) -> Callable:
     def rule(graph: ArrayGraph, eqn: Any, x: int) -> int:
+        if graph[x].kind == "b":
+            return _reduce_booleans(op)(graph, eqn, x)
         axes = tuple(int(axis) for axis in eqn.params["axes"])
         return reduce_axes(graph, op, x, axes, bind(eqn))
 
     return rule
 
 
-def _reduce_truths(op: str) -> Callable:
+def _reduce_booleans(op: str) -> Callable:
     """Rule for "all" and "any": the smallest and the largest of 0 and 1."""
 
     def rule(graph: ArrayGraph, eqn: Any, x: int) -> int:
@@ -55,7 +57,7 @@ def reduce_axes(
         combined = getattr(np, op)(of.data, axis=axes)
         return graph.const(np.asarray(combined, of.data.dtype))
     if of.kind != "f":
-        raise Unsupported(f"reduce_{op}", "of integers or truth values")
+        raise Unsupported(f"reduce_{op}", "of integers or booleans")
     rest = [axis for axis in range(len(of.shape)) if axis not in axes]
     shape = tuple(of.shape[axis] for axis in rest)
     if math.prod(of.shape[axis] for axis in axes) == 1:
@@ -245,8 +247,8 @@ PRODUCTS: dict[str, Callable] = {
     "reduce_prod": _reduce("prod"),
     "reduce_max": _reduce("max"),
     "reduce_min": _reduce("min"),
-    "reduce_and": _reduce_truths("min"),
-    "reduce_or": _reduce_truths("max"),
+    "reduce_and": _reduce_booleans("min"),
+    "reduce_or": _reduce_booleans("max"),
     "dot_general": _dot,
     "cumsum": _cumsum,
     "cholesky": _cholesky,

@@ -42,13 +42,13 @@ INLINE VD array_tanh(VD x) { return m_tanh(x); }
 #if SINGLE
 #define WARPS (THREADS / 32)
 
-// A number as the sum of two with 11 bits each. The tensor cores multiply such numbers exactly; three products of four
-// are taken, and the rest is below the rounding of single precision.
+// A number as the sum of two with 11 bits each, the rest being cut off. The tensor cores multiply such numbers exactly;
+// three products of four are taken, and what is left out is about a millionth.
 struct Split {
   u32 high, low;
 };
 INLINE Split split(float v) {
-  const u32 high = (__float_as_uint(v) + 0x1000u) & 0xffffe000u;
+  const u32 high = __float_as_uint(v) & 0xffffe000u;
   return {high, __float_as_uint(v - __uint_as_float(high))};
 }
 
@@ -69,41 +69,56 @@ template <int TILES> INLINE void add_split_products(float (*sum)[4], const Split
   EACH(j, TILES) multiply_16_8_8(sum[j], a[0].high, a[1].high, a[2].high, a[3].high, b[j][0].high, b[j][1].high);
 }
 
-// y = A x, 16 rows and 8 · TILES trajectories per warp. x, y: of the first trajectory
-template <int TILES>
+// y = A x, 16 · DOWN rows and 8 · TILES trajectories per warp; DEPTH products at a time have sums of their own, so that
+// they do not wait for each other. x, y: of the first trajectory
+template <int DOWN, int TILES, int DEPTH>
 INLINE void multiply_by_tensors(int rows, int inner, const float* a, int a_row, int a_inner, const float* x,
                                 int x_inner, float* y, int y_row) {
   const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-  const int across = TRAJECTORIES / (8 * TILES), tiles = (rows + 15) / 16 * across;
+  const int across = TRAJECTORIES / (8 * TILES), tiles = (rows + 16 * DOWN - 1) / (16 * DOWN) * across;
 #pragma unroll 1
   for (int tile = threadIdx.x / 32; tile < tiles; tile += WARPS) {
-    const int row = tile / across * 16 + g, column = tile % across * 8 * TILES;
-    const float* const upper = a + (row < rows ? row : rows - 1) * a_row;
-    const float* const lower = a + (row + 8 < rows ? row + 8 : rows - 1) * a_row;
-    float sum[TILES][4];
-    EACH(j, TILES) EACH(c, 4) sum[j][c] = 0;
-    float ahead[4];  // of A, on their way while the ones before are multiplied
-    EACH(c, 4) ahead[c] = 2 * t + c / 2 < inner ? (c % 2 ? lower : upper)[(2 * t + c / 2) * a_inner] : 0.0f;
-#pragma unroll 2
-    for (int k = 0; k < inner; k += 8) {  // pairs 2t, 2t + 1: neighbours in A, and in other banks of x
-      Split left[4];
-      EACH(c, 4) {
-        const int i = k + 8 + 2 * t + c / 2;
-        left[c] = split(ahead[c]);
-        ahead[c] = i < inner ? (c % 2 ? lower : upper)[i * a_inner] : 0.0f;
-      }
-      Split right[TILES][2];
-      EACH(j, TILES) EACH(c, 2) {
-        const int i = k + 2 * t + c;
-        right[j][c] = split(x[(i < inner ? i : inner - 1) * x_inner * BLOCKS + column + 8 * j + g]);
-      }
-      add_split_products<TILES>(sum, left, right);
+    const int row = tile / across * 16 * DOWN + g, column = tile % across * 8 * TILES;
+    int of[2 * DOWN];  // where rows of A begin
+    EACH(q, 2 * DOWN) of[q] = (row + 8 * q < rows ? row + 8 * q : rows - 1) * a_row;
+    float sum[DEPTH][DOWN][TILES][4];
+    EACH(d, DEPTH) EACH(q, DOWN) EACH(j, TILES) EACH(c, 4) sum[d][q][j][c] = 0;
+    float ahead[DEPTH][DOWN][4];  // of A, on their way while the ones before are multiplied
+    EACH(d, DEPTH) EACH(q, DOWN) EACH(c, 4) {
+      const int i = 8 * d + 2 * t + c / 2;
+      ahead[d][q][c] = i < inner ? a[of[2 * q + c % 2] + i * a_inner] : 0.0f;
     }
-    EACH(j, TILES) EACH(c, 4) {
-      const int r = row + c / 2 * 8;
-      if (r < rows) y[r * y_row * BLOCKS + column + 8 * j + 2 * t + c % 2] = sum[j][c];
+#pragma unroll DOWN == 1 && DEPTH == 1 ? 2 : 1
+    for (int k = 0; k < inner; k += 8 * DEPTH) EACH(d, DEPTH) {
+        const int first = k + 8 * d + 2 * t;  // pairs 2t, 2t + 1: neighbours in A, and in other banks of x
+        Split left[DOWN][4];
+        EACH(q, DOWN) EACH(c, 4) {
+          const int i = first + 8 * DEPTH + c / 2;
+          left[q][c] = split(ahead[d][q][c]);
+          ahead[d][q][c] = i < inner ? a[of[2 * q + c % 2] + i * a_inner] : 0.0f;
+        }
+        Split right[TILES][2];
+        EACH(j, TILES) EACH(c, 2) {
+          const int i = first + c < inner ? first + c : inner - 1;
+          right[j][c] = split(x[i * x_inner * BLOCKS + column + 8 * j + g]);
+        }
+        EACH(q, DOWN) add_split_products<TILES>(sum[d][q], left[q], right);
+      }
+    EACH(q, DOWN) EACH(j, TILES) EACH(c, 4) {
+      const int r = row + 16 * q + c / 2 * 8;
+      EACH(d, DEPTH - 1) sum[0][q][j][c] += sum[d + 1][q][j][c];
+      if (r < rows) y[r * y_row * BLOCKS + column + 8 * j + 2 * t + c % 2] = sum[0][q][j][c];
     }
   }
+}
+
+// Only this thread adds to the sum. Outside of the block it does not wait for what is there.
+INLINE void add_to_sum(float* sum, float value) {
+#if SUMS_IN_BLOCK
+  *sum += value;
+#else
+  atomicAdd(sum, value);
+#endif
 }
 
 // sums[i][j] += Σ a[i] b[j] over the trajectories of the block, 16 × 8 · TILES sums per warp. a, b: of the first one
@@ -127,13 +142,9 @@ INLINE void add_by_tensors(int m, int n, const float* a, int a_row, const float*
       EACH(j, TILES) EACH(c, 2) pairs[j][c] = split(right[j][l + 4 * c]);
       add_split_products<TILES>(sum, left, pairs);
     }
-    EACH(j, TILES) EACH(c, 4) {  // all are read before one is written: each read takes long
-      const int r = row + c / 2 * 8, k = column + 8 * j + 2 * t + c % 2;
-      if (r < m && k < n) sum[j][c] += sums[r * n + k];
-    }
     EACH(j, TILES) EACH(c, 4) {
       const int r = row + c / 2 * 8, k = column + 8 * j + 2 * t + c % 2;
-      if (r < m && k < n) sums[r * n + k] = sum[j][c];
+      if (r < m && k < n) add_to_sum(sums + r * n + k, sum[j][c]);
     }
   }
 }
@@ -201,13 +212,14 @@ INLINE void multiply_rows(int rows, int inner, const F* a, int a_row, int a_inne
 INLINE void multiply(int rows, int inner, const F* a, int a_row, int a_inner, const V* x, int x_inner, V* y,
                      int y_row) {
 #if SINGLE
+#define BY_TENSORS(down, tiles, depth) \
+  return multiply_by_tensors<down, tiles, depth>(rows, inner, a, a_row, a_inner, x - lane, x_inner, y - lane, y_row)
+  if (rows <= 16 && inner >= 32) BY_TENSORS(1, 1, 4);
+  if (rows >= 128 && (rows + 15) / 16 % 2 == 0 && inner >= 8) BY_TENSORS(2, 4, 1);
   if (rows >= 32 && inner >= 8) {
     if (TRAJECTORIES % 64 == 0 && (rows + 15) / 16 * (TRAJECTORIES / 64) >= WARPS)
-      multiply_by_tensors<TRAJECTORIES % 64 ? 4 : 8>(rows, inner, a, a_row, a_inner, x - lane, x_inner, y - lane,
-                                                     y_row);
-    else
-      multiply_by_tensors<4>(rows, inner, a, a_row, a_inner, x - lane, x_inner, y - lane, y_row);
-    return;
+      BY_TENSORS(1, TRAJECTORIES % 64 ? 4 : 8, 1);
+    BY_TENSORS(1, 4, 1);
   }
 #endif
   const int first = 4 * ((int)threadIdx.x % QUARTERS) - lane;

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fluctua.core.arrays import PyTree
-from fluctua.core.dependence import CALLS, MOVES, Marks, mark_outputs
+from fluctua.core.dependence import CALLS, MOVES, PARTS, Marks, mark_outputs
 
 
 class NoRule(Exception):
@@ -69,12 +69,14 @@ def _apply(equation: Any, inputs: list[np.ndarray]) -> list[Any]:
     if name in ELEMENTWISE:
         return [ELEMENTWISE[name](*inputs)]
     rule = RULES.get(name) or MOVES.get(name)
-    if rule is None:
-        raise NoRule(name)
     try:
-        return [rule(equation, *inputs)]
+        if name in PARTS:
+            return PARTS[name](equation, *inputs)
+        if rule is not None:
+            return [rule(equation, *inputs)]
     except KeyError as problem:  # a parameter that has another name in this version of JAX
         raise NoRule(f"{name}: {problem}") from None
+    raise NoRule(name)
 
 
 def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
