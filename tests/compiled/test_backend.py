@@ -1,6 +1,7 @@
 """Kernels on disk are private and intact, and JAX does what they cannot."""
 
 import logging
+import os
 import shlex
 import shutil
 import stat
@@ -77,7 +78,8 @@ def test_a_library_that_was_changed_is_built_again(harm, kernels):
 
 
 def test_a_folder_that_others_own_is_refused(monkeypatch, tmp_path):
-    (tmp_path / "kernels").symlink_to(tmp_path)
+    (tmp_path / "kernels").mkdir(mode=0o755)
+    (tmp_path / "kernels" / f"fluctua-{os.getuid()}").symlink_to(tmp_path)
     monkeypatch.setenv("FLUCTUA_KERNELS", str(tmp_path / "kernels"))
     with pytest.raises(Unsupported, match="FLUCTUA_KERNELS"):
         cpu.find_or_build(SOURCE, "-O0")

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from fluctua.cli.common import make_help, say
+from fluctua.cli.kept_programs import keep_programs
 from fluctua.core.words import escape_controls
 
 
@@ -79,6 +80,7 @@ class Commands(TyperGroup):
         if place is None:
             return None
         function = cmd_name.replace("-", "_")
+        keep_programs()
         module = import_module(f"fluctua.cli.{place.module}")
         keys = getattr(module, f"{function.upper()}_KEYS", None)
         callback: Callable[..., Any] = getattr(module, function)

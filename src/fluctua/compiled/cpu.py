@@ -29,6 +29,7 @@ from fluctua.compiled import emit, toolchain
 from fluctua.compiled.ahead import STREAM_WORDS
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
+from fluctua.core.host.cache_folder import find_cache_folder, make_private_folder
 
 OPTIONS = (
     "-std=c++17",
@@ -126,26 +127,6 @@ def _explain_missing_compiler() -> str:
     if platform.system() != "Darwin":
         package = "g++ or clang++ (apt install g++, dnf install gcc-c++, conda install gxx)"
     return f"no C++ compiler was found: install {package}, or set CXX"
-
-
-def find_cache_folder() -> Path:
-    """Return the folder of libraries: $FLUCTUA_KERNELS, or one in the user's cache."""
-    chosen = os.environ.get("FLUCTUA_KERNELS")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen) if chosen else base / "fluctua" / "kernels"
-
-
-def make_private_folder(folder: Path) -> Path:
-    """Make a folder that only this user can write to; raise if another user owns it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(
-            f"{folder} must be a folder owned by you: it holds compiled code that will be run."
-        )
-    if stat.S_IMODE(status.st_mode) != 0o700:
-        os.chmod(folder, 0o700)
-    return folder
 
 
 @cache

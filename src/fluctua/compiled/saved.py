@@ -19,6 +19,7 @@ from fluctua.compiled import cpu
 from fluctua.compiled.emit import Layout
 from fluctua.compiled.graph import Graph
 from fluctua.compiled.trace import Program
+from fluctua.core.host.cache_folder import find_cache_folder, make_private_folder
 
 
 class SavedKernel(NamedTuple):
@@ -32,7 +33,7 @@ class SavedKernel(NamedTuple):
 def load_kernel(name: str) -> SavedKernel | None:
     """Return a kernel by its name; None where there is none, or where a file has changed."""
     try:
-        place = cpu.make_private_folder(cpu.find_cache_folder()) / f"{name}.json"
+        place = make_private_folder(find_cache_folder()) / f"{name}.json"
         if not cpu.is_intact(place):
             return None
         record = json.loads(place.read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""Small arithmetic on the host, by NumPy: nothing is compiled for it."""
+"""The host: small arithmetic by NumPy, for which nothing is compiled, threads and folders."""
