@@ -40,9 +40,17 @@ def test_resumed_training_repeats_itself_exactly():
 
 
 def test_bounds_hold():
-    inside = [r.theta["f"][0] for r in run(bounds=(0.1, 0.3), iterations=10)]
-    assert inside[0] == pytest.approx(0.1)
+    inside = [r.theta["f"][0] for r in run(bounds=(0.0, 0.3), iterations=10)]
+    assert min(inside) >= 0
     assert max(inside) == pytest.approx(0.3)
+
+
+def test_a_start_outside_of_its_bounds_is_refused():
+    theta = {"k": jnp.array([1.0, -0.3]), "m": jnp.array(0.5)}
+    with pytest.raises(ValueError, match=r"k\[1\] is -0\.3, outside of 0\.1 … 2"):
+        fl.Training(lambda key, theta, count: None, theta, optax.sgd(0.1), 10, bounds=(0.1, 2.0))
+    at_the_bound = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.1), theta)
+    fl.Training(lambda key, theta, count: None, at_the_bound, optax.sgd(0.1), 10, bounds=(0.1, 2.0))
 
 
 def test_bounds_of_some_parameters_name_those_of_theta():

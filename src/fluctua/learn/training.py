@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fluctua.core import check
+from fluctua.core import check, text
 from fluctua.core.arrays import Array, Params
 from fluctua.core.display.fields import show_fields
 from fluctua.core.estimate import Estimate
@@ -52,9 +52,10 @@ class Training:
         theta: parameters to start from, any pytree of floats.
         optimiser: of optax or `fluctua.optimisers`, a pure function that is traced; extra
             arguments are `second_moment`, `value` and `natural`.
-        trajectories: samples of the estimator per iteration, or a function of the iteration.
-        bounds: (low, high), each a pytree like θ or a prefix of it down to one number. θ is clipped
-            to them after every step. None for no bounds.
+        trajectories: samples of the estimator per iteration, or a function of the iteration. The
+            pilot of a default baseline adds 128 simulated ones (`fluctua.baselines.time_only`).
+        bounds: (low, high), each a pytree like θ or a prefix of it down to one number. θ starts
+            within them and is clipped to them after every step. None for no bounds.
         seed: of all random numbers; iteration l uses fold_in(key(seed), l).
 
     >>> training = fl.Training(
@@ -84,7 +85,9 @@ class Training:
         object.__setattr__(self, "estimator", as_estimator(self.estimator))
         object.__setattr__(self, "optimiser", optax.with_extra_args_support(self.optimiser))
         object.__setattr__(self, "bounds", bounds)
-        object.__setattr__(self, "theta", theta if bounds is None else bounds.project(theta))
+        if bounds is not None:
+            _refuse_outside(theta, bounds)
+        object.__setattr__(self, "theta", theta)
 
     @property
     def key(self) -> Array:
@@ -263,6 +266,24 @@ def check_bounds(bounds: Any) -> Bounds:
                 f"every lower bound must be at most its upper bound; got {below} and {above}."
             )
     return Bounds(low, high)
+
+
+def _refuse_outside(theta: Params, bounds: Bounds) -> None:
+    """Refuse parameters outside of their bounds."""
+
+    def flatten(tree: Params) -> np.ndarray:
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    values = flatten(theta)
+    outside = np.flatnonzero(values != flatten(bounds.project(theta)))
+    if not outside.size:
+        return
+    first = outside[0]
+    low, high = map(flatten, bounds.spread(theta))
+    raise ValueError(
+        f"`theta` must start within its bounds: {text.names(theta)[first]} is {values[first]:g}, "
+        f"outside of {low[first]:g} … {high[first]:g}. Change one of them."
+    )
 
 
 def check_whole_number(name: str, value: Any, minimum: int) -> None:
