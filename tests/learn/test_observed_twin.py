@@ -14,6 +14,8 @@ from fluctua.processes.observed import log_likelihood
 T = np.linspace(0.0, 6.0, 61)
 HIDDEN = {"offset": np.array([0.4, -0.3]), "noise": np.array(0.15)}
 THETA = {"drive": jnp.array(1.2)}
+FEW = 4
+"""Records of most tests: what they have in common is compiled for one number."""
 
 
 def drift(p, x):
@@ -66,7 +68,7 @@ TRUTH = np.array([0.15, 0.4, -0.3])  # noise, offsets: in the order of the pytre
 
 
 def test_the_score_is_the_gradient_of_the_likelihood():
-    records = simulate(jax.random.key(0), THETA, 3)
+    records = simulate(jax.random.key(0), THETA, FEW)
     u = TRUTH + np.array([0.02, 0.1, -0.05])
 
     def likelihood(u):
@@ -88,9 +90,9 @@ def test_the_score_has_mean_zero_and_the_information_as_covariance():
     each = [find_evidence(TRUTH, records._replace(x=records.x[k : k + 1])) for k in range(60)]
     scores = np.array([e.score for e in each])
     information = np.mean([e.information for e in each], axis=0)
-    whole = find_evidence(TRUTH, records)
-    np.testing.assert_allclose(whole.score, scores.sum(axis=0), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(whole.information, 60 * information, rtol=1e-9)
+    some = find_evidence(TRUTH, records._replace(x=records.x[:FEW]))
+    np.testing.assert_allclose(some.score, scores[:FEW].sum(axis=0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(some.information, sum(e.information for e in each[:FEW]), rtol=1e-9)
     mean = scores.mean(axis=0)
     assert 60 * mean @ np.linalg.solve(information, mean) < 16  # 3 degrees, chance 0.1 %
     chi2 = np.einsum("ei,ei->e", scores, np.linalg.solve(information, scores.T).T)
@@ -133,7 +135,7 @@ def test_a_device_that_is_seen_at_one_port_is_calibrated_as_it_trains():
         samples=0,
     )
     for k in range(4):
-        estimate = estimator(jax.random.key(10 + k), {"drive": jnp.array(1.0 + 0.2 * k)}, 4)
+        estimate = estimator(jax.random.key(10 + k), {"drive": jnp.array(1.0 + 0.2 * k)}, FEW)
     posterior = estimator.calibration
     for name, true in HIDDEN.items():
         z = (np.asarray(posterior.unknown[name]) - true) / np.asarray(posterior.stderr[name])
@@ -145,7 +147,7 @@ def test_a_device_that_is_seen_at_one_port_is_calibrated_as_it_trains():
 
 def test_what_cannot_be_served_is_refused():
     model = make_model()
-    records = simulate(jax.random.key(0), THETA, 2)
+    records = simulate(jax.random.key(0), THETA, FEW)
     with pytest.raises(ValueError, match='correction="none"'):
         model.recorded(effective(THETA, HIDDEN), records)
     with pytest.raises(ValueError, match=r"readout=0.1"):

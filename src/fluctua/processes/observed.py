@@ -282,23 +282,19 @@ class Observed:
                 self.process, theta, processes.Step(x, x, step.t, step.dt, step.context)
             )
 
-        if self.shared:  # at zero: one matrix for all trajectories, and seen to be one
-            zero = jnp.zeros_like(mean)
+        def average(x):
+            """Mean of the next state, which is differentiated, and what comes with it."""
+            made = law(x)
+            if self.shared:
+                return made.mean, made
+            averaged = _average_drift(lambda x: law(x).mean, x, covariance)
+            return averaged, made._replace(mean=averaged)
 
-            def f(x):
-                return law(x).mean
-
-            slope = jax.jacfwd(f)(zero)
-            noise = law(zero).covariance
-            ahead = f(zero) + slope @ mean
-        else:
-
-            def f(x):
-                return _average_drift(lambda x: law(x).mean, x, covariance)
-
-            slope = jax.jacfwd(f)(mean)
-            noise = law(mean).covariance
-            ahead = f(mean)
+        # at zero: one matrix for all trajectories, and seen to be one
+        at = jnp.zeros_like(mean) if self.shared else mean
+        slope, (ahead, noise) = jax.jacfwd(average, has_aux=True)(at)
+        if self.shared:
+            ahead = ahead + slope @ mean
         return scores.Gaussian(ahead, slope @ covariance @ slope.T + noise)
 
     def describe_readout(self, theta: Params, context: PyTree, dtype: Any) -> tuple[Array, Array]:

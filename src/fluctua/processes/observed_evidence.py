@@ -86,11 +86,11 @@ def _sum_evidence(
     """Sums over all records y (E, T+1, D)."""
 
     def one(y: Array, context: PyTree) -> _InnovationSums:
-        def predict(v: Array) -> _Prediction:
-            return _predict_samples(law.process, law.at(theta, v), times, y, context)
+        def predict(v: Array) -> tuple[_Prediction, _Prediction]:
+            prediction = _predict_samples(law.process, law.at(theta, v), times, y, context)
+            return prediction, prediction
 
-        slope = jax.jacfwd(predict)(u)
-        mean, covariance = predict(u)
+        slope, (mean, covariance) = jax.jacfwd(predict, has_aux=True)(u)
         inverse = jnp.linalg.inv(covariance)
         innovation = y[1:] - mean
         white = jnp.einsum("tij,tj->ti", inverse, innovation)
