@@ -3,8 +3,7 @@ PYTHON ?= python3
 JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/* src/fluctua/compiled/native/* \
-  src/fluctua/compiled/native/*/*)
+NATIVE := $(wildcard $(foreach end,cpp hpp cu cuh,src/fluctua/*/native/*.$(end) src/fluctua/*/native/*/*.$(end)))
 
 # Commands that the tests start import the same modules again and again.
 export PYTHONDONTWRITEBYTECODE :=

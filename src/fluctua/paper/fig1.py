@@ -219,4 +219,4 @@ def _empty_corner(axes: Axes) -> tuple[float, float, float, float]:
     low, high = axes.get_ylim()
     reach = points[points[:, 0] < 0.60, 1].max(initial=0.0)
     axes.set_ylim(low, low + (high - low) * max(1.0, reach / 0.40))
-    return (0.14, 0.56, width, height)
+    return (0.18, 0.56, width, height)

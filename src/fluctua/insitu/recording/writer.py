@@ -245,8 +245,8 @@ def create(
         )
     if path.exists() and not replace:
         raise ValueError(
-            f"{path} exists. Append to it (append_to, --append), choose another name, "
-            "or replace it."
+            f"{path} exists. Append to it (append_to, --append), replace it (--replace), or choose "
+            "another name."
         )
     if trajectories is not None:
         freed = path.stat().st_size if path.exists() else 0
