@@ -120,6 +120,18 @@ times["call"] = measure(begin)
 """
 """First call of a process of `own_processes.py`."""
 
+COMMAND = """
+import contextlib, io
+from fluctua.cli.app import app
+with contextlib.redirect_stdout(io.StringIO()):
+    app(WORDS, standalone_mode=False)
+times["command"] = measure(begin)
+"""
+"""A command line, import included."""
+
+COMMANDS = ("estimate", "calibrate", "advise", "inspect")
+"""Commands on a recording."""
+
 END = "\nprint(json.dumps(times))\n"
 
 
@@ -163,6 +175,18 @@ def list_variants() -> list[Case]:
         Case(f"{name}, kernel on disk", write_pendulum("cpu", change), "shared")
         for name, change in VARIANTS.items()
     ]
+
+
+def list_commands(recording: Path) -> list[Case]:
+    """Commands on a recording, the first and a later one. recording: file that is written."""
+    program = f"WORDS = {['record', str(recording), '--trajectories', '50']!r}" + COMMAND
+    run_case(Case("record", program), recording.parent)
+    cases = []
+    for name in COMMANDS:
+        program = f"WORDS = {[name, str(recording)]!r}" + COMMAND
+        cases.append(Case(f"fluctua {name}, first", program))
+        cases.append(Case(f"fluctua {name}, again", program, "shared"))
+    return cases
 
 
 def list_own_cases(names: Iterable[str], count: int, steps: int) -> list[Case]:
@@ -239,12 +263,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500, help="trajectories of those")
     parser.add_argument("--steps", type=int, default=100, help="steps of those")
     parser.add_argument("--variants", action="store_true", help="other estimates of the pendulum")
+    parser.add_argument("--commands", action="store_true", help="commands on a recording")
     parser.add_argument("--json", type=Path, help="file for the medians")
     options = parser.parse_args()
-    cases = list_cases() if not options.own and not options.variants else []
+    chosen = options.own or options.variants or options.commands
+    cases = [] if chosen else list_cases()
     cases += list_variants() if options.variants else []
     cases += list_own_cases(options.own, options.count, options.steps)
-    rows = measure_cases(cases, options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        cases += list_commands(Path(folder) / "recording.nc") if options.commands else []
+        rows = measure_cases(cases, options.rounds)
     load = os.getloadavg()[0]
     print(describe_machine("cpu"), f"; load {load:.1f}", sep="")
     print(write_table(rows))

@@ -31,7 +31,7 @@ COLOURS = ("tab:blue", "tab:orange")
 def draw(tables: list[dict[str, Any]], out: Path) -> None:
     """One panel per quantity; all but one are fixed in each. Dotted: proportional."""
     figure, panels = plt.subplots(
-        1, len(AXES), figsize=(12, 3.2), sharey=True, layout="constrained"
+        1, len(AXES), figsize=(12, 3.4), sharey=True, layout="constrained"
     )
     for panel, (axis, (key, label)) in zip(panels, AXES.items(), strict=True):
         for table, colour in zip(tables, COLOURS, strict=False):
@@ -46,7 +46,8 @@ def draw(tables: list[dict[str, Any]], out: Path) -> None:
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(True, which="both", alpha=0.2)
     panels[0].set_ylabel("seconds per estimate")
-    panels[0].legend(fontsize=7, loc="upper left")
+    lines, machines = panels[0].get_legend_handles_labels()
+    figure.legend(lines, machines, loc="outside upper center", ncols=len(lines), fontsize=8)
     figure.savefig(out, dpi=150)
 
 

@@ -147,8 +147,8 @@ def draw(model: Model, rng: np.random.Generator) -> Any:
     )
 
 
-def watch(model: Model, device: Any, seed: int, calls: int) -> list[str]:
-    """The doubt of every call about one device; a guard that has doubted begins anew."""
+def watch(model: Model, device: Any, seed: int, calls: int) -> Iterator[str]:
+    """Each call's doubt about one device as it comes; a guard that has doubted begins anew."""
     hidden = draw(model, np.random.default_rng(seed))
 
     def make():
@@ -163,7 +163,7 @@ def watch(model: Model, device: Any, seed: int, calls: int) -> list[str]:
             on_doubt="continue",
         )
 
-    estimator, doubts = make(), []
+    estimator = make()
     for call in range(calls):
         theta = {**model.theta}
         name = next(iter(theta))
@@ -173,10 +173,9 @@ def watch(model: Model, device: Any, seed: int, calls: int) -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             estimator.learn(theta, measured)
-        doubts.append(estimator.doubt)
+        yield estimator.doubt
         if estimator.doubt:
             estimator = make()
-    return doubts
 
 
 def study_right(models: int, calls: int) -> list[dict[str, Any]]:
@@ -317,7 +316,7 @@ def study_two_states(repetitions: int) -> list[dict[str, Any]]:
     """Faults of two states with four unknowns, in four calls."""
     table = []
     for fault, model, device in faults_of_two_states():
-        each = [watch(model, device, seed, 4) for seed in range(repetitions)]
+        each = [list(watch(model, device, seed, 4)) for seed in range(repetitions)]
         table.append(tabulate("two states", fault, each))
     return table
 

@@ -34,7 +34,8 @@ from own_speed import by_hand
 COUNTS = (2_000, 200_000)
 STEPS = 2_000
 NOISES = ("threefry", "philox", "philox7")
-ROUNDS = 30
+ROUNDS = 10
+IN_A_ROW = 5
 
 
 class Entry(NamedTuple):
@@ -102,15 +103,18 @@ def list_entries(backend: str, counts: tuple[int, ...], steps: int, kernels: Pat
 
 
 def time_calls(entries: list[Entry], rounds: int) -> list[list[float]]:
-    """Seconds of calls, all entries in turn; the first call of each is not counted."""
+    """Seconds of calls, all entries in turn, each several times in a row as a training calls it.
+
+    The first call in a row is not counted.
+    """
     times: list[list[float]] = [[] for _ in entries]
-    for entry in entries:
-        entry.call()
     for _ in range(rounds):
         for entry, taken in zip(entries, times, strict=True):
-            started = time.perf_counter()
             entry.call()
-            taken.append(time.perf_counter() - started)
+            for _ in range(IN_A_ROW):
+                started = time.perf_counter()
+                entry.call()
+                taken.append(time.perf_counter() - started)
     return times
 
 
