@@ -2,12 +2,10 @@
 linear network.
 """
 
+import functools
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import h5py
@@ -21,6 +19,7 @@ from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.insitu.calibrate.table import scale_process_noise
 from fluctua.tcmt import exact
+from forks import start_python
 from problems import tolerance
 
 NETWORK = tcmt.chain(3, gamma=0.2)
@@ -49,6 +48,12 @@ def compute_z(answer, gradient):
     return (pick(answer["gradient"]) - pick(gradient)) / pick(answer["stderr"])
 
 
+@functools.cache
+def compute_exact_gradient():
+    """∂J at the true noise."""
+    return exact.value_and_gradient(TRUE, THETA)[1]
+
+
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
     """Twice the noise power and more, seen through detectors with s² = 0.4 QΔt of the quietest
@@ -56,11 +61,10 @@ def noisy(tmp_path_factory):
     """
     path = tmp_path_factory.mktemp("r") / "r.nc"
     record(path, TRUE, 1500, observation_noise=0.03)
-    before = read_report("estimate", path)
     written = CliRunner().invoke(app, ["calibrate", str(path), "--set", "bias=false", "--write"])
     assert written.exit_code == 0, written.output
     assert "fluctua estimate uses it" in written.output
-    return path, before
+    return path
 
 
 @pytest.mark.long
@@ -71,17 +75,14 @@ def test_the_files_own_noise_makes_the_gradient_right(noisy):
     is (0.4/5)²/2 of it. The nominal Q makes the gradient 2.25 times too large, which is (1 −
     1/2.25)/5 % = 11 standard errors; the noise of the detectors, left alone, another part.
     """
-    path, before = noisy
-    _, gradient = exact.value_and_gradient(TRUE, THETA)
-    after = read_report("estimate", path)
-    assert after["used"]["noise"] == "file"
-    assert np.abs(compute_z(after, gradient)).max() < tolerance(5)
-    np.testing.assert_allclose(after["used"]["diffusion_ratio"], FACTOR**2, rtol=0.03)
-    assert before["used"]["noise"] == "nominal"
-    assert np.abs(compute_z(before, gradient)).max() > 8
-    assert compute_z(
-        read_report("estimate", path, "--set", "noise=nominal"), gradient
-    ) == pytest.approx(compute_z(before, gradient))
+    gradient = compute_exact_gradient()
+    own = read_report("estimate", noisy)
+    assert own["used"]["noise"] == "file"
+    assert np.abs(compute_z(own, gradient)).max() < tolerance(5)
+    np.testing.assert_allclose(own["used"]["diffusion_ratio"], FACTOR**2, rtol=0.03)
+    nominal = read_report("estimate", noisy, "--set", "noise=nominal")
+    assert nominal["used"]["noise"] == "nominal"
+    assert np.abs(compute_z(nominal, gradient)).max() > 8
 
 
 @pytest.mark.long
@@ -89,9 +90,10 @@ def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
     """With the detectors corrected for, what is left of the error is the factor 2.25 and
     nothing else.
     """
-    path, _ = noisy
-    _, gradient = exact.value_and_gradient(TRUE, THETA)
-    nominal = read_report("estimate", path, "--set", "noise=nominal", "--set", "readout_noise=0.03")
+    gradient = compute_exact_gradient()
+    nominal = read_report(
+        "estimate", noisy, "--set", "noise=nominal", "--set", "readout_noise=0.03"
+    )
     assert np.abs(
         compute_z(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})
     ).max() < tolerance(5)
@@ -99,8 +101,7 @@ def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
 
 @pytest.mark.long
 def test_the_table_says_where_it_comes_from(noisy):
-    path, _ = noisy
-    with insitu.files.open(path) as r:
+    with insitu.files.open(noisy) as r:
         assert r.count == 1500
         table = r.description.noise
         noise = insitu.calibrate.read_noise(r.description)
@@ -111,7 +112,7 @@ def test_the_table_says_where_it_comes_from(noisy):
     for name in THETA:
         z = (noise.drift[name] - np.asarray(THETA[name])) / noise.drift_stderr[name]
         assert np.abs(z).max() < tolerance(5)
-    done = CliRunner().invoke(app, ["estimate", str(path)])
+    done = CliRunner().invoke(app, ["estimate", str(noisy)])
     ratio, spread = re.search(
         r"(\S+) times the model's .* observation noise of (\S+)", done.output
     ).groups()
@@ -167,6 +168,18 @@ MODEL = insitu.files.RecordingModel(
     fl.Objective(terminal=lambda th, x: x[0]),
     {"k": jnp.array(1.0)},
 )
+
+
+def test_the_model_has_its_own_noise_without_a_table_or_where_it_is_asked_for(tmp_path):
+    with insitu.files.open(small(tmp_path / "bare.nc")) as r:
+        bare = insitu.calibrate.apply_calibration(r, MODEL)
+    table = {"diffusion": 2.0, "observation_variance": [0.1, 0.2]}
+    with insitu.files.open(small(tmp_path / "r.nc", **table)) as r:
+        nominal = insitu.calibrate.apply_calibration(r, MODEL, noise="nominal")
+    for applied in (bare, nominal):
+        assert applied.model == MODEL
+        assert applied.ratio is None
+        assert applied.observation_variance is None
 
 
 def test_a_table_of_somebody_else_will_do(tmp_path):
@@ -238,18 +251,12 @@ def test_noise_is_scaled_in_all_its_forms():
 
 # -------------------------------------------------------------------------------------------- kills
 
-KILLED = """
-import os, sys, numpy as np
+WRITES = """
+import sys
+import numpy as np
 from fluctua.insitu.recording.writer import put_table
-while sys.stdin.readline():  # a process for every line, which writes until it is killed
-    child = os.fork()
-    if not child:
-        break
-    print(child, flush=True)
-    os.waitpid(child, 0)
-    print("gone", flush=True)
-else:
-    sys.exit()
+
+print("ready", flush=True)
 k = 0
 while True:
     table = {"diffusion": np.full(2, k + 1.0), "drift_a": np.full(100, float(k))}
@@ -264,21 +271,14 @@ def test_a_kill_while_a_table_is_written_costs_nothing(tmp_path):
     path, rng = tmp_path / "r.nc", np.random.default_rng(1)
     x = rng.normal(size=(30, 50, 2))
     insitu.files.save(path, insitu.files.Description(np.arange(50.0), ("a", "b")), x)
-    command = [sys.executable, "-c", KILLED, str(path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        for _ in range(6):
-            parent.stdin.write("\n")
-            parent.stdin.flush()
-            child = int(parent.stdout.readline())
-            time.sleep(float(rng.uniform(0.0, 0.15)))
-            os.kill(child, signal.SIGKILL)
-            assert parent.stdout.readline() == "gone\n"
-            with h5py.File(
-                path
-            ) as file:  # any program opens it, and the table is one that was written, whole
-                np.testing.assert_array_equal(file["x"][:], x)
-                if "noise" in file:
-                    table = file["noise"]
-                    assert table["diffusion"][0] == table["drift_a"][0] + 1
+    for _ in range(6):
+        child = start_python(WRITES, path)
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(float(rng.uniform(0.0, 0.1)))
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+        with h5py.File(path) as file:  # any program opens it, and the table is whole
+            np.testing.assert_array_equal(file["x"][:], x)
+            if "noise" in file:
+                table = file["noise"]
+                assert table["diffusion"][0] == table["drift_a"][0] + 1

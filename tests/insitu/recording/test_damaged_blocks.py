@@ -4,8 +4,6 @@ texts.
 
 import gzip
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 from fluctua import insitu
 from fluctua.cli.app import app
 from fluctua.insitu.recording import layout, texts
+from forks import start_python
 
 T = np.arange(12.0)
 X = np.random.default_rng(0).normal(size=(6, 12, 2))
@@ -267,14 +266,10 @@ for place in range(start - start % block, start + 4096, block):
 
 def zero_blocks_of_heap(path):
     """What is said of a file with each block of its first heap zeroed in turn."""
-    done = subprocess.run(
-        [sys.executable, "-c", ZEROES, str(path), str(BLOCK)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"HDF5 hangs at byte {lines[-1]}\n{done.stderr}"
+    child = start_python(ZEROES, path, BLOCK)
+    printed, errors = child.communicate()
+    lines = printed.splitlines()
+    assert child.returncode == 0, f"HDF5 hangs at byte {lines[-1]}\n{errors}"
     return lines
 
 

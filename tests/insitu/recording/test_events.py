@@ -235,7 +235,7 @@ def test_what_is_written_must_belong_together(tmp_path, data):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jumps")
     (folder / "model.py").write_text(MODEL)
-    data = ensemble(1000)
+    data = ensemble(800)
     insitu.files.save(folder / "r.nc", head(), data.x, events=data.events)
     insitu.files.save(folder / "states.nc", head(events=None), data.x)
     (folder / "other.py").write_text(MODEL.replace("[[1.0], [-1.0]]", "[[-1.0], [1.0]]"))
@@ -254,7 +254,7 @@ def test_inspect_counts_the_events(folder):
     )  # states that repeat, and zero as an extreme, are no damage here
     assert "events: birth" in done.output
     answer = json.loads(command("inspect", folder / "r.nc", "--json").output)["events"]["kinds"]
-    assert abs(answer["birth"] - 1000 * 5 * 2) < 4 * np.sqrt(10_000)  # Poisson
+    assert abs(answer["birth"] - 800 * 5 * 2) < 4 * np.sqrt(8000)  # Poisson
 
 
 @pytest.mark.long

@@ -5,9 +5,6 @@ point elsewhere.
 import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 import zipfile
 
 import h5py
@@ -16,6 +13,7 @@ import pytest
 
 from fluctua import insitu
 from fluctua.insitu.recording import ownership
+from forks import start_python
 
 T = np.arange(5.0)
 X = np.random.default_rng(0).normal(size=(20, 5, 2))
@@ -33,17 +31,6 @@ HEAD = insitu.files.Description(
 def path(tmp_path):
     insitu.files.save(tmp_path / "r.nc", HEAD, X, {"phase": PHASE})
     return tmp_path / "r.nc"
-
-
-def python(code, *arguments, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
 
 
 # -------------------------------------------------------------------------------------------- kills
@@ -85,7 +72,9 @@ def killed(tmp_path_factory):
     for where in ("append_to", "repair"):
         insitu.files.save(folder / where, HEAD, X, {"phase": PHASE})
     add_unfinished(folder / "repair")
-    children = [python(DIES, folder / where, where) for where in ("create", "append_to", "repair")]
+    children = [
+        start_python(DIES, folder / where, where) for where in ("create", "append_to", "repair")
+    ]
     for child in children:
         child.communicate()
         assert child.returncode == 9
@@ -147,7 +136,7 @@ writer.close()
 
 @pytest.mark.long
 def test_a_living_writer_keeps_its_file(path):
-    child = python(HOLDS, path)
+    child = start_python(HOLDS, path)
     assert child.stdout.readline() == "ready\n", child.stderr.read()
     before = path.stat().st_ino
     for take in (
@@ -180,7 +169,7 @@ def test_of_two_that_append_one_is_told(path):
         answer = str(error)
     os.write(1, (answer + chr(0)).encode())
     """
-    child = python(code, path)
+    child = start_python(code, path)
     out, errors = child.communicate("gggg")
     answers = out.split("\0")[:-1]
     assert child.returncode == 0, errors
@@ -197,7 +186,7 @@ def test_of_two_that_append_one_is_told(path):
 @pytest.mark.long
 def test_a_file_open_elsewhere_is_named(path):
     with h5py.File(path):
-        child = python(HOLDS, path)
+        child = start_python(HOLDS, path)
         assert "open in another program" in child.communicate("")[1]
 
 
@@ -316,7 +305,7 @@ def test_what_is_limited_says_so_and_loses_nothing(tmp_path, how):
     """`ulimit -f`, seen before a write; and as on file systems where only the write itself
     fails.
     """
-    child = python(LIMITED, tmp_path, how)
+    child = start_python(LIMITED, tmp_path, how)
     out, errors = child.communicate()
     assert child.returncode == 0, errors
     answers = [line.split(" ", 2) for line in out.splitlines()]
@@ -436,12 +425,12 @@ def test_a_torn_page_of_a_dead_writer_is_named_at_once(tmp_path):
     about to mend it.
     """
     path = tmp_path / "run.nc"
-    assert python(WRITES_AND_DIES, path).wait() == 9
+    assert start_python(WRITES_AND_DIES, path).wait() == 9
     assert ownership.read_mark(path) & ownership.SINGLE_WRITER
     contents = bytearray(path.read_bytes())
     contents[contents.rindex(b"EAHD") + 12] ^= 0xFF
     path.write_bytes(contents)
-    child = python(OPENS, path)
+    child = start_python(OPENS, path)
     try:
         message, _ = child.communicate(timeout=60)
     finally:

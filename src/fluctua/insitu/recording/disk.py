@@ -32,10 +32,8 @@ KEPT = 0.01
 """Share of the disk's free space that is left to others."""
 
 
-def expected_bytes(description: Description, count: int, *, aligned: bool = False) -> int:
+def expected_bytes(description: Description, count: int) -> int:
     """Bytes of a recording of `count` trajectories, from above by a few per cent.
-
-    aligned: whether chunks of a page or more begin with a page, as in durable recordings.
 
     >>> expected_bytes(Description(np.arange(1001.0), ("a", "b"), "complex64"), 1000)
     """
@@ -46,16 +44,16 @@ def expected_bytes(description: Description, count: int, *, aligned: bool = Fals
         for v in getattr(d, group).values()
         if not isinstance(v, str)
     )
-    return count * trajectory_bytes(d, aligned=aligned) + HEAD + 2 * tables + d.t.nbytes
+    return count * trajectory_bytes(d) + HEAD + 2 * tables + d.t.nbytes
 
 
-def trajectory_bytes(description: Description, *, aligned: bool = False) -> int:
+def trajectory_bytes(description: Description) -> int:
     """Bytes of one trajectory, with its share of the index."""
     d = description
     rows = count_chunk_rows(d)
     chunks = -(-len(d.t) // rows)
     chunk = rows * len(d.channels) * np.dtype(d.dtype).itemsize + 4
-    if aligned and chunk >= PAGE:
+    if chunk >= PAGE:
         chunk = -(-chunk // PAGE) * PAGE
     states = chunks * (chunk + 36)
     context = sum(8 * max(1, int(np.prod(shape))) for shape in (d.context or {}).values())

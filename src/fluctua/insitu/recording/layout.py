@@ -32,18 +32,19 @@ from fluctua.insitu.recording.description import GROUPS, Description, EventKinds
 FORMAT = "fluctua-recording"
 VERSION = 2
 """2: texts of fixed length, checksums always. 1: texts of variable length, checksums later."""
-WRITING: dict[str, Any] = {"libver": ("v110", "v110")}
-"""HDF5 1.10's format, the first that can be read during writing and after a kill."""
 PAGE = 4096
-"""Bytes that a disk writes whole."""
-ALIGNED: dict[str, Any] = {
-    **WRITING,
+"""Bytes that the system copies, and a disk writes, whole."""
+WRITING: dict[str, Any] = {
+    "libver": ("v110", "v110"),
     "meta_block_size": PAGE,
     "alignment_threshold": PAGE,
     "alignment_interval": PAGE,
 }
-"""The same with no small part of the index across two pages, where a power cut could tear it."""
-CHUNK_BYTES = 64 * 2**10
+"""HDF5 1.10's format, the first that can be read during writing and after a kill, with no small
+part of the index across two pages: a kill or a power cut between them would tear it.
+"""
+CHUNK_BYTES = 16 * PAGE - 4
+"""Of a chunk of states, which its checksum makes whole pages."""
 CHECKSUM = "checksum"
 DEFLATE = 1032
 SPARE = 64 * 2**20

@@ -164,12 +164,7 @@ class Writer:
         of the file size is therefore reported here.
         """
         end = self._file.id.get_filesize()
-        each = (
-            disk.trajectory_bytes(self.description, aligned=bool(self.durable))
-            + more
-            + GROWTH
-            + end // 128
-        )
+        each = disk.trajectory_bytes(self.description) + more + GROWTH + end // 128
         if end + each > self._reserved:
             try:
                 disk.check_limit(self.path, end + each)
@@ -252,14 +247,14 @@ def create(
         freed = path.stat().st_size if path.exists() else 0
         disk.check_room(
             path,
-            disk.expected_bytes(description, trajectories, aligned=bool(durable)),
+            disk.expected_bytes(description, trajectories),
             FEWER,
             freed=freed,
         )
     disk.make_folder(path)
     claim = _take_claim(path)
     try:
-        _write_file(path, description, [], {}, durable=durable)
+        _write_file(path, description, [], {})
         return _open_growing(path, description, durable, claim)
     except BaseException:
         claim.release()
@@ -319,7 +314,6 @@ def _write_file(
     states: list[np.ndarray],
     context: Mapping[str, np.ndarray],
     happened: Sequence[event_rows.Rows | None] = (),
-    durable: bool | float = False,
 ) -> None:
     """Write a closed file with its head and data, under another name until it is complete."""
     draft = _name_draft(path)
@@ -332,7 +326,7 @@ def _write_file(
             disk.expected_bytes(description, len(states))
             + sum(map(event_rows.count_bytes, happened)),
         )
-        with h5py.File(draft, "w", **_choose_options(durable)) as file:
+        with h5py.File(draft, "w", **layout.WRITING) as file:
             layout.write_head(file, description)
             texts.write_attribute(file, "writer", ownership.name_process())
             layout.resize(file, len(states))  # which makes room as well
@@ -384,7 +378,7 @@ def append_to(
         more = max(0, (trajectories or 0) - count)
         disk.check_room(
             path,
-            disk.expected_bytes(description, more, aligned=bool(durable)) if more else 0,
+            disk.expected_bytes(description, more) if more else 0,
             FEWER,
         )
         return _open_growing(path, description, durable, claim)
@@ -480,7 +474,7 @@ def _open_growing(
     path: Path, description: Description, durable: bool | float, claim: Claim
 ) -> Writer:
     try:
-        file = h5py.File(path, "r+", **_choose_options(durable))
+        file = h5py.File(path, "r+", **layout.WRITING)
     except OSError as error:
         here = "already open" in str(error)
         if not here and not isinstance(error, BlockingIOError):
@@ -489,11 +483,6 @@ def _open_growing(
         raise ValueError(f"{path} is open in {place}. Close it there, or wait for it.") from None
     file.swmr_mode = True
     return Writer(path, file, description, claim, durable)
-
-
-def _choose_options(durable: bool | float) -> dict[str, Any]:
-    """Options of HDF5 for files that are written."""
-    return layout.ALIGNED if durable else layout.WRITING
 
 
 def _check_durable(durable: bool | float) -> None:
