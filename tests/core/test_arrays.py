@@ -78,7 +78,7 @@ def _as_from_gpu(monkeypatch):
 @pytest.mark.parametrize("kind", [jnp.float32, jnp.bfloat16, jnp.bool_, jnp.int32])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 3)])
 def test_numbers_are_read_by_a_copy_of_their_memory(kind, shape):
-    array = jnp.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind)
+    array = jax.device_put(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind))
     found = on_host(array)
     assert found.dtype == array.dtype
     np.testing.assert_array_equal(found, np.asarray(array))

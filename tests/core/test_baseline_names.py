@@ -17,9 +17,10 @@ from problems import flat
 PROCESS = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
 OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2, terminal=lambda th, x: x[0])
 THETA = {"f": jnp.array([0.5])}
-RUN = fl.simulator(PROCESS, jnp.zeros(1), jnp.linspace(0, 1, 12))
+T = np.linspace(0, 1, 12)
+RUN = fl.simulator(PROCESS, np.zeros(1), T)
 KEY = jax.random.key(3)
-DATA = RUN(KEY, THETA, 31)
+DATA = fl.Trajectories(T, np.asarray(RUN(KEY, THETA, 31).x))
 SMALL = tcmt.transmission(tcmt.rectangular(2, 2), horizon=0.1, dt=1e-3)
 COUPLED = tcmt.initial_parameters(jax.random.key(1), SMALL.network)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ def flatten(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
+@cache
 def forces():
     """dX_i = (θ_i − X_i) dt + σ dW, J = E[Σ a_i X_i(T)]: 140 forces on 20 states, seven each."""
     states = 20
@@ -37,6 +40,7 @@ def forces():
     return process, objective, theta, np.zeros(states), t, exact
 
 
+@cache
 def network():
     """Two layers, 158 parameters in drift, noise and every reward."""
     rng = np.random.default_rng(0)
@@ -130,11 +134,11 @@ def test_small_chunks_change_nothing(monkeypatch):
     process, objective, theta = network()
     substrate = fl.simulator(process, jnp.ones(3), np.linspace(0, 1, 24), backend="jax")
     estimator = fl.ppgt(substrate, objective)
-    whole = estimator(jax.random.key(1), theta, 1500)
+    whole = estimator(jax.random.key(1), theta, 1000)
     for path_bytes, rows in ((2**14, 2**9), (2**17, 2**12)):
         monkeypatch.setattr(batches, "PATH_BYTES", path_bytes)
         monkeypatch.setattr(batches, "CPU_NUMBERS", 64 * rows)
-        parts = estimator(jax.random.key(1), theta, 1500)
+        parts = estimator(jax.random.key(1), theta, 1000)
         for a, b in zip(
             (flatten(whole.gradient), flatten(whole.stderr)),
             (flatten(parts.gradient), flatten(parts.stderr)),
@@ -165,8 +169,8 @@ def test_errors_of_unequal_batches_are_unbiased():
         rows = 2 * rng.normal(size=(count, 1))
         sums = np.add.reduceat(rows, np.arange(0, count, 16))
         moments = estimates.compare_batches(sums, 16, count)
-        returns = jnp.asarray(rows[:, 0])
-        estimate = estimates.reduce_batches(jnp.zeros(1), moments, len(sums), 16, returns)
+        returns = rows[:, 0]
+        estimate = estimates.reduce_batches(np.zeros(1), moments, len(sums), 16, returns)
         np.testing.assert_allclose(estimate.gradient[0], rows.mean(), rtol=1e-4, atol=1e-6)
         variances.append(float(estimate.stderr[0]) ** 2)
     expected = 4 / count

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,17 @@ CENTRE = {"c": jnp.array(0.5)}
 REWARD = fl.Objective(terminal=lambda theta, x: x[0])
 
 
+@cache
 def make_trap(rate):
     return fl.Process(lambda theta, x: rate * (theta["c"] - x), lambda theta, x: 0.5 * jnp.ones(1))
 
 
-def record_trap(rate, count, key=5, t=T):
-    return fl.simulator(make_trap(rate), jnp.zeros(1), t)(jax.random.key(key), CENTRE, count)
+@cache
+def record_trap(rate, count, end=2.0):
+    """Every 0.01."""
+    t = np.linspace(0, end, round(100 * end) + 1)
+    record = fl.simulator(make_trap(rate), np.zeros(1), t)(jax.random.key(5), CENTRE, count)
+    return fl.Trajectories(t, np.asarray(record.x))
 
 
 def warn_texts(*arguments, **options):
@@ -59,7 +65,7 @@ def test_chunks_and_whole_give_the_same_sums():
 
 def test_samples_too_far_apart_for_euler_are_named():
     """kΔt = 0.1: an Euler step is off by 5 % of the drift, which 400,000 steps show."""
-    fine = record_trap(1.0, 10_000, t=np.linspace(0, 4, 401))
+    fine = record_trap(1.0, 10_000, end=4.0)
     coarse = fl.Trajectories(np.linspace(0, 4, 41), np.asarray(fine.x)[:, ::10])
     (text,) = warn_texts(make_trap(1.0), REWARD, CENTRE, coarse)
     assert "too far apart for Euler's step" in text
@@ -70,6 +76,7 @@ def test_samples_too_far_apart_for_euler_are_named():
 def test_scores_of_jumps_show_a_rate():
     """A death rate 5 % off passes the count of events, whose limit is a tenth."""
 
+    @cache
     def make(scale):
         return fl.Jumps(
             lambda theta, x: jnp.array([10.0, scale * theta["d"] * x[0]]), [[1.0], [-1.0]]
@@ -133,7 +140,7 @@ def test_a_coarse_converter_makes_no_copies():
 @pytest.mark.parametrize("shared", [1, 0])
 def test_pieces_of_one_record_are_noticed(shared):
     """Neighbouring pieces, with a sample in common or without."""
-    long = record_trap(1.0, 1, t=np.arange(5001) * 0.01)
+    long = record_trap(1.0, 1, end=50.0)
     x = np.asarray(long.x)[0]
     pieces = np.stack([x[i : i + 40 + shared] for i in range(0, 4960, 40)])
     (text,) = warn_texts(make_trap(1.0), REWARD, CENTRE, fl.Trajectories(T[: 40 + shared], pieces))

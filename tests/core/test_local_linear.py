@@ -17,6 +17,7 @@ from fluctua.core.scores import (
     local_linear,
     local_linear_score,
 )
+from numeric import value_and_slope
 from problems import flat, tolerance
 
 MIXING = np.array([[0.5, 0.1], [-0.2, 0.4]])
@@ -31,11 +32,15 @@ THETA = {
 }
 
 
+compute_law = jax.jit(local_linear, static_argnums=0)
+compute_score = jax.jit(local_linear_score, static_argnums=0)
+
+
 @pytest.mark.parametrize("interval", [1e-3, 0.3, 4.0])
 def test_linear_process_is_exact(interval):
-    x = jnp.array([0.7, -0.4])
-    step = fl.scores.Step(x, x, jnp.asarray(0.6), jnp.asarray(interval))
-    mean, covariance = local_linear(LINEAR, THETA, step)
+    x = np.array([0.7, -0.4])
+    step = fl.scores.Step(x, x, np.asarray(0.6), np.asarray(interval))
+    mean, covariance = compute_law(LINEAR, THETA, step)
     a, b = np.asarray(THETA["a"]), np.asarray(THETA["b"])
     # z = (x, s, 1) with s the time since the start is linear and autonomous: its exponential is the
     # whole answer
@@ -43,7 +48,7 @@ def test_linear_process_is_exact(interval):
     big[:2, :2], big[:2, 2], big[:2, 3], big[2, 3] = a, b, b * 0.6 + 0.3, 1.0
     exact = (expm(big * interval) @ np.array([*x, 0.0, 1.0]))[:2]
     np.testing.assert_allclose(mean, exact, rtol=1e-9)
-    power = THETA["s"] ** 2 * MIXING @ MIXING.T
+    power = float(THETA["s"]) ** 2 * MIXING @ MIXING.T
     forever = solve_continuous_lyapunov(a, -power)
     f = expm(a * interval)
     np.testing.assert_allclose(covariance, forever - f @ forever @ f.T, rtol=1e-8, atol=1e-10)
@@ -51,12 +56,10 @@ def test_linear_process_is_exact(interval):
 
 @pytest.mark.long
 def test_score_is_that_of_euler_for_short_steps():
-    x, dt = jnp.array([0.7, -0.4]), 1e-6
-    step = fl.scores.Step(x, x + jnp.array([3e-4, -5e-4]), jnp.asarray(0.6), jnp.asarray(dt))
-    ours, theirs = (
-        local_linear_score(LINEAR, THETA, step),
-        fl.scores.full_score(LINEAR, THETA, step),
-    )
+    x, dt = np.array([0.7, -0.4]), 1e-6
+    step = fl.scores.Step(x, x + np.array([3e-4, -5e-4]), np.asarray(0.6), np.asarray(dt))
+    ours = compute_score(LINEAR, THETA, step)
+    theirs = jax.jit(fl.scores.full_score, static_argnums=0)(LINEAR, THETA, step)
     np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-4, atol=1e-3)
 
 
@@ -72,11 +75,9 @@ def test_nonlinear_mean_has_its_second_order():
     second = mu * mu1 + q * mu2
     error = {"ours": [], "euler": []}
     for interval in (2e-3, 1e-3):
-        step = fl.scores.Step(
-            jnp.array([x]), jnp.array([x]), jnp.asarray(0.0), jnp.asarray(interval)
-        )
+        step = fl.scores.Step(np.array([x]), np.array([x]), np.asarray(0.0), np.asarray(interval))
         exact = x + mu * interval + second * interval**2 / 2
-        for name, law in (("ours", local_linear), ("euler", euler)):
+        for name, law in (("ours", compute_law), ("euler", jax.jit(euler, static_argnums=0))):
             error[name].append(abs(float(law(checked, theta, step).mean[0]) - exact))
     assert 7 < error["ours"][0] / error["ours"][1] < 9  # third order is what is left
     assert 3.9 < error["euler"][0] / error["euler"][1] < 4.1
@@ -99,10 +100,10 @@ def test_coarse_ou_gradient_is_exact_and_euler_is_not(key):
     data = fl.Trajectories(interval * np.arange(steps + 1), x)
 
     def exact(th):
-        decay = jnp.exp(-2 * th["k"] * interval * steps)
+        decay = np.exp(-2 * th["k"] * interval * steps)
         return 1.44 * decay + th["s"] ** 2 * (1 - decay) / (2 * th["k"])
 
-    truth = jax.jit(jax.grad(exact))(theta)
+    _, truth = value_and_slope(exact, theta)
     ours = fl.gradient(
         process, objective, theta, data, score=local_linear_score, baseline="optimal"
     )
@@ -133,8 +134,9 @@ def test_a_bending_drift_is_refused_for_parameters_of_the_noise():
     well = fl.Process(lambda th, x: th["a"] * (x - x**3), lambda th, x: th["s"] * jnp.ones_like(x))
     theta = {"a": jnp.array(1.0), "s": jnp.array(0.7)}
     reward = fl.Objective(terminal=lambda th, x: x[0] ** 2)
-    run = fl.simulator(well, jnp.ones(1), jnp.linspace(0, 1, 2001))(jax.random.key(0), theta, 20)
-    every = lambda n: fl.Trajectories(run.t[::n], run.x[:, ::n])
+    t = np.linspace(0, 1, 2001)
+    x = np.asarray(fl.simulator(well, np.ones(1), t)(jax.random.key(0), theta, 20).x)
+    every = lambda n: fl.Trajectories(t[::n], x[:, ::n])
     estimate = lambda data, theta, process=well: fl.gradient(
         process, reward, theta, data, score=local_linear_score, baseline="none"
     )
@@ -144,8 +146,8 @@ def test_a_bending_drift_is_refused_for_parameters_of_the_noise():
     fixed = well._replace(noise=lambda th, x: 0.7 * jnp.ones_like(x))
     estimate(every(100), {"a": theta["a"]}, fixed)
     linear = well._replace(drift=lambda th, x: -th["a"] * x)
-    data = fl.simulator(linear, jnp.ones(1), run.t)(jax.random.key(1), theta, 20)
-    estimate(fl.Trajectories(run.t[::200], data.x[:, ::200]), theta, linear)
+    straight = np.asarray(fl.simulator(linear, np.ones(1), t)(jax.random.key(1), theta, 20).x)
+    estimate(fl.Trajectories(t[::200], straight[:, ::200]), theta, linear)
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -165,35 +167,41 @@ def test_integrals_of_an_exponential_are_exact_with_their_derivatives(order):
 
     function = lambda z: integrate_exponential(order, z)
     for derivative in range(4):
+        compiled = jax.jit(function)
         for z in (-6.5, -1.001, -0.999, -1e-3, 0.0, 0.4, 1.001, 3.0):
-            value = float(function(jnp.asarray(z)))
+            value = float(compiled(z))
             np.testing.assert_allclose(value, exact(z, derivative), rtol=1e-11)
         function = jax.grad(function)
+
+
+APART = check.process(
+    fl.Process(
+        lambda th, x, t: -th["k"] * x - th["c"] * x**3 + th["b"] * jnp.sin(t),
+        lambda th, x: th["s"] * (1 + 0.1 * x**2),
+    )
+)
 
 
 @pytest.mark.parametrize("interval", [1e-3, 0.3, 4.0])
 def test_one_state_is_as_two_that_do_not_meet(interval):
     """The law of one state has no matrices, that of two has: the same numbers on the same step."""
-    drift = lambda th, x, t: -th["k"] * x - th["c"] * x**3 + th["b"] * jnp.sin(t)
-    noise = lambda th, x: th["s"] * (1 + 0.1 * x**2)
     theta = {
         "k": jnp.array(0.9),
         "c": jnp.array(0.2),
         "b": jnp.array(0.4),
         "s": jnp.array(0.7),
     }
-    process = check.process(fl.Process(drift, noise))
     ends = np.array([[0.7, -0.4], [0.5, 0.1]])
 
     def step(which):
-        return fl.scores.Step(*jnp.asarray(ends[:, which]), jnp.asarray(0.6), jnp.asarray(interval))
+        return fl.scores.Step(*ends[:, which], np.asarray(0.6), np.asarray(interval))
 
-    both = local_linear(process, theta, step([0, 1]))
-    score = flat(local_linear_score(process, theta, step([0, 1])))
+    both = compute_law(APART, theta, step([0, 1]))
+    score = flat(compute_score(APART, theta, step([0, 1])))
     apart = np.zeros_like(score)
     for i in range(2):
-        one = local_linear(process, theta, step([i]))
+        one = compute_law(APART, theta, step([i]))
         np.testing.assert_allclose(one.mean[0], both.mean[i], rtol=1e-9)
         np.testing.assert_allclose(one.covariance[0, 0], both.covariance[i, i], rtol=1e-9)
-        apart += flat(local_linear_score(process, theta, step([i])))
+        apart += flat(compute_score(APART, theta, step([i])))
     np.testing.assert_allclose(apart, score, rtol=1e-8, atol=1e-10)

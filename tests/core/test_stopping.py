@@ -1,12 +1,14 @@
 """Trajectories that stop, against exact answers of the chain of steps itself and of the process."""
 
 import warnings
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.scipy.linalg import expm
+from scipy.linalg import expm
+from scipy.special import expit
 from scipy.stats import binom, norm
 
 import first_passage as exits
@@ -17,13 +19,30 @@ from fluctua.core.objective import StopRule
 from fluctua.core.process import Step
 from fluctua.core.stopping import bind_process, collect_arrival, find_crossing, is_running
 from fluctua.core.streamed import split_key
+from numeric import value_and_slope
 from problems import tolerance
 
 DT, STEPS = 0.05, 20  # a third of the trajectories reaches the horizon
+FEW, MANY = 60, 20_000
 
 
-def exact_euler(dt=DT, steps=STEPS):
-    return jax.value_and_grad(lambda theta: exits.euler_value(theta, dt, steps))(exits.parameters())
+SIMULATOR = exits.simulator(DT, STEPS)
+
+
+@cache
+def exact_euler():
+    return value_and_slope(lambda theta: exits.euler_value(theta, DT, STEPS), exits.THETA)
+
+
+@cache
+def record_many():
+    return SIMULATOR(jax.random.key(12), exits.parameters(), MANY)
+
+
+@cache
+def exact_exit():
+    """Of the process itself, from an interval whose upper end is a parameter."""
+    return jax.jit(jax.value_and_grad(exits.continuous_value))(exits.parameters(b=1.0))
 
 
 def assert_exact(estimate, exact):
@@ -43,32 +62,30 @@ BASELINES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "time",
-        "optimal",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("none", "mean", "binned")),
-    ],
-)
+@pytest.mark.parametrize("name", ["time", "optimal"])
 def test_exit_of_the_euler_chain(name):
     """Value and gradient by an integral equation, with parameters of drift, noise and rewards."""
-    estimator = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE, baseline=BASELINES[name])
-    assert_exact(estimator(jax.random.key(1), exits.parameters(), 20_000), exact_euler())
+    estimator = fl.ppgt(SIMULATOR, exits.OBJECTIVE, baseline=BASELINES[name])
+    assert_exact(estimator(jax.random.key(1), exits.parameters(), MANY), exact_euler())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(BASELINES))
 def test_small_ensembles_are_unbiased_and_their_intervals_cover(name):
-    """Of 60 trajectories some 20 are left at the end: who is left must not matter."""
-    seeds, count = 400, 60
+    """Of 60 trajectories some 20 are left at the end: who is left must not matter.
+
+    The mean of so many estimates has errors of a twelfth of every slope at most.
+    """
+    seeds = 400 if name == "none" else 200
     value, gradient = exact_euler()
-    estimator = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE, baseline=BASELINES[name])
-    made = [estimator(jax.random.key(s), exits.parameters(), count) for s in range(seeds)]
+    estimator = fl.ppgt(SIMULATOR, exits.OBJECTIVE, baseline=BASELINES[name])
+    theta = exits.parameters()
+    made = [estimator(jax.random.key(s), theta, FEW) for s in range(seeds)]
     names = list(gradient)
-    off = np.array([[float(e.gradient[n] - gradient[n]) for n in names] for e in made])
+    found = np.array([[float(e.value), *(float(e.gradient[n]) for n in names)] for e in made])
+    off = found - [value, *gradient.values()]
     z = off.mean(axis=0) / (off.std(axis=0, ddof=1) / np.sqrt(seeds))
-    assert np.abs(z).max() < tolerance(len(names))
+    assert np.abs(z).max() < tolerance(len(z))
     for k, n in enumerate(names):
         inside = sum(
             float(e.interval[0][n]) <= float(gradient[n]) <= float(e.interval[1][n]) for e in made
@@ -85,62 +102,62 @@ def test_a_random_start_some_of_which_has_stopped():
         lambda key, theta: theta["m"] + jnp.sqrt(0.5) * jax.random.normal(key, (1,)),
     )
     objective = exits.OBJECTIVE._replace(initial=lambda theta, x: theta["m"] * x[0])
-    simulator = fl.simulator(exits.PROCESS, start, DT * jnp.arange(3))
-    estimate = fl.ppgt(simulator, objective, baseline="mean")(jax.random.key(2), theta, 20_000)
+    simulator = fl.simulator(exits.PROCESS, start, DT * np.arange(3))
+    estimate = fl.ppgt(simulator, objective, baseline="mean")(jax.random.key(2), theta, MANY)
 
     def exact(theta):
-        x = jnp.linspace(-4.0, 5.0, 9001)
-        density = jnp.exp(-((x - theta["m"]) ** 2)) / jnp.sqrt(jnp.pi)
-        inside = jax.vmap(lambda x0: exits.euler_value(theta, DT, 2, start=x0))(x)
-        outside = theta["gain"] * (x > 0)
-        value = jnp.where((x > -1) & (x < 1), inside, outside) + theta["m"] * x
-        return jnp.sum(density * value) * (x[1] - x[0])
+        x = np.linspace(-4.0, 5.0, 9001)
+        density = np.exp(-((x - theta["m"]) ** 2)) / np.sqrt(np.pi)
+        value = theta["gain"] * (x > 0) + theta["m"] * x
+        inside = (x > -1) & (x < 1)
+        value[inside] = exits.euler_value(theta, DT, 2, start=x[inside])
+        value[inside] += theta["m"] * x[inside]
+        return np.sum(density * value) * (x[1] - x[0])
 
-    value, gradient = jax.value_and_grad(exact)(theta)
-    assert_exact(estimate, (value, gradient))
+    assert_exact(estimate, value_and_slope(exact, theta))
 
 
 def test_a_walk_of_jumps():
     """±1 at rates up and down, looked at every half unit of time: powers of expm(QΔt)."""
     theta = {"up": jnp.array(1.2), "down": jnp.array(0.8), "gain": jnp.array(2.0)}
     sites, barrier, dt, steps = 41, 3, 0.5, 8
-    place = jnp.arange(sites) - sites // 2
+    place = np.arange(sites) - sites // 2
 
     def exact(theta):
-        q = theta["up"] * jnp.eye(sites, k=1) + theta["down"] * jnp.eye(sites, k=-1)
-        p = expm((q - jnp.diag(q.sum(axis=1))) * dt)
-        stopped = jnp.abs(place) >= barrier
+        q = theta["up"] * np.eye(sites, k=1) + theta["down"] * np.eye(sites, k=-1)
+        p = expm((q - np.diag(q.sum(axis=1))) * dt)
+        stopped = np.abs(place) >= barrier
         worth = theta["gain"] * (place > 0)
         value = worth
         for _ in range(steps):
-            value = jnp.where(stopped, worth, dt + p @ value)
+            value = np.where(stopped, worth, dt + p @ value)
         return value[sites // 2]
 
     process = fl.Jumps(
-        lambda theta, x: jnp.stack([theta["up"], theta["down"]]), jnp.array([[1.0], [-1.0]])
+        lambda theta, x: jnp.stack([theta["up"], theta["down"]]), np.array([[1.0], [-1.0]])
     )
     objective = fl.Objective(
         running=lambda theta, x: jnp.ones(()),
         terminal=lambda theta, x: theta["gain"] * jnp.where(x[0] > 0, 1.0, 0.0),
         stop=lambda theta, x: jnp.abs(x[0]) >= barrier,
     )
-    simulator = fl.simulator(process, jnp.zeros(1), dt * jnp.arange(steps + 1))
+    simulator = fl.simulator(process, np.zeros(1), dt * np.arange(steps + 1))
     estimate = fl.ppgt(simulator, objective)(jax.random.key(3), theta, 10_000)
-    assert_exact(estimate, jax.value_and_grad(exact)(theta))
+    assert_exact(estimate, value_and_slope(exact, theta))
 
 
 def test_a_chain_in_discrete_time():
     """A biased walk of ±1 that never stands still: after its stop a frozen step is impossible."""
     theta = {"bias": jnp.array(0.3)}
     sites, barrier, steps = 9, 3, 12
-    place = jnp.arange(sites) - sites // 2
+    place = np.arange(sites) - sites // 2
 
     def exact(theta):
-        right = jax.nn.sigmoid(theta["bias"])
-        p = right * jnp.eye(sites, k=1) + (1 - right) * jnp.eye(sites, k=-1)
-        value = jnp.zeros(sites)
+        right = expit(theta["bias"])
+        p = right * np.eye(sites, k=1) + (1 - right) * np.eye(sites, k=-1)
+        value = np.zeros(sites)
         for _ in range(steps):
-            value = jnp.where(jnp.abs(place) >= barrier, 0.0, 1 + p @ value)
+            value = np.where(np.abs(place) >= barrier, 0.0, 1 + p @ value)
         return value[sites // 2]
 
     def log_prob(theta, x, x_next):
@@ -155,51 +172,50 @@ def test_a_chain_in_discrete_time():
     objective = fl.Objective(
         running=lambda theta, x: jnp.ones(()), stop=lambda theta, x: jnp.abs(x[0]) - barrier
     )
-    simulator = fl.simulator(fl.Chain(sample, log_prob), jnp.zeros(1), jnp.arange(steps + 1.0))
+    simulator = fl.simulator(fl.Chain(sample, log_prob), np.zeros(1), np.arange(steps + 1.0))
     estimate = fl.ppgt(simulator, objective, baseline="mean")(jax.random.key(4), theta, 10_000)
-    assert_exact(estimate, jax.value_and_grad(exact)(theta))
+    assert_exact(estimate, value_and_slope(exact, theta))
 
 
 # ------------------------------------------------------------------- the overshoot and the bridge
 
+BRIDGE = exits.OBJECTIVE._replace(stop=exits.moving_level, overshoot="bridge")
+
 
 def test_the_overshoot_of_euler_steps_has_the_size_that_is_known():
     """Without a correction boundaries act as if they were 0.5826 σ√Δt further out, to O(Δt)."""
-    theta = exits.parameters()
-    true = exits.continuous_value(theta | {"b": 1.0})
+    theta = exits.THETA
+    continuous_value = jax.jit(exits.continuous_value)
+    true = float(continuous_value(theta | {"b": 1.0}, -1.0))
     rest = []
     for dt in (0.08, 0.02):
         bias = exits.euler_value(theta, dt, round(8 / dt)) - true
-        further = exits.SHIFT * theta["sigma"] * jnp.sqrt(dt)
-        known = exits.continuous_value(theta | {"b": 1.0 + further}, low=-1.0 - further) - true
+        further = exits.SHIFT * theta["sigma"] * np.sqrt(dt)
+        known = float(continuous_value(theta | {"b": 1.0 + further}, -1.0 - further)) - true
         assert bias > 0.1
-        rest.append(float(bias - known))
+        rest.append(bias - known)
     # what is left is of order Δt: a quarter of it at a quarter of the step
     assert rest[0] / rest[1] == pytest.approx(4, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "dt", [0.2, *(pytest.param(dt, marks=pytest.mark.long) for dt in (0.1, 0.04))]
-)
+@pytest.mark.parametrize("dt", [0.2, pytest.param(0.04, marks=pytest.mark.long)])
 def test_the_bridge_is_exact_for_constant_drift_and_noise(dt):
-    """Time, side, and slopes in drift, noise and the boundary itself, at steps of 0.45 σ.
+    """Time, side, and slopes in drift, noise and the boundary itself, at steps of 0.45 and 0.2 σ.
 
-    P(τ > 6) = 3e-4 is cut off: a tenth of the errors. A path that crosses both boundaries in one
-    step is counted twice: exp(−2·2²/2·0.2) = 2e-9.
+    P(τ > 6) = 3e-4 is cut off: a twentieth of the errors. A path that crosses both boundaries in
+    one step is counted twice: exp(−2·2²/2·0.2) = 2e-9.
     """
-    theta = exits.parameters(b=1.0)
-    objective = exits.OBJECTIVE._replace(stop=exits.moving_level, overshoot="bridge")
-    estimator = fl.ppgt(exits.simulator(dt, round(6 / dt)), objective)
-    estimate = estimator(jax.random.key(5), theta, 20_000)
+    estimator = fl.ppgt(exits.simulator(dt, round(6 / dt)), BRIDGE)
+    estimate = estimator(jax.random.key(5), exits.parameters(b=1.0), 5_000)
     assert estimate.stopped > 0.999
-    assert_exact(estimate, jax.value_and_grad(exits.continuous_value)(theta))
+    assert_exact(estimate, exact_exit())
 
 
 @pytest.mark.long
 def test_a_curved_boundary():
     """Brownian motion leaves a disc of radius R from r after (R² − r²)/2σ² on average.
 
-    The error of a flat boundary is of order Δt = 0.01, a quarter of the errors of 10,000
+    The error of a flat boundary is of order Δt = 0.01, a sixth of the errors of 4,000
     trajectories.
     """
     process = fl.Process(lambda theta, x: jnp.zeros(2), lambda theta, x: theta["s"] * jnp.ones(2))
@@ -209,9 +225,9 @@ def test_a_curved_boundary():
         overshoot="bridge",
     )
     # of 4,000 trajectories one has not left at the end
-    simulator = fl.simulator(process, jnp.array([0.1, 0.0]), 0.01 * jnp.arange(301))
+    simulator = fl.simulator(process, np.array([0.1, 0.0]), 0.01 * np.arange(301))
     theta = {"s": jnp.array(1.0), "R": jnp.array(1.0)}
-    estimate = fl.ppgt(simulator, objective)(jax.random.key(17), theta, 10_000)
+    estimate = fl.ppgt(simulator, objective)(jax.random.key(17), theta, 4_000)
     assert_exact(estimate, (0.495, {"s": -0.99, "R": 1.0}))
 
 
@@ -223,6 +239,7 @@ def test_the_fraction_of_a_step_before_the_crossing():
     time = np.arange(1, fine + 1) / fine
     process = check.process(fl.Process(lambda theta, x: jnp.zeros(1), lambda theta, x: jnp.ones(1)))
     rule = StopRule(lambda theta, x, t, context: x[0], True, process)
+    cross = jax.jit(lambda step: find_crossing(rule, None, step))
     for end in (-0.4, 0.5):
         # to second order in the step of the walk its boundary is 0.5826/√4000 nearer
         near = -exits.SHIFT / np.sqrt(fine)
@@ -230,8 +247,8 @@ def test_the_fraction_of_a_step_before_the_crossing():
         crossed = bridge >= near
         hit = crossed.any(axis=1)
         first = time[crossed.argmax(axis=1)][hit]
-        step = Step(jnp.array([-0.6]), jnp.array([end]), jnp.array(0.0), jnp.array(1.0))
-        crossing = find_crossing(rule, None, step)
+        step = Step(np.array([-0.6]), np.array([end]), np.array(0.0), np.array(1.0))
+        crossing = cross(step)
         share = hit.mean()
         error = max(np.sqrt(share * (1 - share) / paths), 1 / paths)
         assert abs(1 - float(crossing.going_on) - share) < 4 * error
@@ -246,18 +263,18 @@ def test_a_crossing_takes_correlated_components_along():
         fl.Process(lambda theta, x: jnp.zeros(2), lambda theta, x: jnp.array([[1.0], [0.5]]))
     )
     rule = StopRule(lambda theta, x, t, context: x[0] - 0.3, True, process)
-    step = Step(jnp.zeros(2), jnp.zeros(2), jnp.array(0.0), jnp.array(1.0))
-    assert np.allclose(find_crossing(rule, None, step).x, [[0.3, 0.15]])
+    step = Step(np.zeros(2), np.zeros(2), np.array(0.0), np.array(1.0))
+    crossing = jax.jit(lambda step: find_crossing(rule, None, step))(step)
+    assert np.allclose(crossing.x, [[0.3, 0.15]])
 
 
 @pytest.mark.long
 def test_the_second_order_of_a_better_step():
     """Heun's step integrates running rewards by trapezoids; the bridge cuts those too."""
     theta = exits.parameters(b=1.0)
-    objective = exits.OBJECTIVE._replace(stop=exits.moving_level, overshoot="bridge")
     simulator = exits.simulator(0.2, 30, integrator="heun")
-    estimate = fl.ppgt(simulator, objective, baseline="none")(jax.random.key(6), theta, 10_000)
-    assert_exact(estimate, jax.value_and_grad(exits.continuous_value)(theta))
+    estimate = fl.ppgt(simulator, BRIDGE, baseline="none")(jax.random.key(6), theta, 10_000)
+    assert_exact(estimate, exact_exit())
 
 
 # ----------------------------------------------------------------------------- what a stop is
@@ -274,9 +291,9 @@ def test_the_return_is_the_time_of_the_stop():
         per_step=lambda theta, x, x_next: jnp.full((), 1000.0),
         stop=lambda theta, x, t: x[0] - 0.33,
     )
-    t = jnp.linspace(0, 1, 11)
+    t = np.linspace(0, 1, 11)
     for start, expected in ((0.0, 0.4 + 40 + 4000), (0.5, 50.0)):
-        simulator = fl.simulator(process, jnp.array([start]), t)
+        simulator = fl.simulator(process, np.array([start]), t)
         samples = fl.ppgt(simulator, objective, baseline="none").samples(
             jax.random.key(0), jnp.array(1.0), 3
         )
@@ -291,14 +308,14 @@ def test_a_stop_of_true_and_false_is_that_of_its_level():
     estimates = []
     for stop in (exits.level, lambda theta, x: jnp.abs(x[0]) >= 1):
         objective = exits.OBJECTIVE._replace(stop=stop)
-        estimator = fl.ppgt(exits.simulator(DT, STEPS), objective, baseline="mean")
-        estimates.append(estimator(jax.random.key(7), exits.parameters(), 50))
+        estimator = fl.ppgt(SIMULATOR, objective, baseline="mean")
+        estimates.append(estimator(jax.random.key(7), exits.parameters(), FEW))
     assert float(estimates[0].gradient["mu"]) == float(estimates[1].gradient["mu"])
 
 
 def test_the_estimate_tells_how_many_stopped():
-    estimator = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE, baseline="none")
-    estimate = estimator(jax.random.key(8), exits.parameters(), 200)
+    estimator = fl.ppgt(SIMULATOR, exits.OBJECTIVE, baseline="none")
+    estimate = estimator(jax.random.key(8), exits.parameters(), FEW)
     assert 0.5 < estimate.stopped < 0.8
     assert f"{estimate.stopped:.1%} of the trajectories stopped" in repr(estimate)
     assert "min(τ, T)" in repr(estimate)
@@ -309,8 +326,8 @@ def test_a_level_that_is_far_away_changes_nothing():
     far = exits.OBJECTIVE._replace(stop=lambda theta, x: x[0] - 1e3)
     for baseline in ("time", "mean", "optimal", BASELINES["binned"]):
         results = [
-            fl.ppgt(exits.simulator(DT, STEPS), objective, baseline=baseline).samples(
-                jax.random.key(9), exits.parameters(), 40
+            fl.ppgt(SIMULATOR, objective, baseline=baseline).samples(
+                jax.random.key(9), exits.parameters(), FEW
             )
             for objective in (far, far._replace(stop=None))
         ]
@@ -329,7 +346,7 @@ def test_a_process_that_explodes_beyond_its_boundary():
     objective = fl.Objective(
         running=lambda theta, x: jnp.ones(()), stop=lambda theta, x: x[0] - 10.0
     )
-    simulator = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 3, 301))
+    simulator = fl.simulator(process, np.ones(1), np.linspace(0, 3, 301))
     estimate = fl.ppgt(simulator, objective)(jax.random.key(10), jnp.array(1.0), 100)
     # τ = 0.9/θ without noise, with the last step whole
     assert float(estimate.value) == pytest.approx(0.9, abs=0.05)
@@ -344,21 +361,20 @@ def test_recorded_trajectories_are_masked_after_their_stop(overshoot):
     """The numbers of the simulation, whatever the record holds after a stop, also in chunks."""
     theta = exits.parameters()
     objective = exits.OBJECTIVE._replace(overshoot=overshoot)
-    simulator = exits.simulator(DT, STEPS)
     key = jax.random.key(11)
-    expected = fl.ppgt(simulator, objective, baseline="optimal").samples(key, theta, 100)
-    record = simulator(split_key(key).run, theta, 100)
+    expected = fl.ppgt(SIMULATOR, objective, baseline="optimal").samples(key, theta, FEW)
+    record = SIMULATOR(split_key(key).run, theta, FEW)
     x = np.array(record.x)
     outside = np.maximum.accumulate(np.abs(x[..., 0]) >= 1, axis=1)
     after = np.concatenate([np.zeros_like(outside[:, :1]), outside[:, :-1]], axis=1)
     x[after] = 7.0
     held = record._replace(x=x)
-    chunks = [fl.Trajectories(held.t, x[:30]), fl.Trajectories(held.t, x[30:])]
+    chunks = [fl.Trajectories(held.t, x[:20]), fl.Trajectories(held.t, x[20:])]
     for source in (record, held, chunks):
         with warnings.catch_warnings():  # the guard does not look beyond the stop
             warnings.simplefilter("error")
             samples = fl.gradient_samples(
-                exits.PROCESS, objective, theta, source, baseline="optimal", block_bytes=3000
+                exits.PROCESS, objective, theta, source, baseline="optimal", block_bytes=1800
             )
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9),
@@ -369,8 +385,7 @@ def test_recorded_trajectories_are_masked_after_their_stop(overshoot):
 
 @pytest.mark.long
 def test_two_halves_of_a_recording_serve_each_other():
-    record = exits.simulator(DT, STEPS)(jax.random.key(12), exits.parameters(), 20_000)
-    estimate = fl.gradient(exits.PROCESS, exits.OBJECTIVE, exits.parameters(), record)
+    estimate = fl.gradient(exits.PROCESS, exits.OBJECTIVE, exits.parameters(), record_many())
     assert_exact(estimate, exact_euler())
     assert estimate.stopped > 0.5
 
@@ -378,9 +393,8 @@ def test_two_halves_of_a_recording_serve_each_other():
 @pytest.mark.long
 def test_the_guard_still_sees_a_wrong_model():
     theta = exits.parameters(sigma=1.5)
-    record = exits.simulator(DT, STEPS)(jax.random.key(13), exits.parameters(), 400)
     with pytest.warns(RuntimeWarning, match="not those of the process"):
-        fl.gradient(exits.PROCESS, exits.OBJECTIVE, theta, record)
+        fl.gradient(exits.PROCESS, exits.OBJECTIVE, theta, record_many())
 
 
 @pytest.mark.long
@@ -388,10 +402,10 @@ def test_an_observed_process_stops_by_what_is_observed():
     hidden = fl.Process(
         lambda theta, x: -theta["k"] * x + jnp.array([1.0, 0.0]), lambda theta, x: 0.5 * jnp.ones(2)
     )
-    process = fl.Observed(hidden, observe=[[1.0, 0.5]], noise=0.1, start=jnp.zeros(2))
+    process = fl.Observed(hidden, observe=[[1.0, 0.5]], noise=0.1, start=np.zeros(2))
     objective = fl.Objective(running=lambda theta, y: y[0], stop=lambda theta, y: y[0] - 1.2)
     theta = {"k": jnp.array(0.7)}
-    simulator = fl.simulator(process, t=jnp.linspace(0, 1, 11))
+    simulator = fl.simulator(process, t=np.linspace(0, 1, 11))
     key = jax.random.key(14)
     streamed = fl.ppgt(simulator, objective, baseline="none").samples(key, theta, 20)
     record = simulator(split_key(key).run, theta, 20)
@@ -405,21 +419,19 @@ def test_an_observed_process_stops_by_what_is_observed():
 
 def test_evaluation_and_shards_know_of_the_stop():
     value, _ = exact_euler()
-    simulator = exits.simulator(DT, STEPS)
-    estimator = fl.ppgt(simulator, exits.OBJECTIVE)
-    evaluation = fl.evaluate(estimator, exits.parameters(), count=4000)
+    estimator = fl.ppgt(SIMULATOR, exits.OBJECTIVE)
+    evaluation = fl.evaluate(estimator, exits.parameters(), count=MANY)
     assert abs(evaluation.J - float(value)) < 4 * evaluation.J_stderr
-    record = simulator(jax.random.key(0), exits.parameters(), 4000)
     measured = fl.evaluate(
-        lambda key, theta, count: record,
+        lambda key, theta, count: record_many(),
         exits.parameters(),
-        count=4000,
+        count=MANY,
         objective=exits.OBJECTIVE,
     )
     assert abs(measured.J - float(value)) < 4 * measured.J_stderr
     key = jax.random.key(15)
-    whole = estimator(key, exits.parameters(), 100)
-    shared = fl.distributed(estimator, None, shards=3)(key, exits.parameters(), 100)
+    whole = estimator(key, exits.parameters(), FEW)
+    shared = fl.distributed(estimator, None, shards=7)(key, exits.parameters(), FEW)
     np.testing.assert_allclose(shared.gradient["mu"], whole.gradient["mu"], rtol=1e-10)
     assert shared.stopped == pytest.approx(whole.stopped)
 
@@ -437,14 +449,11 @@ def test_a_function_of_means_of_stopped_parts():
         time_alone = theta | {"cost": 1.0, "gain": 0.0}
         return exits.euler_value(right_alone, DT, STEPS) / exits.euler_value(time_alone, DT, STEPS)
 
-    estimate = fl.ppgt(exits.simulator(DT, STEPS), ratio, baseline="mean")(
-        jax.random.key(16), theta, 10_000
-    )
-    assert_exact(estimate, jax.value_and_grad(exact)(theta))
+    estimate = fl.ppgt(SIMULATOR, ratio, baseline="mean")(jax.random.key(16), theta, 10_000)
+    assert_exact(estimate, value_and_slope(exact, theta))
 
 
-ESTIMATOR = fl.ppgt(exits.simulator(DT, STEPS), exits.OBJECTIVE)
-RECORD = fl.Trajectories(jnp.arange(3.0), jnp.zeros((4, 3, 1)))
+RECORD = fl.Trajectories(np.arange(3.0), np.zeros((4, 3, 1)))
 
 
 @pytest.mark.parametrize(
@@ -532,8 +541,9 @@ def test_a_survival_that_underflows_is_a_stop():
     """A thousand steps beside the boundary in single precision: W falls to 1e-19, then to zero."""
     with jax.enable_x64(False):
         objective = exits.OBJECTIVE._replace(overshoot="bridge")
-        beside = jnp.full((3, 1001, 1), 0.999, jnp.float32).at[0].set(0.0)
-        record = fl.Trajectories(jnp.linspace(0, 1, 1001), beside)
+        beside = np.full((3, 1001, 1), 0.999, np.float32)
+        beside[0] = 0.0
+        record = fl.Trajectories(np.linspace(0, 1, 1001, dtype=np.float32), beside)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nothing moves: that is not the noise of the process
             samples = fl.gradient_samples(
@@ -555,8 +565,8 @@ def test_the_mean_state_of_a_crossing_is_exact():
     A boundary that moves, and noise that is correlated across it. Rewards are linear in the state,
     so that the mean of the second component given the first one is all that is needed of it.
     """
-    drift = jnp.array([0.4, 0.7])
-    sigma = jnp.array([[1.0, 0.0], [0.6, 0.8]])
+    drift = np.array([0.4, 0.7])
+    sigma = np.array([[1.0, 0.0], [0.6, 0.8]])
     process = check.process(fl.Process(lambda theta, x: drift, lambda theta, x: sigma))
     objective = fl.Objective(
         running=lambda theta, x: jnp.ones(()),
@@ -572,14 +582,16 @@ def test_the_mean_state_of_a_crossing_is_exact():
     only_time = rewards._replace(terminal=check.no_reward)
 
     def expect(rewards):
-        def one(z):
+        @jax.jit
+        @jax.vmap
+        def collect(z):
             x_next = drift + jnp.array([1.0, 0.6]) * z
             step = Step(jnp.zeros(2), x_next, jnp.array(0.0), jnp.array(1.0))
             arrival = collect_arrival(rewards, None, step)
             at_horizon = arrival.going_on * rewards.terminal(None, x_next, None)
             return 1 + arrival.reward + at_horizon  # 1: the running reward of a whole step
 
-        return float(weight @ jax.vmap(one)(noise))
+        return float(weight @ np.asarray(collect(noise)))
 
     time = expect(only_time)
     # ∫ of the probability to be still below 0.5 with the drift 0.4 − 0.3
@@ -593,13 +605,13 @@ def test_the_mean_state_of_a_crossing_is_exact():
 @pytest.mark.parametrize("start", ["fixed", "random"])
 def test_a_level_that_is_not_a_number_is_no_level(start):
     """√x of a negative x is neither reached nor not reached."""
-    first = jnp.array([0.2])
+    first = np.array([0.2])
     if start == "random":
         first = fl.Density(
             lambda theta, x: -jnp.sum((x - 0.2) ** 2) / 2,
             lambda key, theta: 0.2 + jax.random.normal(key, (1,)),
         )
-    simulator = fl.simulator(exits.PROCESS, first, DT * jnp.arange(3))
+    simulator = fl.simulator(exits.PROCESS, first, DT * np.arange(3))
     objective = exits.OBJECTIVE._replace(stop=lambda theta, x: jnp.sqrt(x[0]) - 1)
     with pytest.raises((ValueError, FloatingPointError), match="`stop`"):
         fl.ppgt(simulator, objective, baseline="none")(jax.random.key(0), exits.parameters(), 200)
@@ -607,8 +619,8 @@ def test_a_level_that_is_not_a_number_is_no_level(start):
 
 def test_a_record_without_numbers_after_its_stop():
     """Trajectories that stopped must not be left out: those that go on are others."""
-    record = exits.simulator(DT, STEPS)(jax.random.key(18), exits.parameters(), 10)
+    record = SIMULATOR(jax.random.key(18), exits.parameters(), FEW)
     x = np.array(record.x)
     x[0, 5:] = np.nan
-    with pytest.raises(ValueError, match="1 of 10.*`stop`.*Repeat their last state"):
+    with pytest.raises(ValueError, match="1 of 60.*`stop`.*Repeat their last state"):
         fl.gradient(exits.PROCESS, exits.OBJECTIVE, exits.parameters(), record._replace(x=x))

@@ -1,5 +1,5 @@
-"""The twin correction against exact gradients, with twins that are right, 5 % and 20 % wrong in
-every parameter.
+"""The twin correction against exact gradients, with twins that are right and 20 % wrong in every
+parameter.
 
 E = 8,000 puts every component eight standard errors from zero (checked below); test_exact needs
 20,000. Where V is exact some components have no variance at all; `ROUNDING` stands in for their
@@ -27,10 +27,11 @@ from problems import (
 )
 
 E = 8_000
-ERRORS = (0.0, 0.05, 0.2)
+ERRORS = (0.0, 0.2)
 ROUNDING = 1e3 * np.finfo(float).eps
 
 
+@cache
 def off(error):
     """A twin whose every parameter is wrong by this fraction."""
     return lambda theta: jax.tree.map(lambda v: (1 + error) * v, theta)
@@ -46,7 +47,7 @@ def compute_z(estimate, gradient, value=None):
 
 
 def variance(tree):
-    return flat(jax.tree.map(lambda v: v.var(axis=0), tree))
+    return flat(jax.tree.map(lambda v: np.asarray(v).var(axis=0), tree))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_first_order_is_exact_where_the_reward_is_linear(key):
     few = the.estimator(baseline=fl.Twin()).split(key, the.theta, 4)
     assert np.abs(flat(few.correction)).max() < ROUNDING
     np.testing.assert_allclose(
-        few.direct["rest"], jnp.full(4, the.exact_gradient["rest"]), rtol=ROUNDING
+        few.direct["rest"], np.full(4, the.exact_gradient["rest"]), rtol=ROUNDING
     )
 
 
@@ -152,6 +153,7 @@ def test_correction_is_proportional_to_the_twins_error(key):
     np.testing.assert_allclose(size[0] / size[1], 2.0, rtol=1e-2)
 
 
+@cache
 def linear_reward():
     """Ornstein–Uhlenbeck with g = X and g_T = 2X: J = Σ mₙΔt + 2m_T, linear in the rest
     position.
@@ -196,8 +198,10 @@ def test_gain_over_baselines_without_a_twin(key):
     moving = [
         name for name in the.theta if name != "gain"
     ]  # which is in the reward only: no score, nothing to gain
-    of = lambda baseline: the.estimator(baseline=baseline).samples(key, the.theta, 2000).gradient
-    twins = [of(fl.Twin(off(error))) for error in ERRORS]
+    of = lambda baseline: jax.tree.map(
+        np.asarray, the.estimator(baseline=baseline).samples(key, the.theta, 2000).gradient
+    )
+    twins = [of(fl.Twin(off(error))) for error in (0.0, 0.05, 0.2)]
     for plain in (of(fl.baselines.optimal()), of(fl.baselines.time_only())):
         exact, rough, poor = (
             min(np.min(plain[n].var(axis=0) / with_twin[n].var(axis=0)) for n in moving)

@@ -4,15 +4,16 @@ Brownian motion with drift, dX = μ dt + σ dW, leaves the interval (−1, b) fr
 
 `euler_value` is the expected return of the chain of Euler's steps itself: V_n(x) = c Δt +
 ∫ p(y|x) V_{n+1}(y) dy over the interval, by Gauss and Legendre, plus what exits are worth. Kernels
-are Gaussian and V is smooth inside, so that 80 nodes leave 1e-10. JAX differentiates it.
+are Gaussian and V is smooth inside, so that 80 nodes leave 1e-10. It is computed by NumPy:
+`numeric.value_and_slope` has its gradient.
 
-`continuous_value` is that of the process itself, without a horizon.
+`continuous_value` is that of the process itself, without a horizon. JAX differentiates it.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.stats import norm
+from scipy.stats import norm
 
 import fluctua as fl
 from kept import keep_per_precision
@@ -56,23 +57,29 @@ OBJECTIVE = fl.Objective(running=rate, terminal=side, stop=level)
 
 
 def euler_value(theta, dt, steps, start=START, low=LOW, high=1.0):
-    """E[c min(τ, T) + g 1{X > 0}] of Euler's chain on its grid."""
+    """E[c min(τ, T) + g 1{X > 0}] of Euler's chain on its grid; of each start, if there are
+    several.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     # a reward that jumps at zero, once only: two pieces
     halves = [(low, 0.0), (0.0, high)]
     y = np.concatenate([(b - a) / 2 * nodes + (a + b) / 2 for a, b in halves])
     w = np.concatenate([(b - a) / 2 * weights for a, b in halves])
-    scale = theta["sigma"] * jnp.sqrt(dt)
+    scale = theta["sigma"] * np.sqrt(dt)
 
-    def step(x, value):
-        mean = x[:, None] + theta["mu"] * dt
-        inside = (norm.pdf(y, mean, scale) * w) @ value
-        right = theta["gain"] * norm.sf(high, mean[:, 0], scale)
-        return theta["cost"] * dt + inside + right
+    def find_step(x):
+        """The weights of the states inside, and what the step itself is worth on average."""
+        mean = x + theta["mu"] * dt
+        right = theta["gain"] * norm.sf(high, mean, scale)
+        return norm.pdf(y, mean[:, None], scale) * w, theta["cost"] * dt + right
 
+    inside, worth = find_step(y)
     value = theta["gain"] * (y > 0)
-    value, _ = jax.lax.scan(lambda v, _: (step(jnp.asarray(y), v), None), value, None, steps - 1)
-    return step(jnp.asarray(start)[None], value)[0]
+    for _ in range(steps - 1):
+        value = worth + inside @ value
+    inside, worth = find_step(np.atleast_1d(start))
+    values = worth + inside @ value
+    return values if np.ndim(start) else values[0]
 
 
 def continuous_value(theta, low=LOW):
@@ -84,7 +91,7 @@ def continuous_value(theta, low=LOW):
 
 
 def simulator(dt, steps, **options):
-    return fl.simulator(PROCESS, jnp.array([START]), dt * jnp.arange(steps + 1), **options)
+    return fl.simulator(PROCESS, np.array([START]), dt * np.arange(steps + 1), **options)
 
 
 def z_scores(estimate, value, gradient):

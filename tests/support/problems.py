@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from scipy.stats import norm
 
 import fluctua
@@ -27,8 +26,8 @@ class Problem(NamedTuple):
     t: jax.Array
     theta: dict
     context: Callable | None  # key -> what is drawn once a trajectory
-    exact_value: float
-    exact_gradient: dict
+    exact_value: float | None
+    exact_gradient: dict | None
 
     @property
     def simulator(self):
@@ -242,8 +241,6 @@ def exact(make, random_start):
     """J and its gradient. A start that is fixed is the point `mean`, which is then no parameter."""
     process, objective, t, theta, force = make()
     mean, spread = theta["mean"], 0.0
-    if not random_start:
-        theta = {name: v for name, v in theta.items() if name not in ("mean", "spread")}
 
     def value(th):
         m, s = th.get("mean", mean), th.get("spread", spread)
@@ -251,7 +248,30 @@ def exact(make, random_start):
             process, objective, t, th, m, s**2 * jnp.eye(m.size), force[0], force[1] ** 2
         )
 
-    return theta, *jax.jit(jax.value_and_grad(value))(theta)
+    return jax.jit(jax.value_and_grad(value))(select_parameters(theta, random_start))
+
+
+def select_parameters(theta, random_start):
+    if random_start:
+        return theta
+    return {name: v for name, v in theta.items() if name not in ("mean", "spread")}
+
+
+@cache
+def setting(make, kind="density"):
+    """A problem without its exact answer, which is None: for comparisons of two computations."""
+    system = make()
+    mean, force = system.theta["mean"], system.force
+
+    def draw(key):
+        k_force, k_xi = jax.random.split(key)
+        amplitude = force[0] + force[1] * jax.random.normal(k_force)
+        return {"force": amplitude, "xi": jax.random.normal(k_xi, mean.shape)}
+
+    theta = select_parameters(system.theta, kind != "fixed")
+    start = mean if kind == "fixed" else gaussian_start(kind, mean.size)
+    needed = force != (0.0, 0.0) or kind in FADES  # where nothing looks at the context it is None
+    return Problem(*system[:2], start, system.t, theta, draw if needed else None, None, None)
 
 
 @cache
@@ -259,18 +279,8 @@ def problem(make, kind="density"):
     """A system with the start asked for, one of `STARTS`; all but "fixed" have the same p₀ and
     answer.
     """
-    system = make()
-    mean, force = system.theta["mean"], system.force
-    theta, value, slope = exact(make, random_start=kind != "fixed")
-
-    def draw(key):
-        k_force, k_xi = jax.random.split(key)
-        amplitude = force[0] + force[1] * jax.random.normal(k_force)
-        return {"force": amplitude, "xi": jax.random.normal(k_xi, mean.shape)}
-
-    start = mean if kind == "fixed" else gaussian_start(kind, mean.size)
-    needed = force != (0.0, 0.0) or kind in FADES  # where nothing looks at the context it is None
-    return Problem(*system[:2], start, system.t, theta, draw if needed else None, value, slope)
+    value, slope = exact(make, random_start=kind != "fixed")
+    return setting(make, kind)._replace(exact_value=value, exact_gradient=slope)
 
 
 @cache
@@ -295,7 +305,8 @@ def without_noise_parameters(make, kind="density"):
 
 def flat(tree):
     """All components as one vector (P,), in the order of the flattened parameters."""
-    return np.asarray(ravel_pytree(tree)[0])
+    leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves) if leaves else np.zeros(0)
 
 
 def z_scores(estimate, problem):

@@ -12,6 +12,7 @@ import numpy as np
 import fluctua as fl
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
+from kept import keep_per_precision
 
 
 class Steady(NamedTuple):
@@ -44,10 +45,18 @@ def steady_average(process, reward, theta, dt, size):
 
 def steady_record(process, theta, dt, size, key, steps, traces=1):
     """Traces that begin in the steady state."""
+    numbers = tuple((name, float(value)) for name, value in theta.items())
+    return make_steady_simulator(process, numbers, dt, size, steps)(key, theta, traces)
+
+
+@keep_per_precision
+def make_steady_simulator(process, numbers, dt, size, steps):
+    """The simulator of `steady_record`. numbers: parameters with their names."""
+    theta = {name: jnp.asarray(value) for name, value in numbers}
     mean, covariance = jax.jit(steady_state, static_argnums=(0, 3))(process, theta, dt, size)
     factor = np.linalg.cholesky(np.asarray(covariance))
     start = fl.Density(
         log_density=lambda th, x: jnp.zeros(()),
         sample=lambda key, th: mean + factor @ jax.random.normal(key, (size,)),
     )
-    return fl.simulator(process, start, dt * np.arange(steps + 1))(key, theta, traces)
+    return fl.simulator(process, start, dt * np.arange(steps + 1))
