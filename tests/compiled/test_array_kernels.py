@@ -1,5 +1,6 @@
 """Kernels on arrays give the sums over batches of JAX, on the same noise and to rounding."""
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -19,19 +20,22 @@ from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, philox7
 from fluctua.core.estimation import batches
 from fluctua.core.integrators import Exponential
+from kernel_cases import know_table, problem_in_double
 from schedules import SCHEDULES, make_schedule
 
 
-def sum_both(process, objective, start, t, theta, *, count, baseline="time", **options):
+def sum_by(backend, process, objective, start, t, theta, *, count, baseline="time", **options):
+    """Sums over batches by JAX or by a kernel."""
+    simulator = fl.simulator(process, start, t, backend=backend, **options)
+    estimator = fl.ppgt(simulator, objective, process=process, baseline=baseline)
+    call = estimator._call(jax.random.key(3), theta, count)
+    assert batches.is_summable(call)
+    return batches.sum_batches(call)
+
+
+def sum_both(*case, **options):
     """Sums over batches by JAX and by a kernel."""
-    results = []
-    for backend in ("jax", "cpu"):
-        simulator = fl.simulator(process, start, t, backend=backend, **options)
-        estimator = fl.ppgt(simulator, objective, process=process, baseline=baseline)
-        call = estimator._call(jax.random.key(3), theta, count)
-        assert batches.is_summable(call)
-        results.append(batches.sum_batches(call))
-    return results
+    return [sum_by(backend, *case, **options) for backend in ("jax", "cpu")]
 
 
 def assert_equal(results, relative):
@@ -43,13 +47,14 @@ def assert_equal(results, relative):
         np.testing.assert_allclose(found, expected, rtol=0, atol=relative * scale)
 
 
-def make_network(widths, seed=0):
+@functools.cache
+def make_network(widths):
     """A drift by layers of hyperbolic tangents, to be kept near a target."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     theta = [
         {
-            "W": jnp.asarray(rng.normal(size=(m, n)) / np.sqrt(n), jnp.float32),
-            "b": jnp.asarray(rng.normal(size=m) / 4, jnp.float32),
+            "W": np.asarray(rng.normal(size=(m, n)) / np.sqrt(n), np.float32),
+            "b": np.asarray(rng.normal(size=m) / 4, np.float32),
         }
         for n, m in itertools.pairwise(widths)
     ]
@@ -77,37 +82,37 @@ def single():
 def test_layers(count, single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 0.3, 14)
-    assert_equal(sum_both(process, target, jnp.ones(3), t, theta, count=count), 5e-6)
+    assert_equal(sum_both(process, target, np.ones(3), t, theta, count=count), 5e-6)
 
 
 @pytest.mark.long
 def test_batches_of_several_blocks(single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 0.1, 5)
-    assert_equal(sum_both(process, target, jnp.ones(3), t, theta, count=8207), 5e-6)
+    assert_equal(sum_both(process, target, np.ones(3), t, theta, count=8207), 5e-6)
 
 
 @pytest.mark.parametrize("wiener", [philox7, pytest.param(philox, marks=pytest.mark.long)])
 def test_states_that_are_not_stored(monkeypatch, wiener, single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 0.3, 14)
-    options = {"count": 100, "wiener": wiener}
+    options = {"count": 100, "wiener": wiener, "baseline": know_table(t)}
     monkeypatch.setattr(array_kernels, "STORED_BYTES", 2**40)
-    stored = sum_both(process, target, jnp.ones(3), t, theta, **options)
+    stored = sum_both(process, target, np.ones(3), t, theta, **options)
     monkeypatch.setattr(array_kernels, "STORED_BYTES", 0)
-    again = sum_both(process, target, jnp.ones(3), t, theta, **options)
-    np.testing.assert_array_equal(stored[1].sums, again[1].sums)
+    again = sum_by("cpu", process, target, np.ones(3), t, theta, **options)
+    np.testing.assert_array_equal(stored[1].sums, again.sums)
     assert_equal(stored, 5e-6)
 
 
 @pytest.mark.long
 def test_a_pilot_by_the_kernel():
-    problem = problems.problem(problems.driven_rotor, "density")
     with jax.enable_x64(True):
-        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
-        t, theta = double(problem.t), double(problem.theta)
-        simulator = fl.simulator(problem.process, problem.start, t, backend="cpu")
-        estimator = fl.ppgt(simulator, problem.objective, baseline=time_only(pilot=75))
+        (process, objective, start, t, theta), _ = problem_in_double(
+            problems.driven_rotor, "density"
+        )
+        simulator = fl.simulator(process, start, t, backend="cpu")
+        estimator = fl.ppgt(simulator, objective, baseline=time_only(pilot=75))
         call = estimator._call(jax.random.key(3), theta, 45)
         assert call.needs_pilot
         kernel = array_kernels.find_array_kernel(call, 16)
@@ -127,7 +132,7 @@ def test_couplings(single):
     process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
     order = fl.Objective(running=lambda theta, x: jnp.mean(jnp.cos(x)) ** 2)
     rng = np.random.default_rng(1)
-    theta = jnp.asarray(rng.normal(size=(sites, sites)), jnp.float32)
+    theta = np.asarray(rng.normal(size=(sites, sites)), jnp.float32)
     start = jnp.linspace(0, 3, sites)
     t = np.linspace(0, 0.3, 14)
     results = sum_both(process, order, start, t, theta, count=70, baseline="none")
@@ -143,13 +148,9 @@ def test_couplings(single):
     ],
 )
 def test_double_precision(make, start):
-    problem = problems.problem(make, start)
     with jax.enable_x64(True):
-        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
-        moving = double(problem.start) if start == "fixed" else problem.start
-        numbers = moving, double(problem.t), double(problem.theta)
-        results = sum_both(*problem[:2], *numbers, count=45, context=problem.context)
-        assert_equal(results, 1e-10)
+        case, context = problem_in_double(make, start)
+        assert_equal(sum_both(*case, count=45, context=context), 1e-10)
 
 
 @pytest.mark.long
@@ -157,8 +158,8 @@ def test_double_precision(make, start):
 def test_integrators(integrator, single):
     process, target, theta = make_network((3, 25, 31, 3))
     t = np.linspace(0, 1, 9)
-    options = {"count": 40, "integrator": integrator}
-    assert_equal(sum_both(process, target, jnp.ones(3), t, theta, **options), 1e-5)
+    options = {"count": 40, "integrator": integrator, "baseline": know_table(t)}
+    assert_equal(sum_both(process, target, np.ones(3), t, theta, **options), 1e-5)
 
 
 def make_shapes():
@@ -168,11 +169,11 @@ def make_shapes():
     """
     rng = np.random.default_rng(2)
     theta = {
-        "low": jnp.asarray(rng.normal(size=(24, 2)) / 3, jnp.float32),
-        "rank": jnp.asarray(rng.normal(size=(2, 24)) / 3, jnp.float32),
-        "log": jnp.asarray(rng.normal(size=24) / 5, jnp.float32),
-        "mix": jnp.asarray(rng.normal(size=(4, 4)) / 3, jnp.float32),
-        "one": jnp.asarray(0.7, jnp.float32),
+        "low": jnp.asarray(rng.normal(size=(24, 2)) / 3, np.float32),
+        "rank": np.asarray(rng.normal(size=(2, 24)) / 3, np.float32),
+        "log": np.asarray(rng.normal(size=24) / 5, np.float32),
+        "mix": np.asarray(rng.normal(size=(4, 4)) / 3, np.float32),
+        "one": np.asarray(0.7, np.float32),
     }
     swap = np.array([3, 0, 2, 1])
 
@@ -210,10 +211,11 @@ def test_many_operations(monkeypatch, double):
     monkeypatch.setattr(array_sums, "OUTER_ELEMENTS", 64)
     process, objective, theta = make_shapes()
     with jax.enable_x64(double):
-        theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), theta)
-        options = {"count": 50, "context": jax.random.normal}
+        theta = jax.tree.map(lambda leaf: np.asarray(leaf, float if double else np.float32), theta)
         t = np.linspace(0, 0.2, 9)
-        results = sum_both(process, objective, jnp.linspace(-1, 1, 24), t, theta, **options)
+        options = {"count": 50, "context": jax.random.normal}
+        options["baseline"] = know_table(t) if double else "time"
+        results = sum_both(process, objective, np.linspace(-1, 1, 24), t, theta, **options)
         assert_equal(results, 1e-11 if double else 1e-5)
 
 
@@ -227,7 +229,7 @@ def make_forces():
 
     process = fl.Process(drift, lambda theta, x: 0.5 * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda theta, x: jnp.sum(a * x))
-    theta = jnp.linspace(-1, 1, 7 * states).reshape(states, 7)
+    theta = np.linspace(-1, 1, 7 * states).reshape(states, 7)
     t = np.linspace(0, 1, 21)
     exact = np.repeat(a * (1 - (1 - t[1]) ** 20), 7).reshape(states, 7)
     return process, objective, theta, t, exact
@@ -236,9 +238,10 @@ def make_forces():
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_tables_that_are_read_by_the_time(name):
     process, objective = make_schedule(SCHEDULES[name])
-    theta = jnp.asarray(np.sin(np.arange(150)))
+    theta = np.sin(np.arange(150))
     t = np.linspace(0, 1, 41)
-    results = sum_both(process, objective, jnp.array([0.2, 0.1]), t, theta, count=140)
+    options = {"count": 140, "baseline": know_table(t)}
+    results = sum_both(process, objective, np.array([0.2, 0.1]), t, theta, **options)
     assert_equal(results, 1e-12)
     assert np.count_nonzero(np.abs(results[0].sums).max(axis=0)) > 25
 
@@ -271,7 +274,7 @@ def test_states_that_overflow_are_refused():
     stiff = fl.Process(lambda theta, x: -1e6 * theta.sum() * x**3, process.noise)
     simulator = fl.simulator(stiff, np.ones(20), np.linspace(0, 10, 21), backend="cpu")
     with pytest.raises(FloatingPointError, match="600 of 600"):
-        fl.ppgt(simulator, objective)(jax.random.key(0), theta + 1, 600)
+        fl.ppgt(simulator, objective, baseline="none")(jax.random.key(0), theta + 1, 600)
 
 
 def test_an_estimate_takes_the_kernel(monkeypatch):
@@ -284,7 +287,7 @@ def test_an_estimate_takes_the_kernel(monkeypatch):
         lambda call, size: calls.append(size) or run(call, size),
     )
     t = np.linspace(0, 0.3, 14)
-    estimate = fl.ppgt(fl.simulator(process, jnp.ones(3), t, backend="cpu"), target)(
+    estimate = fl.ppgt(fl.simulator(process, np.ones(3), t, backend="cpu"), target)(
         jax.random.key(0), theta, 600
     )
     assert calls == [16]
@@ -294,7 +297,7 @@ def test_an_estimate_takes_the_kernel(monkeypatch):
 def test_auto_compiles_for_less_work_than_single_gradients(monkeypatch):
     monkeypatch.setattr(backends, "MIN_KERNEL_WORK", 4_000_000)
     process, target, theta = make_network((3, 25, 31, 3))
-    simulator = fl.simulator(process, jnp.ones(3), np.linspace(0, 1, 101))
+    simulator = fl.simulator(process, np.ones(3), np.linspace(0, 1, 101))
     estimator = fl.ppgt(simulator, target)
     few, enough = (estimator._call(jax.random.key(0), theta, count) for count in (999, 1000))
     assert simulator.backend.batch_sums(few, 16) is None
@@ -308,7 +311,7 @@ def test_cores_change_no_bit(monkeypatch):
     rows = []
     for cores in (1, 3):
         monkeypatch.setattr("fluctua.compiled.cpu._count_cores", lambda cores=cores: cores)
-        rows.append(sum_both(process, target, jnp.ones(3), t, theta, count=100)[1].sums)
+        rows.append(sum_by("cpu", process, target, np.ones(3), t, theta, count=100).sums)
     np.testing.assert_array_equal(*rows)
 
 
@@ -321,16 +324,16 @@ def test_single_gradients_where_arrays_have_no_rule():
 
     process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones_like(x))
     target = fl.Objective(terminal=lambda theta, x: x[0])
-    start = jnp.ones(4)
-    theta = jnp.array([0.3, 0.5])
-    results = sum_both(process, target, start, np.linspace(0, 0.3, 14), theta, count=40)
-    assert_equal(results, 1e-5)
+    theta = np.array([0.3, 0.5])
+    t = np.linspace(0, 0.3, 14)
+    options = {"count": 40, "baseline": know_table(t)}
+    assert_equal(sum_both(process, target, np.ones(4), t, theta, **options), 1e-5)
 
 
 def test_an_operation_without_a_rule_is_named():
     process, target, theta = make_network((3, 25, 31, 3))
     sorted_drift = fl.Process(lambda theta, x: process.drift(theta, jnp.sort(x)), process.noise)
-    simulator = fl.simulator(sorted_drift, jnp.ones(3), np.linspace(0, 0.3, 14), backend="cpu")
+    simulator = fl.simulator(sorted_drift, np.ones(3), np.linspace(0, 0.3, 14), backend="cpu")
     with pytest.raises(ValueError, match="`sort`"):
         fl.ppgt(simulator, target)(jax.random.key(0), theta, 600)
 
@@ -339,7 +342,7 @@ def test_code_does_not_grow_with_the_weights():
     sizes = []
     for width in (25, 125):
         process, target, theta = make_network((3, width, width, 3))
-        simulator = fl.simulator(process, jnp.ones(3), np.linspace(0, 0.3, 14), backend="cpu")
+        simulator = fl.simulator(process, np.ones(3), np.linspace(0, 0.3, 14), backend="cpu")
         sizes.append(len(fl.ppgt(simulator, target).source(theta)))
     assert abs(sizes[1] - sizes[0]) < 200
 
@@ -407,7 +410,7 @@ def compare_booleans(v):
 def test_booleans_and_short_integers_are_those_of_jax(many, single):
     """C++ has an order of its own for the masks that booleans are."""
     rng = np.random.default_rng(5)
-    theta = jnp.asarray(rng.normal(size=(22, 6) if many else (6,)) / 2, jnp.float32)
+    theta = np.asarray(rng.normal(size=(22, 6) if many else (6,)) / 2, np.float32)
 
     def drift(theta, x):
         factors = order_booleans if many else compare_booleans
@@ -415,11 +418,13 @@ def test_booleans_and_short_integers_are_those_of_jax(many, single):
 
     process = fl.Process(drift, lambda theta, x: 0.7 * jnp.ones_like(x))
     objective = fl.Objective(running=lambda theta, x: jnp.sum(x**2) + x[0])
-    start = jnp.asarray([0.4, -0.7, 1.1, -0.2, 0.05, 0.9], jnp.float32)
+    start = np.asarray([0.4, -0.7, 1.1, -0.2, 0.05, 0.9], np.float32)
+    t = np.linspace(0, 0.2, 5)
     estimates = []
     for backend in ("jax", "cpu"):
-        simulator = fl.simulator(process, start, np.linspace(0, 0.2, 5), backend=backend)
-        estimates.append(fl.ppgt(simulator, objective)(jax.random.key(0), theta, 300))
+        simulator = fl.simulator(process, start, t, backend=backend)
+        estimator = fl.ppgt(simulator, objective, baseline=know_table(t))
+        estimates.append(estimator(jax.random.key(0), theta, 300))
     expected, found = (np.ravel(each.gradient) for each in estimates)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
@@ -449,9 +454,9 @@ def test_numbers_that_wrap_or_have_fewer_bits_are_refused(wrap, many):
     def drift(theta, x):
         return theta[:3] * wrap(x).astype(x.dtype) + (theta[3:].reshape(-1, 3) @ x)[:3]
 
-    theta = jnp.ones(3 + 3 * (44 if many else 3)) / 100
+    theta = np.ones(3 + 3 * (44 if many else 3)) / 100
     process = fl.Process(drift, lambda theta, x: jnp.ones(3))
-    simulator = fl.simulator(process, jnp.ones(3), np.linspace(0, 1, 4), backend="cpu")
+    simulator = fl.simulator(process, np.ones(3), np.linspace(0, 1, 4), backend="cpu")
     estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda theta, x: x[0]))
     with pytest.raises(ValueError, match="no kernel can be made"):
         estimator(jax.random.key(0), theta, 300)

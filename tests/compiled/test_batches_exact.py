@@ -1,5 +1,7 @@
 """Sums over batches against exact gradients, and against single gradients of unusual structures."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,7 @@ def make_parameters():
         "first": (),
     }
     theta = {name: rng.normal(size=shape) / 4 for name, shape in shapes.items()}
-    return jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), theta)
+    return jax.tree.map(lambda v: np.asarray(v, np.float32), theta)
 
 
 SPREAD = np.linspace(-1, 1, HIDDEN * STATES).reshape(HIDDEN, STATES) / 4
@@ -91,14 +93,21 @@ def multiply_euler(theta, t, dt):
     return jnp.eye(STATES) + matrix(theta) * dt, theta["b"] * (1 + t) * dt
 
 
+@functools.cache
+def expect_value_and_gradient():
+    """J and its gradient at `make_parameters`, of Euler's steps."""
+    evaluate = jax.jit(jax.value_and_grad(expect_return), static_argnums=1)
+    return jax.tree.map(np.asarray, evaluate(make_parameters(), multiply_euler))
+
+
 @pytest.mark.parametrize(("backend", "wiener"), [("jax", "philox7"), ("cpu", "threefry")])
 def test_drift_noise_start_and_rewards_against_the_exact_gradient(backend, wiener):
     theta = make_parameters()
-    exact = jax.grad(expect_return)(theta, multiply_euler)
+    value, exact = expect_value_and_gradient()
     substrate = fl.simulator(PROCESS, START, T, backend=backend, wiener=wiener)
     estimate = fl.ppgt(substrate, REWARDS)(jax.random.key(0), theta, 20_000)
     assert estimate.batches == 40
-    assert abs(estimate.value - expect_return(theta, multiply_euler)) < 4 * estimate.value_stderr
+    assert abs(estimate.value - value) < 4 * estimate.value_stderr
     error = flatten(estimate.gradient) - flatten(exact)
     z = error / flatten(estimate.stderr)
     # Student's t with 39 degrees of freedom: 160 numbers above 5.5 by chance once in 2,000
@@ -151,18 +160,24 @@ def test_intervals_cover_skewed_gradients(count):
 
 
 def make_theta(*shape):
-    return jnp.asarray(np.random.default_rng(2).normal(size=shape) / 3, jnp.float32)
+    return np.asarray(np.random.default_rng(2).normal(size=shape) / 3, np.float32)
 
 
-def assert_single(drift, theta, backend, objective=None, count=137):
+def constant_noise(theta, x):
+    return 0.4 * jnp.ones_like(x)
+
+
+NEAR = fl.Objective(running=lambda theta, x: -jnp.sum((x - 0.4) ** 2))
+
+
+def assert_single(drift, theta, backend, objective=NEAR, count=137):
     """The estimate by batches is that of single gradients."""
-    process = fl.Process(drift, lambda theta, x: 0.4 * jnp.ones_like(x))
-    if objective is None:
-        objective = fl.Objective(running=lambda theta, x: -jnp.sum((x - 0.4) ** 2))
-    start = jnp.array([0.5, -0.3, 0.2, 0.1])
+    process = fl.Process(drift, constant_noise)
+    start = np.array([0.5, -0.3, 0.2, 0.1])
 
     def make(backend):
-        return fl.ppgt(fl.simulator(process, start, T[:6], backend=backend), objective)
+        simulator = fl.simulator(process, start, T[:6], backend=backend)
+        return fl.ppgt(simulator, objective, baseline="none")
 
     estimate = make(backend)(jax.random.key(3), theta, count)
     single = estimates.reduce_samples(make("jax").samples(jax.random.key(3), theta, count))
@@ -174,16 +189,22 @@ def assert_single(drift, theta, backend, objective=None, count=137):
     np.testing.assert_allclose(estimate.value, single.value, rtol=1e-5)
 
 
+def relax(theta, x):
+    return -x
+
+
+WEIGHED = fl.Objective(terminal=lambda theta, x: jnp.sum(jnp.tanh(theta)) * x[0])
+UNWEIGHED = fl.Objective(terminal=lambda theta, x: x[0])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parameters_of_the_terminal_reward_alone(backend):
-    rewards = fl.Objective(terminal=lambda theta, x: jnp.sum(jnp.tanh(theta)) * x[0])
-    assert_single(lambda theta, x: -x, make_theta(140), backend, rewards)
+    assert_single(relax, make_theta(140), backend, WEIGHED)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parameters_that_do_nothing(backend):
-    rewards = fl.Objective(terminal=lambda theta, x: x[0])
-    assert_single(lambda theta, x: -x, make_theta(140), backend, rewards)
+    assert_single(relax, make_theta(140), backend, UNWEIGHED)
 
 
 def take_clipped(theta, x):

@@ -13,32 +13,13 @@ import fluctua as fl
 import problems
 from fluctua.compiled import cpu
 from fluctua.core.draws import philox
-from kept import keep_per_precision
-
-COUNT = 37  # two blocks of lanes in single precision, five in double, the last one not full
-
-
-def both(process, objective, start, t, theta, *, baseline, context=None, **options):
-    """Gradients (E, P) and returns (E,) of either path."""
-    results = []
-    for backend in ("jax", "cpu"):
-        simulator = fl.simulator(process, start, t, context=context, backend=backend, **options)
-        samples = fl.ppgt(simulator, objective, process=process, baseline=baseline).samples(
-            jax.random.key(3), theta, COUNT
-        )
-        gradient = [
-            np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(samples.gradient)
-        ]
-        results.append((np.concatenate(gradient, axis=1), np.asarray(samples.returns)))
-    return results
-
-
-def assert_equal(results, relative):
-    for jax_numbers, kernel_numbers in zip(*results, strict=True):
-        assert kernel_numbers.dtype == jax_numbers.dtype
-        np.testing.assert_allclose(
-            kernel_numbers, jax_numbers, rtol=0, atol=relative * np.abs(jax_numbers).max()
-        )
+from kernel_cases import (
+    COUNT,
+    assert_equal,
+    benchmark_process,
+    problem_in_double,
+    shift_parameters,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,73 +40,57 @@ def assert_equal(results, relative):
     ],
 )
 def test_double_precision(make, start, baseline):
-    problem = problems.problem(make, start)
     with jax.enable_x64(True):
-        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
-        moving = double(problem.start) if start == "fixed" else problem.start
-        numbers = moving, double(problem.t), double(problem.theta)
-        assert_equal(both(*problem[:2], *numbers, context=problem.context, baseline=baseline), 1e-9)
+        case, context = problem_in_double(make, start)
+        assert_equal(case, "cpu", 1e-9, baseline=baseline, context=context)
 
 
 @pytest.mark.long
 def test_weights_of_a_long_run_whose_scores_are_not_kept(monkeypatch):
     monkeypatch.setattr(cpu, "KEPT_BYTES", 0)
-    problem = problems.problem(problems.driven_rotor, "density")
     with jax.enable_x64(True):
-        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
-        numbers = problem.start, double(problem.t), double(problem.theta)
-        assert_equal(
-            both(*problem[:2], *numbers, context=problem.context, baseline="optimal"), 1e-9
-        )
+        case, context = problem_in_double(problems.driven_rotor, "density")
+        assert_equal(case, "cpu", 1e-9, baseline="optimal", context=context)
 
 
-@keep_per_precision
-def pendulum():
-    def drift(theta, x):
-        angle, speed = x
-        return jnp.array([speed, -theta["stiffness"] * jnp.sin(angle) - theta["friction"] * speed])
-
-    process = fl.Process(drift, noise=lambda theta, x: jnp.array([0.0, theta["shaking"]]))
-    theta = {"stiffness": jnp.array(2.0), "friction": jnp.array(0.5), "shaking": jnp.array(0.4)}
-    return process, fl.Objective(running=lambda theta, x: x[1] ** 2 / 2), theta
+def pendulum(t):
+    own = benchmark_process("pendulum")
+    return own.process, own.objective, own.start, t, own.theta
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"wiener": philox}, {"wiener": "philox7"}],
+    ("wiener", "baseline"),
+    [("threefry", "time"), (philox, "optimal"), ("philox7", "time")],
     ids=["threefry", "philox", "philox7"],
 )
-def test_single_precision_with_a_silent_component(options):
+def test_single_precision_with_a_silent_component(wiener, baseline):
     with jax.enable_x64(False):
-        process, objective, theta = pendulum()
-        start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 41)
-        results = both(process, objective, start, t, theta, baseline="time", **options)
-    assert results[0][0].dtype == np.float32
-    # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of
-    # 6e-8·|x|
-    assert_equal(results, 1e-5)
+        case = pendulum(np.linspace(0, 1, 41))
+        # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of
+        # 6e-8·|x|
+        assert_equal(case, "cpu", 1e-5, baseline=baseline, dtype=np.float32, wiener=wiener)
 
 
-@pytest.mark.parametrize("baseline", ["mean", "twin"])
+@pytest.mark.parametrize("baseline", ["mean", fl.Twin(batch=13)], ids=["mean", "twin"])
 def test_the_fastest_noise_of_several_components(baseline):
-    """Twenty-one steps: segments of a twin begin within the four steps of a block."""
+    """Twenty-one steps: segments of a twin begin within the four steps of a block. Its batches
+    are of unequal size.
+    """
     with jax.enable_x64(True):
         process = fl.Process(
             lambda theta, x: -theta["k"] * x + jnp.roll(x, 1) ** 2,
             lambda theta, x: theta["s"] * jnp.ones(3),
         )
-        theta = {"k": jnp.array(1.3), "s": jnp.array(0.2)}
+        theta = {"k": np.array(1.3), "s": np.array(0.2)}
         objective = fl.Objective(running=lambda theta, x: x[0] * x[2])
-        case = (process, objective, jnp.array([0.1, 0.2, 0.3]), jnp.linspace(0, 1, 22), theta)
-        assert_equal(both(*case, baseline=baseline, wiener="philox7"), 1e-9)
+        case = (process, objective, np.array([0.1, 0.2, 0.3]), np.linspace(0, 1, 22), theta)
+        assert_equal(case, "cpu", 1e-9, baseline=baseline, wiener="philox7")
 
 
 def test_weights_of_a_pendulum_whose_scores_are_not_kept(monkeypatch):
     monkeypatch.setattr(cpu, "KEPT_BYTES", 0)
     with jax.enable_x64(True):
-        process, objective, theta = pendulum()
-        start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 2, 21)
-        assert_equal(both(process, objective, start, t, theta, baseline="optimal"), 1e-9)
+        assert_equal(pendulum(np.linspace(0, 2, 21)), "cpu", 1e-9, baseline="optimal")
 
 
 LINEAR = fl.integrators.Exponential(
@@ -143,31 +108,25 @@ LINEAR = fl.integrators.Exponential(
 )
 def test_better_steps_in_double_precision(step, baseline):
     with jax.enable_x64(True):
-        process, objective, theta = pendulum()
+        process, *rest = pendulum(np.linspace(0, 2, 21))
         process = process._replace(noiseless=(0,), integrator=step)
-        start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 2, 21)
-        assert_equal(
-            both(process, objective, start, t, theta, baseline=baseline),
-            1e-9,
-        )
+        assert_equal((process, *rest), "cpu", 1e-9, baseline=baseline)
 
 
 @pytest.mark.long
 def test_jumps_with_diffusion_in_double_precision():
     with jax.enable_x64(True):
         *case, context = events.driven_with_diffusion()
-        assert_equal(both(*case, context=context, baseline="optimal"), 1e-9)
+        assert_equal(case, "cpu", 1e-9, baseline="time", context=context)
 
 
 @pytest.mark.long
 def test_jumps_in_single_precision():
     with jax.enable_x64(False):
         *case, _ = events.ring_of_genes()
-        results = both(*case, baseline="time")
-    assert results[0][0].dtype == np.float32
-    # some 60 events, each with a time that is known to 6e-8; no choice of a channel is as near as
-    # that
-    assert_equal(results, 1e-5)
+        # some 60 events, each with a time that is known to 6e-8; no choice of a channel is as
+        # near as that
+        assert_equal(case, "cpu", 1e-5, baseline="optimal", dtype=np.float32)
 
 
 def test_changes_of_random_size_stay_on_jax():
@@ -180,19 +139,16 @@ def test_changes_of_random_size_stay_on_jax():
 
 
 def test_a_twin_in_double_precision():
-    """Of a wrong model, with all kinds of rewards and a random start; batches of unequal size."""
-    problem = problems.problem(problems.driven_rotor, "density")
+    """Of a wrong model, with all kinds of rewards and a random start, in two batches."""
+    twin = fl.Twin(theta=shift_parameters, batch=20, order=2)
     with jax.enable_x64(True):
-        theta, t = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (problem.theta, problem.t))
-        twin = fl.Twin(
-            theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20, order=2
+        (process, objective, start, t, theta), _ = problem_in_double(
+            problems.driven_rotor, "density"
         )
         results = []
         for backend in ("jax", "cpu"):
-            simulator = fl.simulator(problem.process, problem.start, t, backend=backend)
-            estimator = fl.ppgt(
-                simulator, problem.objective, process=problem.process, baseline=twin
-            )
+            simulator = fl.simulator(process, start, t, backend=backend)
+            estimator = fl.ppgt(simulator, objective, process=process, baseline=twin)
             results.append(
                 jax.tree.map(np.asarray, estimator.split(jax.random.key(3), theta, COUNT))
             )
@@ -223,8 +179,7 @@ def test_a_twin_of_jumps_in_double_precision(order, baseline):
     """Of a wrong model, with a protocol and all kinds of rewards."""
     with jax.enable_x64(True):
         case = events.driven()
-        wrong = lambda theta: jax.tree.map(lambda v: 1.1 * v, theta)
-        twin = fl.Twin(order=order, baseline=baseline, theta=wrong)
+        twin = fl.Twin(order=order, baseline=baseline, theta=shift_parameters)
         results = [split_jumps(backend, case, twin) for backend in ("jax", "cpu")]
     for of_jax, of_kernel in zip(*results, strict=True):
         np.testing.assert_allclose(of_kernel, of_jax, rtol=0, atol=1e-11 * np.abs(of_jax).max())
@@ -253,22 +208,20 @@ def test_a_twin_of_jumps_with_guesses_of_their_own_stays_on_jax():
 @pytest.mark.parametrize("baseline", ["optimal", "twin"])
 def test_a_kernel_refuses_a_parameter_that_enters_a_silent_component_later(baseline):
     """`f` moves the angle, which has no noise, after t = 1/2: named where it does, as on JAX."""
-    process, objective, theta = pendulum()
+    process, objective, start, t, theta = pendulum(np.linspace(0, 1, 21))
     late = lambda th, x, t: process.drift(th, x) + jnp.array([th["f"] * (t > 0.5), 0.0])
     moved = fl.Process(late, process.noise)
-    run = fl.simulator(moved, jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 21), backend="cpu")
+    run = fl.simulator(moved, start, t, backend="cpu")
     with pytest.raises(ValueError, match=r"index 11 \(t = 0.55.*component 0 .*`f`"):
         fl.ppgt(run, objective, baseline=baseline)(
-            jax.random.key(3), theta | {"f": jnp.array(0.1)}, COUNT
+            jax.random.key(3), theta | {"f": np.array(0.1)}, COUNT
         )
 
 
 @pytest.mark.parametrize(
     ("overshoot", "baseline"),
     [
-        (None, "mean"),
-        pytest.param(None, "none", marks=pytest.mark.long),
-        pytest.param(None, "time", marks=pytest.mark.long),
+        (None, "mean"),  # kernels weigh trajectories alike with a bridge and without
         *(
             pytest.param("bridge", baseline, marks=pytest.mark.long)
             for baseline in ("none", "time", "mean")
@@ -278,7 +231,7 @@ def test_a_kernel_refuses_a_parameter_that_enters_a_silent_component_later(basel
 def test_trajectories_that_stop_in_double_precision(overshoot, baseline):
     *case, context = first_passage.moving_interval(overshoot)
     # the last one left has a baseline of what rounding leaves of the others: 1e-12 of their weight
-    assert_equal(both(*case, context=context, baseline=baseline), 1e-9)
+    assert_equal(case, "cpu", 1e-9, baseline=baseline, context=context)
 
 
 @pytest.mark.long
@@ -286,11 +239,10 @@ def test_trajectories_that_stop_in_single_precision():
     with jax.enable_x64(False):
         process = first_passage.PROCESS
         theta = first_passage.parameters()
-        times = jnp.linspace(0, 1, 21)
-        case = (process, first_passage.OBJECTIVE, jnp.array([0.2]), times, theta)
-        results = both(*case, baseline="mean")
-    assert results[0][0].dtype == np.float32
-    assert_equal(results, 1e-5)  # as without a stop; no state is as near to a level as that
+        times = np.linspace(0, 1, 21)
+        case = (process, first_passage.OBJECTIVE, np.array([0.2]), times, theta)
+        # as without a stop; no state is as near to a level as that
+        assert_equal(case, "cpu", 1e-5, baseline="mean", dtype=np.float32)
 
 
 def test_kernels_name_what_they_do_not_stop():

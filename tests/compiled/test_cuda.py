@@ -15,11 +15,16 @@ from cuda_device import has_gpu
 from fluctua.compiled import backend, cuda, jump_twin, kernels, passes, twin, whole_estimate
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import philox
+from kernel_cases import (
+    assert_equal,
+    benchmark_process,
+    problem_in_double,
+    sample,
+    shift_parameters,
+)
 from own_processes import PROCESSES
 
 pytestmark = pytest.mark.long
-
-COUNT = 40  # a warp and a part of one
 
 
 @pytest.fixture
@@ -41,33 +46,14 @@ def kernels_of_device(device):
         forget()
 
 
-def samples(backend, process, objective, start, t, theta, baseline, **options):
-    simulator = fl.simulator(process, start, t, backend=backend, **options)
-    result = fl.ppgt(simulator, objective, baseline=baseline).samples(
-        jax.random.key(3), theta, COUNT
-    )
-    rows = [np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(result.gradient)]
-    return np.concatenate(rows, axis=1), np.asarray(result.returns)
-
-
-def assert_alike(case, relative, **options):
-    for expected, got in zip(
-        samples("jax", *case, **options), samples("cuda", *case, **options), strict=True
-    ):
-        assert got.dtype == expected.dtype
-        np.testing.assert_allclose(got, expected, rtol=0, atol=relative * np.abs(expected).max())
-
-
 on_a_gpu = pytest.mark.skipif(
     not has_gpu(), reason="no GPU, or no CuPy; emulated, the cases beside it have to do"
 )
 
 
 def in_double_precision(make, start, baseline):
-    problem = problems.problem(make, start)
-    double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
-    numbers = problem.start, double(problem.t), double(problem.theta)
-    assert_alike((*problem[:2], *numbers, baseline), 1e-9, context=problem.context)
+    case, context = problem_in_double(make, start)
+    assert_equal(case, "cuda", 1e-9, baseline=baseline, context=context)
 
 
 def of_the_benchmark(name, baseline, relative, **options):
@@ -75,9 +61,9 @@ def of_the_benchmark(name, baseline, relative, **options):
         jax.enable_x64(False),
         jax.default_matmul_precision("highest"),
     ):  # on a GPU, JAX's own is TF32
-        own = PROCESSES[name]()
-        case = (own.process, own.objective, own.start, jnp.arange(41) * own.dt, own.theta, baseline)
-        assert_alike(case, relative, **options)
+        own = benchmark_process(name)
+        case = (own.process, own.objective, own.start, np.arange(41) * own.dt, own.theta)
+        assert_equal(case, "cuda", relative, baseline=baseline, **options)
 
 
 @pytest.mark.usefixtures("kernels_of_device")
@@ -112,22 +98,20 @@ def test_a_twin_with_the_fastest_noise():
 @pytest.mark.usefixtures("kernels_of_device")
 def test_a_better_step():
     with jax.enable_x64(False):
-        own = PROCESSES["pendulum"]()
+        own = benchmark_process("pendulum")
         process = own.process._replace(noiseless=(0,), integrator="rk4")
-        t = jnp.arange(41) * (8 * own.dt)
-        assert_alike(
-            (process, own.objective, own.start, t, own.theta, "time"),
-            2e-5,
-        )
+        t = np.arange(41) * (8 * own.dt)
+        case = (process, own.objective, own.start, t, own.theta)
+        assert_equal(case, "cuda", 2e-5, baseline="time")
 
 
 @pytest.mark.usefixtures("kernels_of_device")
 def test_uneven_steps():  # equal ones share their numbers
     with jax.enable_x64(False):
-        own = PROCESSES["pendulum"]()
-        t = jnp.cumsum(jnp.where(jnp.arange(42) % 3 == 0, 1.7, 1.0)) * own.dt
+        own = benchmark_process("pendulum")
+        t = np.cumsum(np.where(np.arange(41) % 3 == 0, 1.7, 1.0)) * own.dt
         case = (own.process, own.objective, own.start, t, own.theta)
-        assert_alike((*case, "mean"), 2e-5)
+        assert_equal(case, "cuda", 2e-5, baseline="mean")
 
 
 @pytest.mark.usefixtures("kernels_of_device")
@@ -145,8 +129,9 @@ def test_numbers_that_single_precision_does_not_hold(place):
         theta = jnp.float32(
             1e-25
         )  # kernels have its square from double precision: below the least number of all
+        case = (process, objective, np.ones(1), np.arange(5) * 0.1, theta)
         with pytest.raises(ValueError, match="range of float32"):
-            samples(place, process, objective, jnp.ones(1), jnp.arange(5) * 0.1, theta, "none")
+            sample(place, case, "none")
 
 
 @pytest.mark.usefixtures("kernels_of_device")
@@ -157,20 +142,20 @@ def test_a_twin():
 @pytest.mark.usefixtures("kernels_of_device")
 def test_events_of_a_self_starting_kernel():
     with jax.enable_x64(False):
-        assert_alike((*events.ring_of_genes()[:5], "optimal"), 2e-5)
+        assert_equal(events.ring_of_genes()[:5], "cuda", 2e-5, baseline="optimal")
 
 
 @pytest.mark.usefixtures("kernels_of_device")
-@pytest.mark.parametrize("baseline", ["mean", "optimal"])
-def test_a_twin_of_jumps(baseline):  # a protocol, all kinds of rewards, a wrong model
-    twin = fl.Twin(order=2, baseline=baseline, theta=lambda th: jax.tree.map(lambda v: 1.1 * v, th))
-    assert_alike((*events.driven()[:5], twin), 1e-9)
+@pytest.mark.parametrize(("order", "baseline"), [(2, "mean"), (1, "optimal")])
+def test_a_twin_of_jumps(order, baseline):  # a protocol, all kinds of rewards, a wrong model
+    twin = fl.Twin(order=order, baseline=baseline, theta=shift_parameters)
+    assert_equal(events.driven()[:5], "cuda", 1e-9, baseline=twin)
 
 
 @pytest.mark.usefixtures("kernels_of_device")
 def test_a_twin_of_jumps_in_single_precision():
     with jax.enable_x64(False):
-        assert_alike((*events.ring_of_genes()[:5], fl.Twin(order=2)), 2e-5)
+        assert_equal(events.ring_of_genes()[:5], "cuda", 2e-5, baseline=fl.Twin(order=2))
 
 
 @pytest.mark.usefixtures("kernels_of_device")
@@ -180,33 +165,32 @@ def test_a_parameter_that_enters_a_noiseless_component_later_is_refused_by_name(
         lambda theta, x: jnp.array([0.0, 0.5]),
     )
     objective = fl.Objective(terminal=lambda theta, x: x[0])
+    case = (process, objective, np.zeros(2), np.linspace(0, 1, 21), np.array(0.3))
     with pytest.raises(ValueError, match=r"index 11 \(t = 0.55.*component 0 .*`theta`"):
-        samples(
-            "cuda", process, objective, jnp.zeros(2), jnp.linspace(0, 1, 21), jnp.array(0.3), "time"
-        )
+        sample("cuda", case, "time")
 
 
 @pytest.mark.usefixtures("kernels_of_device")
 @pytest.mark.parametrize(("overshoot", "baseline"), [(None, "time"), ("bridge", "mean")])
 def test_trajectories_that_stop(overshoot, baseline):
     *case, context = first_passage.moving_interval(overshoot)
-    assert_alike((*case, baseline), 1e-9, context=context)
+    assert_equal(case, "cuda", 1e-9, baseline=baseline, context=context)
 
 
 @on_a_gpu
 @pytest.mark.parametrize("baseline", ["none", "time", "mean"])
 def test_trajectories_that_stop_in_single_precision(baseline):
     with jax.enable_x64(False):
-        times = jnp.linspace(0, 1, 21)
+        times = np.linspace(0, 1, 21)
         theta = first_passage.parameters()
-        case = (first_passage.PROCESS, first_passage.OBJECTIVE, jnp.array([0.2]), times, theta)
-        assert_alike((*case, baseline), 2e-5)
+        case = (first_passage.PROCESS, first_passage.OBJECTIVE, np.array([0.2]), times, theta)
+        assert_equal(case, "cuda", 2e-5, baseline=baseline)
 
 
 @on_a_gpu
 def test_events_with_diffusion_between_and_a_context():
     *case, context = events.driven_with_diffusion()
-    assert_alike((*case, "mean"), 1e-9, context=context)
+    assert_equal(case, "cuda", 1e-9, baseline="mean", context=context)
 
 
 @on_a_gpu
@@ -228,24 +212,17 @@ def test_processes_of_the_benchmark(name, baseline):
 
 @on_a_gpu
 def test_a_call_repeats_itself_to_the_last_bit():
-    own = PROCESSES["pendulum"]()
-    case = (
-        "cuda",
-        own.process,
-        own.objective,
-        own.start,
-        jnp.linspace(0, 1, 41),
-        own.theta,
-        "optimal",
-    )
-    for a, b in zip(samples(*case), samples(*case), strict=True):
+    own = benchmark_process("pendulum")
+    case = (own.process, own.objective, own.start, np.linspace(0, 1, 41), own.theta)
+    calls = [sample("cuda", case, "optimal") for _ in range(2)]
+    for a, b in zip(*calls, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def pendulum_estimator(baseline, **options):
-    own = PROCESSES["pendulum"]()
+    own = benchmark_process("pendulum")
     simulator = fl.simulator(
-        own.process, own.start, jnp.arange(42) * 0.05, backend="cuda", **options
+        own.process, own.start, np.arange(42) * 0.05, backend="cuda", **options
     )
     return fl.ppgt(simulator, own.objective, baseline=baseline), own.theta
 
@@ -296,7 +273,7 @@ def test_a_whole_estimate_on_the_device(monkeypatch, baseline):
     table = fl.baselines.time_only(jnp.linspace(1, 0, 42))
     with jax.enable_x64(True):
         estimator, theta = pendulum_estimator(table if baseline == "table" else baseline)
-        theta = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), theta)
+        theta = jax.tree.map(lambda leaf: np.asarray(leaf, float), theta)
         assert_same_estimate(estimator, theta, 70, monkeypatch, 1e-9)
 
 

@@ -29,10 +29,10 @@ def small_task(**options):
 
 def small_theta(seed=1):
     rng = np.random.default_rng(seed)
-    return {"omega": jnp.asarray(rng.normal(size=6)), "kappa": jnp.asarray(rng.normal(size=8))}
+    return {"omega": rng.normal(size=6), "kappa": rng.normal(size=8)}
 
 
-def exact_value(task, theta, context, points=12):
+def exact_value(task, theta, context, points=10):
     """E[g_T] of one example: the outputs of a linear network are Gaussian, and their law over four
     quadratures is integrated by Gauss–Hermite's rule.
     """
@@ -66,7 +66,7 @@ def exact_value(task, theta, context, points=12):
 def solve_examples():
     """J of the examples and its gradient."""
     task = small_task()
-    features, labels = jnp.asarray(EXAMPLES.features), jnp.asarray(EXAMPLES.labels)
+    features, labels = np.asarray(EXAMPLES.features), np.asarray(EXAMPLES.labels)
 
     def value(theta):
         each = lambda x, label: exact_value(task, theta, {"features": x, "label": label})
@@ -113,26 +113,29 @@ def test_a_window_averages_the_log_likelihood_of_its_states(key):
     run = task.simulator(EXAMPLES)(key, theta, 3)
     likelihood = task.objective.running.likelihood
     last = small_task()
-    for x, features, label in zip(
-        run.x, run.context["features"], run.context["label"], strict=True
-    ):
-        context = {"features": features, "label": label}
-        rates = [
-            task.objective.running(theta, v, t, context) for v, t in zip(x, run.t, strict=True)
-        ]
-        inside = [likelihood(theta, v, context) / 0.5 for v in x[19:]]  # t = 1.9 is the first
-        np.testing.assert_allclose(rates, [0] * 19 + inside, rtol=1e-12)
-        assert last.objective.terminal(theta, x[-1], context) == likelihood(theta, x[-1], context)
+
+    @jax.jit
+    @jax.vmap
+    def evaluate(x, context):
+        rates = jax.vmap(lambda v, t: task.objective.running(theta, v, t, context))(x, run.t)
+        each = jax.vmap(lambda v: likelihood(theta, v, context))(x)
+        return rates, each, last.objective.terminal(theta, x[-1], context)
+
+    rates, each, end = map(np.asarray, evaluate(run.x, run.context))
+    inside = each[:, 19:] / 0.5  # t = 1.9 is the first
+    np.testing.assert_allclose(rates, np.hstack([np.zeros((3, 19)), inside]), rtol=1e-12)
+    np.testing.assert_allclose(end, each[:, -1], rtol=1e-12)
 
 
 def test_features_as_amplitudes_are_those_of_drives():
     network = tcmt.layered([2, 2, 2])
     task = tcmt.classification(network, [1, 0], [2, 3], encoding="amplitude", span=3.0, times=EULER)
     driven = tcmt.process(network, [tcmt.Drive(1, 3.0 * 0.4), tcmt.Drive(0, 3.0 * 0.9)])
-    x = jnp.asarray(np.random.default_rng(0).normal(size=12))
-    context = {"features": jnp.array([0.4, 0.9]), "label": 0}
-    here = task.process.drift(small_theta(), x, 0.0, context)
-    np.testing.assert_allclose(here, driven.drift(small_theta(), x, 0.0, None), rtol=1e-12)
+    x = np.random.default_rng(0).normal(size=12)
+    context = {"features": np.array([0.4, 0.9]), "label": 0}
+    here = jax.jit(task.process.drift)(small_theta(), x, 0.0, context)
+    there = jax.jit(driven.drift)(small_theta(), x, 0.0, None)
+    np.testing.assert_allclose(here, there, rtol=1e-12)
     assert task.powers.incoming == 18.0
 
 
@@ -140,16 +143,18 @@ def test_a_feature_on_two_sites_shifts_both():
     network = tcmt.layered([4, 2])
     task = tcmt.classification(network, [(0, 3), (1, 2)], [4, 5], span=2.0, times=EULER)
     plain = tcmt.process(network, task.process.drift.drift.drives)
-    theta = {"omega": jnp.zeros(6)}
-    shifted = {"omega": jnp.array([0.2, 1.0, 1.0, 0.2, 0.0, 0.0])}
-    x = jnp.arange(12.0)
-    context = {"features": jnp.array([0.1, 0.5]), "label": 0}
-    here = task.process.drift(theta, x, 0.0, context)
-    np.testing.assert_allclose(here, plain.drift(shifted, x, 0.0, None), rtol=1e-12)
+    theta = {"omega": np.zeros(6)}
+    shifted = {"omega": np.array([0.2, 1.0, 1.0, 0.2, 0.0, 0.0])}
+    x = np.arange(12.0)
+    context = {"features": np.array([0.1, 0.5]), "label": 0}
+    here = jax.jit(task.process.drift)(theta, x, 0.0, context)
+    there = jax.jit(plain.drift)(shifted, x, 0.0, None)
+    np.testing.assert_allclose(here, there, rtol=1e-12)
 
 
 def test_examples_are_drawn_alike_and_jitter_scatters(key):
-    draws = jax.vmap(tcmt.Examples(DATA, [0, 1, 2, 3], jitter=0.1))(jax.random.split(key, 4000))
+    draw = jax.jit(jax.vmap(tcmt.Examples(DATA, [0, 1, 2, 3], jitter=0.1)))
+    draws = draw(jax.random.split(key, 4000))
     counts = np.bincount(draws["label"], minlength=4)
     assert np.abs(counts - 1000).max() < 4 * np.sqrt(750)
     scatter = np.asarray(draws["features"]) - DATA[np.asarray(draws["label"])]
@@ -232,17 +237,17 @@ def test_blocks_of_bonds():
 def test_products_of_blocks_are_those_of_the_coupling_matrix():
     rng = np.random.default_rng(0)
     for network in (tcmt.layered([8, 6, 5]), tcmt.rectangular(3, 4)):
-        kappa = jnp.asarray(rng.normal(size=len(network.bonds)))
-        psi = jnp.asarray(rng.normal(size=network.sites) + 1j * rng.normal(size=network.sites))
-        matrix = coupling_matrix(network.bonds, np.asarray(kappa), network.sites)
-        np.testing.assert_allclose(
-            couple_bonds(network.bonds, kappa, psi), matrix @ psi, rtol=1e-12, atol=1e-12
-        )
+        kappa = rng.normal(size=len(network.bonds))
+        psi = rng.normal(size=network.sites) + 1j * rng.normal(size=network.sites)
+        matrix = coupling_matrix(network.bonds, kappa, network.sites)
 
-        def norm(kappa, bonds=network.bonds, psi=psi):
-            return jnp.sum(jnp.abs(couple_bonds(bonds, kappa, psi)) ** 2)
+        def couple(kappa, bonds=network.bonds, psi=psi):
+            product = couple_bonds(bonds, kappa, psi)
+            return jnp.sum(jnp.abs(product) ** 2), product
 
+        found_slope, product = jax.jit(jax.grad(couple, has_aux=True))(kappa)
+        pull = matrix @ psi
+        np.testing.assert_allclose(product, pull, rtol=1e-12, atol=1e-12)
         i, j = network.bonds.T
-        pull = matrix @ np.asarray(psi)
         slope = 2 * np.real(pull[i].conj() * psi[j] + pull[j].conj() * psi[i])
-        np.testing.assert_allclose(jax.grad(norm)(kappa), slope, rtol=1e-10)
+        np.testing.assert_allclose(found_slope, slope, rtol=1e-10)

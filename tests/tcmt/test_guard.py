@@ -2,8 +2,9 @@
 without bias.
 """
 
+from functools import cache
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,13 +14,14 @@ from fluctua.tcmt import exact
 NETWORK = tcmt.chain(3, sigma_w=1.0)
 SHORT = {"horizon": 2.0, "dt": 2e-2}
 THETA = {
-    "omega": jnp.array([0.2, -0.1, 0.3]),
-    "kappa": jnp.array([0.8, 1.1]),
-    "gamma_e": jnp.array([0.7, 1.6]),
-    "gamma": jnp.array([0.02, 0.05, 0.03]),
+    "omega": np.array([0.2, -0.1, 0.3]),
+    "kappa": np.array([0.8, 1.1]),
+    "gamma_e": np.array([0.7, 1.6]),
+    "gamma": np.array([0.02, 0.05, 0.03]),
 }
 
 
+@cache
 def silent():
     """J and its gradient without noise: what both guards measure in a linear network."""
     return exact.value_and_gradient(
@@ -33,7 +35,7 @@ def test_the_dark_run_takes_away_exactly_the_noise():
     guarded, slopes = exact.value_and_gradient(
         tcmt.transmission(NETWORK, guard="dark", **SHORT), THETA
     )
-    bare, _ = exact.value_and_gradient(tcmt.transmission(NETWORK, **SHORT), THETA)
+    bare = exact.value(tcmt.transmission(NETWORK, **SHORT), THETA)
     assert bare > 1.02 * value
     assert guarded == pytest.approx(value, rel=1e-12)
     for name in THETA:
@@ -61,7 +63,7 @@ def test_the_dark_kernel_equals_the_reference(key):
     a = task.estimator("jax")(key, THETA, 20)
     b = task.estimator("cpu", dtype="float64")(key, THETA, 20)
     for name in THETA:
-        size = float(jnp.abs(a.gradient[name]).max())
+        size = np.abs(a.gradient[name]).max()
         np.testing.assert_allclose(b.gradient[name], a.gradient[name], rtol=0, atol=1e-9 * size)
 
 

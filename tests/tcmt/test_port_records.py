@@ -1,5 +1,7 @@
 """Records at the ports: the linear network has exact answers by matrices of all its states."""
 
+from functools import cache, partial
+
 import jax
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ INTERVAL = 0.05
 SAMPLES = 60
 
 
+@cache
 def make_task():
     return tcmt.transmission(
         tcmt.rectangular(2, 3), horizon=SAMPLES * INTERVAL, dt=0.0125, integrator="heun"
@@ -33,11 +36,17 @@ def make_theta(rng=None, chi=0.0):
     }
 
 
-def make_spec(chi=0.0, **changes):
+@cache
+def make_spec(chi=0.0):
     rng = np.random.default_rng(0)
     spec = conversion.kernel_spec(make_task(), make_theta(rng, chi))
     factor = np.exp(0.2 * rng.normal(size=6))  # no equilibrium of noise and loss
-    return spec.replace(**{"noise": spec.noise * factor, **changes})
+    return spec.replace(noise=spec.noise * factor)
+
+
+@cache
+def make_sampled_twin():
+    return SampledTwin(make_task().estimator("cpu", baseline="twin"))
 
 
 def make_grid(spec, averaged=1):
@@ -46,33 +55,51 @@ def make_grid(spec, averaged=1):
     return grid._replace(averaged=averaged)
 
 
+@partial(jax.jit, static_argnums=0)
+def compute_moments(grid, numbers):
+    """The noise-free path (T+1, N), the covariance of all samples without that of the readout
+    (KD, KD), and the slopes (K, D, G).
+    """
+    network = port_records._linearise(grid, numbers)
+    stationary = port_records._solve_stationary(grid, network, numbers.noise[None])
+    (covariance,) = port_records._compute_covariances(grid, network, stationary, np.arange(SAMPLES))
+    return network.path, covariance, port_records._compute_slopes(grid, numbers, network)
+
+
+@partial(jax.jit, static_argnums=0)
+def factor_covariance(grid, numbers):
+    network = port_records._linearise(grid, numbers)
+    stationary = port_records._solve_stationary(grid, network, numbers.noise[None])
+    return port_records._factor_covariance(grid, numbers, network, stationary)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def select_covariances(grid, numbers, sources, times):
+    """The covariances (2, SD, SD) of two sources, at S of the samples."""
+    network = port_records._linearise(grid, numbers)
+    stationary = port_records._solve_stationary(grid, network, sources)
+    return port_records._compute_covariances(grid, network, stationary, np.array(times))
+
+
 def linearise(spec):
-    """The grid, the noise-free record (K, D), and the covariance of all samples (KD, KD)."""
-    grid = make_grid(spec)
+    """The noise-free record (K, D), the covariance of all samples (KD, KD), and slopes."""
     numbers = port_records.make_numbers(spec, READOUT)
     with jax.enable_x64(True):
-        network = port_records._linearise(grid, numbers)
-        stationary = port_records._solve_stationary(grid, network, np.asarray(numbers.noise)[None])
-        covariance = port_records._compute_covariances(
-            grid, network, stationary, np.arange(SAMPLES)
-        )[0]
-        record = np.asarray(network.path)[port_records.SUBSTEPS :: port_records.SUBSTEPS, SITES]
-        slopes = np.asarray(port_records._compute_slopes(grid, numbers, network))
-    return grid, record, np.asarray(covariance) + numbers.readout * np.eye(len(covariance)), slopes
+        path, covariance, slopes = map(np.asarray, compute_moments(make_grid(spec), numbers))
+    record = path[port_records.SUBSTEPS :: port_records.SUBSTEPS, SITES]
+    return record, covariance + numbers.readout * np.eye(len(covariance)), slopes
 
 
 def test_covariances_of_some_samples_are_those_of_all():
     spec = make_spec()
-    grid = make_grid(spec)
     numbers = port_records.make_numbers(spec, READOUT)
-    times = np.array([0, 1, 4, 7])
-    some = (2 * times[:, None] + np.arange(2)).ravel()
+    sources = np.stack([numbers.noise] * 2)
+    times = (0, 1, 4, 7)
+    some = (2 * np.array(times)[:, None] + np.arange(2)).ravel()
     with jax.enable_x64(True):
-        network = port_records._linearise(grid, numbers)
-        stationary = port_records._solve_stationary(grid, network, np.stack([numbers.noise] * 2))
         whole, part = (
-            np.asarray(port_records._compute_covariances(grid, network, stationary, chosen))
-            for chosen in (np.arange(SAMPLES), times)
+            np.asarray(select_covariances(make_grid(spec), numbers, sources, chosen))
+            for chosen in (tuple(range(SAMPLES)), times)
         )
     np.testing.assert_allclose(part, whole[:, some[:, None], some], rtol=1e-12)
 
@@ -80,17 +107,15 @@ def test_covariances_of_some_samples_are_those_of_all():
 @pytest.mark.parametrize("averaged", [2, 4, 7])
 def test_covariance_of_means_is_that_of_averaged_samples(averaged):
     spec = make_spec()
-    _, _, whole, _ = linearise(spec)
+    _, whole, _ = linearise(spec)
     grid = make_grid(spec, averaged)
     numbers = port_records.make_numbers(spec, READOUT)
     means = SAMPLES // averaged
     blocks = np.kron(np.eye(means, SAMPLES // averaged), np.full(averaged, 1 / averaged))
     average = np.kron(np.pad(blocks, ((0, 0), (0, SAMPLES - means * averaged))), np.eye(2))
     with jax.enable_x64(True):
-        network = port_records._linearise(grid, numbers)
-        stationary = port_records._solve_stationary(grid, network, numbers.noise[None])
-        factor = port_records._factor_covariance(grid, numbers, network, stationary)
-    found = np.asarray(factor @ factor.conj().T)
+        factor = np.asarray(factor_covariance(grid, numbers))
+    found = factor @ factor.conj().T
     np.testing.assert_allclose(found, average @ whole @ average.T, atol=1e-12)
 
 
@@ -115,8 +140,9 @@ def test_modes_that_are_nearly_one_are_summed():
     generator[0, 1] = generator[1, 0] = -0.5j
     sources = np.array([[1.0, 0.3]])
     exact = scipy.linalg.solve_continuous_lyapunov(generator, -np.diag(sources[0]).astype(complex))
+    solve = jax.jit(port_records._solve_by_modes, static_argnums=0)
     with jax.default_matmul_precision("highest"):
-        found = np.asarray(port_records._solve_by_modes(grid, generator, sources)[0])
+        found = np.asarray(solve(grid, generator, sources)[0])
     np.testing.assert_allclose(found, exact, atol=2e-3 * np.abs(exact).max())
 
 
@@ -156,7 +182,7 @@ def exact_moments(spec):
 
 def test_record_and_its_coloured_noise_are_those_of_the_whole_state():
     spec = make_spec()
-    _, record, covariance, _ = linearise(spec)
+    record, covariance, _ = linearise(spec)
     mean, exact = exact_moments(spec)
     np.testing.assert_allclose(record, mean, atol=1e-9)
     np.testing.assert_allclose(covariance, exact, atol=1e-9)
@@ -177,7 +203,7 @@ def test_an_expected_record_has_mean_and_marginal_noise_of_the_whole_state():
 @pytest.mark.parametrize("chi", [0.0, 3e-4])
 def test_slopes_are_those_of_the_record(chi):
     spec = make_spec(chi)
-    slopes = linearise(spec)[3]
+    slopes = linearise(spec)[2]
     columns = {"omega": 0, "kappa": 6, "damping": 13 + (6 if chi else 0)}
     if chi:
         columns["chi"] = 13
@@ -186,7 +212,7 @@ def test_slopes_are_those_of_the_record(chi):
             step = np.zeros(len(getattr(spec, name)))
             step[k] = 1e-4 if name == "chi" else 1e-5
             ends = [
-                linearise(spec.replace(**{name: getattr(spec, name) + side * step}))[1]
+                linearise(spec.replace(**{name: getattr(spec, name) + side * step}))[0]
                 for side in (1, -1)
             ]
             change = (ends[0] - ends[1]) / (2 * step[k])
@@ -199,7 +225,7 @@ def test_slopes_are_those_of_the_record(chi):
 
 def test_kerr_path_is_that_of_the_equation():
     spec = make_spec(5e-3)
-    record = linearise(spec)[1]
+    record = linearise(spec)[0]
     a = generator(spec)
     source = np.zeros(6, complex)
     source[spec.drive_sites] = np.reshape(spec.drive, -1)
@@ -274,7 +300,7 @@ def test_many_records_are_the_sum_of_single_ones():
 
 def test_a_twin_of_the_ports_is_calibrated_by_its_records():
     task = make_task()
-    twin = PortTwin(SampledTwin(task.estimator("cpu", baseline="twin")), SITES)
+    twin = PortTwin(make_sampled_twin(), SITES)
     spec = make_spec()
     y = draw_records(spec, 4, seed=3)
     x = np.zeros((4, SAMPLES + 1, 4))
@@ -312,8 +338,7 @@ def test_other_drives_and_intervals_are_refused():
 
 
 def test_a_thinned_record_is_one_with_fewer_samples():
-    task = make_task()
-    sampled = SampledTwin(task.estimator("cpu", baseline="twin"))
+    sampled = make_sampled_twin()
     spec = make_spec()
     y = draw_records(spec, 2, seed=4)
     x = np.zeros((2, SAMPLES + 1, 4))
@@ -328,9 +353,8 @@ def test_a_thinned_record_is_one_with_fewer_samples():
 
 
 def test_records_lie_about_the_expected_one_by_its_error():
-    task = make_task()
-    sampled = SampledTwin(task.estimator("cpu", baseline="twin"))
-    spec = make_spec(noise=conversion.kernel_spec(task, make_theta()).noise)
+    sampled = make_sampled_twin()
+    spec = make_spec().replace(noise=conversion.kernel_spec(make_task(), make_theta()).noise)
     y = draw_records(spec, 400, seed=5)
     x = np.zeros((400, SAMPLES + 1, 4))
     x[:, 1:, :2] = y.real
@@ -349,7 +373,7 @@ def test_records_lie_about_the_expected_one_by_its_error():
 
 
 def test_records_that_tell_nothing_are_refused():
-    twin = PortTwin(SampledTwin(make_task().estimator("cpu", baseline="twin")), SITES)
+    twin = PortTwin(make_sampled_twin(), SITES)
     spec = make_spec()
     p = {"omega": spec.omega, "kappa": spec.kappa, "chi": spec.chi}
     t = INTERVAL * np.arange(SAMPLES + 1)
@@ -367,7 +391,7 @@ def test_records_that_tell_nothing_are_refused():
 
 
 def test_a_step_of_a_fit_that_goes_too_far_has_no_evidence():
-    twin = PortTwin(SampledTwin(make_task().estimator("cpu", baseline="twin")), SITES)
+    twin = PortTwin(make_sampled_twin(), SITES)
     spec = make_spec()
     theta = {"omega": spec.omega, "kappa": spec.kappa, "chi": spec.chi}
     records = Trajectories(INTERVAL * np.arange(SAMPLES + 1), np.zeros((1, SAMPLES + 1, 4)))

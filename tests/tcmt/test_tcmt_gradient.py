@@ -44,8 +44,7 @@ def make_parameters(network, train=ALL, spread=0.0, seed=3):
     rng = np.random.default_rng(seed)
     scale = {"omega": 2.0, "kappa": 1.0, "chi": 0.0, "gamma_e": 0.5, "gamma": 0.1}
     return {
-        n: jnp.asarray(getattr(network, n) + spread * scale[n] * rng.random(network.shape(n)))
-        for n in train
+        n: getattr(network, n) + spread * scale[n] * rng.random(network.shape(n)) for n in train
     }
 
 
@@ -60,10 +59,13 @@ def finite_differences(task, key, theta, count, h=1e-3):
     """(R(θ+h) − R(θ−h))/2h of every trajectory under common noise: mean and standard error."""
 
     def one(name, index):
-        up = {**theta, name: theta[name].at[index].add(h)}
-        down = {**theta, name: theta[name].at[index].add(-h)}
-        slope = (returns(task, key, up, count) - returns(task, key, down, count)) / (2 * h)
-        return float(slope.mean()), float(slope.std() / np.sqrt(count))
+        step = h * (np.arange(theta[name].size) == index)
+        up, down = (
+            np.asarray(returns(task, key, {**theta, name: theta[name] + change}, count))
+            for change in (step, -step)
+        )
+        slope = (up - down) / (2 * h)
+        return slope.mean(), slope.std() / np.sqrt(count)
 
     slopes = {
         name: np.array([one(name, i) for i in range(leaf.size)]) for name, leaf in theta.items()
@@ -128,10 +130,10 @@ def test_kerr_and_modulation_against_common_noise_differences():
     network = chain(3, gamma=0.2, sigma_w=0.25)
     task = transmission(network, horizon=2.0, dt=0.04, drive=Drive(0, 3.0), sigma_kappa=0.4)
     theta = {
-        "omega": jnp.array([0.6, -0.5, 0.9]),
-        "kappa": jnp.array([1.0, 0.7]),
-        "chi": jnp.array([0.2, -0.27, 0.33]),
-        "gamma_e": jnp.array([1.0, 0.8]),
+        "omega": np.array([0.6, -0.5, 0.9]),
+        "kappa": np.array([1.0, 0.7]),
+        "chi": np.array([0.2, -0.27, 0.33]),
+        "gamma_e": np.array([1.0, 0.8]),
     }
     expected, error = finite_differences(task, jax.random.key(3), theta, 1000)
     estimate = task.estimator()(jax.random.key(4), theta, 16000)
@@ -141,17 +143,17 @@ def test_kerr_and_modulation_against_common_noise_differences():
 def test_kerr_gradient_against_differences_of_the_noise_free_run():
     network = chain(3, gamma=0.2, sigma_w=0.0)
     task = transmission(network, horizon=2.0, dt=0.02, drive=Drive(0, 2.0))
-    theta = {"omega": jnp.array([0.6, -0.5, 0.9]), "chi": jnp.zeros(3)}
+    theta = {"omega": np.array([0.6, -0.5, 0.9]), "chi": np.zeros(3)}
     run = task.simulator(no_noise)
 
     reward = jax.jit(jax.vmap(lambda x, t: task.objective.running(theta, x, t)))
 
     def value(chi):
-        x = run(jax.random.key(0), {**theta, "chi": chi}, 1).x[0]
-        return reward(x[:-1], task.t[:-1]).sum() * 0.02
+        x = np.asarray(run(jax.random.key(0), {**theta, "chi": chi}, 1).x)[0]
+        return np.asarray(reward(x[:-1], np.asarray(task.t)[:-1])).sum() * 0.02
 
     h = 1e-4
-    slope = [(value(h * e) - value(-h * e)) / (2 * h) for e in jnp.eye(3)]
+    slope = [(value(h * e) - value(-h * e)) / (2 * h) for e in np.eye(3)]
     np.testing.assert_allclose(exact.kerr_gradient(task, theta), slope, rtol=1e-5)
 
 
@@ -254,9 +256,10 @@ def diode(**options):
 
 
 def noise_free_value(task, theta):
-    x = task.simulator(no_noise)(jax.random.key(0), theta, 1).x[0, :-1]
-    rewards = jax.jit(jax.vmap(lambda x, t: task.objective.running(theta, x, t)))(x, task.t[:-1])
-    return float(np.asarray(rewards) @ np.diff(task.t))
+    x = np.asarray(task.simulator(no_noise)(jax.random.key(0), theta, 1).x)[0, :-1]
+    t = np.asarray(task.t)
+    rewards = jax.jit(jax.vmap(lambda x, t: task.objective.running(theta, x, t)))(x, t[:-1])
+    return float(np.asarray(rewards) @ np.diff(t))
 
 
 def test_isolation_is_zero_by_reciprocity_without_kerr():
@@ -275,9 +278,9 @@ OPTIONS = {"horizon": 4.0, "dt": 0.04}
 def test_isolation_of_a_kerr_network_is_forward_minus_backward():
     network = diode(sigma_w=0.2)
     theta = {
-        "omega": jnp.array([1.9, -3.0]),
-        "kappa": jnp.array([1.3]),
-        "chi": jnp.array([-0.93, 0.46]),
+        "omega": np.array([1.9, -3.0]),
+        "kappa": np.array([1.3]),
+        "chi": np.array([-0.93, 0.46]),
     }
     both = isolation(network, drive=Drive(0, 2.0), **OPTIONS)
     forward = noise_free_value(transmission(network, drive=Drive(0, 2.0), to=1, **OPTIONS), theta)
@@ -285,13 +288,13 @@ def test_isolation_of_a_kerr_network_is_forward_minus_backward():
     assert abs(noise_free_value(both, theta) - (forward - backward)) < 1e-12
     assert forward - backward > 0.1  # nonreciprocal
 
-    theta["gamma_e"] = jnp.asarray(network.gamma_e)
+    theta["gamma_e"] = np.asarray(network.gamma_e)
     expected, error = finite_differences(both, jax.random.key(5), theta, 1000)
     estimate = both.estimator()(jax.random.key(6), theta, 4000)
     assert_agree(estimate, expected, error, resolved=ALL[:3])
-    x = jnp.arange(8.0)  # Re of (forward, backward), then Im
+    x = np.arange(8.0)  # Re of (forward, backward), then Im
     np.testing.assert_allclose(
-        both.condition(theta, x)["omega"], [0 + 16 + 4 + 36, 1 + 25 + 9 + 49]
+        jax.jit(both.condition)(theta, x)["omega"], [0 + 16 + 4 + 36, 1 + 25 + 9 + 49]
     )
 
 
@@ -311,7 +314,7 @@ def test_a_reward_of_ones_own():
     """As in the example of the module: reflection, which `transmission` also has, with its
     exact gradient.
     """
-    network, theta = chain(2, gamma=0.2), {"omega": jnp.array([0.3, -0.1]), "gamma_e": jnp.ones(2)}
+    network, theta = chain(2, gamma=0.2), {"omega": np.array([0.3, -0.1]), "gamma_e": np.ones(2)}
     drive = Drive(lead=0, amplitude=8.0)
     s_minus = outputs(network, drive)
     mine = custom(
@@ -327,8 +330,8 @@ def test_a_reward_of_ones_own():
 
 def test_conditions_are_the_intensities_on_the_parameters_sites():
     network = chain(3, leads=[0, Lead({1: 1.0, 2: 0.5})])
-    x = jnp.array([1.0, 2.0, 3.0, 0.0, 1.0, 0.0])
-    got = condition(network)(dict.fromkeys(ALL), x)
+    x = np.array([1.0, 2.0, 3.0, 0.0, 1.0, 0.0])
+    got = jax.jit(condition(network))(dict.fromkeys(ALL), x)
     power = np.array([1.0, 5.0, 9.0])
     for name in ("omega", "chi", "gamma"):
         np.testing.assert_allclose(got[name], power)
@@ -342,9 +345,9 @@ def test_conditions_are_the_intensities_on_the_parameters_sites():
 def growth_of_the_recursion(task, theta):
     """The largest factor a step by brute force: powers of the propagator."""
     network, dt = task.network, float(task.t[1])
-    p = {name: jnp.asarray(theta.get(name, getattr(network, name))) for name in ALL}
+    p = {name: np.asarray(theta.get(name, getattr(network, name))) for name in ALL}
     step = jax.jit(jax.vmap(lambda e: exact.propagator(network, p, dt, 0.0, e), out_axes=1))
-    f = step(jnp.eye(network.sites, dtype=complex))
+    f = step(np.eye(network.sites, dtype=complex))
     return float(np.abs(np.linalg.eigvals(np.asarray(f))).max())
 
 

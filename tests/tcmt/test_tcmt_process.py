@@ -48,7 +48,7 @@ def _float64():
 
 
 def random_state(network, seed=0):
-    return jax.random.normal(jax.random.key(seed), (2 * network.sites,))
+    return np.random.default_rng(seed).normal(size=2 * network.sites)
 
 
 def matrix_drift(network, p, psi, s_plus, delta=0.0):
@@ -64,11 +64,10 @@ def matrix_drift(network, p, psi, s_plus, delta=0.0):
 
 def some_parameters(network, seed=1):
     rng = np.random.default_rng(seed)
-    of = {
+    return {
         name: rng.uniform(0.3, 1.3, network.shape(name))
         for name in ("omega", "kappa", "chi", "gamma_e", "gamma")
     }
-    return {name: jnp.asarray(value) for name, value in of.items()}
 
 
 @pytest.mark.parametrize("leads", [None, [Lead({0: 0.8, 1: -0.6}, gamma_e=0.7), 5], [2, 2]])
@@ -76,17 +75,17 @@ def test_drift_is_the_papers_equation(leads):
     network = rectangular(2, 3, leads=leads)
     drive, modulation = Drive(1, amplitude=3.0, phase=0.4), Modulation(0.3)
     p, x, t = some_parameters(network), random_state(network), 1.7
-    context = Draw(len(network.bonds), 10)(jax.random.key(3), jnp.asarray(2))
-    delta = np.asarray(delta_kappa(modulation, context, t))
-    expected = matrix_drift(
-        network,
-        jax.tree.map(np.asarray, p),
-        np.asarray(to_psi(x)),
-        np.array([0, 3 * np.exp(0.4j)]),
-        delta,
-    )
-    got = process(network, drive, modulation=modulation).drift(p, x, t, context)
-    np.testing.assert_allclose(got, to_x(expected), rtol=1e-12)
+    drift = process(network, drive, modulation=modulation).drift
+
+    @jax.jit
+    def compute(p, x):
+        context = Draw(len(network.bonds), 10)(jax.random.key(3), jnp.asarray(2))
+        return delta_kappa(modulation, context, t), to_psi(x), drift(p, x, t, context)
+
+    delta, psi, got = map(np.asarray, compute(p, x))
+    np.testing.assert_array_equal(psi, x[: network.sites] + 1j * x[network.sites :])
+    expected = matrix_drift(network, p, psi, np.array([0, 3 * np.exp(0.4j)]), delta)
+    np.testing.assert_allclose(got, np.append(expected.real, expected.imag), rtol=1e-12)
 
 
 def test_energy_balance_of_a_lossless_network_to_first_order():
@@ -95,13 +94,13 @@ def test_energy_balance_of_a_lossless_network_to_first_order():
 
     def missing(dt):
         task = transmission(network, horizon=2.0, dt=dt, drive=Drive(0, 1.0))
-        theta = {"omega": jnp.linspace(-1, 1, 6)}
-        x = task.simulator(no_noise)(jax.random.key(0), theta, 1).x[0]
-        stored = jnp.sum(x[-1] ** 2)
+        theta = {"omega": np.linspace(-1, 1, 6)}
+        x = np.asarray(task.simulator(no_noise)(jax.random.key(0), theta, 1).x)[0]
         s_minus = jax.jit(jax.vmap(lambda x, t: outputs(network, task.drives)(theta, x, t)))(
-            x[:-1], task.t[:-1]
+            x[:-1], np.asarray(task.t)[:-1]
         )
-        return float(stored - jnp.sum((1.0 - abs2(s_minus).sum(axis=1)) * dt))
+        leaving = (np.abs(s_minus) ** 2).sum(axis=1)
+        return np.sum(x[-1] ** 2) - np.sum((1.0 - leaving) * dt)
 
     coarse, fine = missing(2e-3), missing(1e-3)
     assert abs(coarse / fine - 2) < 0.01
@@ -130,9 +129,10 @@ def test_stationary_noise_power_at_a_lead():
         finer.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.03 * 2 * sigma**2
     )
 
-    theta = {"omega": jnp.array([0.3, -0.4, 0.2, 0.9])}
-    x = task.simulator()(jax.random.key(0), theta, 2000).x[:, -1]
-    power = jax.jit(jax.vmap(lambda x: abs2(outputs(network, Drive(0, 0.0))(theta, x, 0.0))[1]))(x)
+    theta = {"omega": np.array([0.3, -0.4, 0.2, 0.9])}
+    x = np.asarray(task.simulator()(jax.random.key(0), theta, 2000).x)[:, -1]
+    emit = jax.jit(jax.vmap(lambda x: abs2(outputs(network, Drive(0, 0.0))(theta, x, 0.0))[1]))
+    power = np.asarray(emit(x))
     error = power.std() / np.sqrt(power.size)
     assert abs(power.mean() - 4 * gamma_e * sigma**2) < 4 * error + 0.1 * 4 * gamma_e * sigma**2
     assert abs(power.mean() - 2 * gamma_e * moments.covariance[-1, 3, 3].real) < 4 * error
@@ -158,12 +158,16 @@ def test_lead_on_several_resonators_dense_and_matrix_free_agree():
     p, x = some_parameters(network), random_state(network)
     d = network.lead_weights * np.sqrt(2 * np.asarray(p["gamma_e"]))
     q = (d @ np.diag(network.sigma_e**2) @ d.T + np.diag(2 * p["gamma"] * network.sigma_r**2)) / 2
-    of = [diffusion_at(which, p, x, 0.0, None) for which in (dense, free)]
-    assert [one.kind for one in of] == ["dense", "matrix-free"]
     assert abs(q[0, 1]) > 0.05
-    for one in of:
-        got = jax.vmap(lambda e, one=one: one.apply(p, e))(jnp.eye(12))
-        np.testing.assert_allclose(got, np.kron(np.eye(2), q), atol=1e-12)
+    for which, kind in ((dense, "dense"), (free, "matrix-free")):
+
+        @jax.jit
+        def apply(p, x, which=which, kind=kind):
+            diffusion = diffusion_at(which, p, x, 0.0, None)
+            assert diffusion.kind == kind
+            return jax.vmap(lambda e: diffusion.apply(p, e))(jnp.eye(12))
+
+        np.testing.assert_allclose(apply(p, x), np.kron(np.eye(2), q), atol=1e-12)
     step = Step(x, x + 0.1 * random_state(network, 5), 0.0, 0.01)
     scores = [jax.jit(full_score, static_argnums=0)(which, p, step) for which in (dense, free)]
     for name in p:
@@ -236,15 +240,16 @@ def test_modulation_statistics():
     """E δκ = 0, E δκ² = σ_κ²/2 at any time; phases uniform; bonds and trajectories independent."""
     trajectories, bonds, modulation = 4000, 5, Modulation(0.2)
     draw = jax.jit(jax.vmap(Draw(bonds, modulation.harmonics), in_axes=(None, 0)))
-    context = draw(jax.random.key(0), jnp.arange(trajectories))
+    context = draw(jax.random.key(0), np.arange(trajectories))
     each = jax.jit(
         jax.vmap(Draw(bonds, modulation.harmonics).amplitude_and_phase, in_axes=(None, 0))
     )
-    amplitude, phase = map(np.asarray, each(jax.random.key(0), jnp.arange(trajectories)))
+    amplitude, phase = map(np.asarray, each(jax.random.key(0), np.arange(trajectories)))
+    modulate = jax.jit(jax.vmap(lambda c, t: delta_kappa(modulation, c, t), in_axes=(0, None)))
     np.testing.assert_allclose(np.sum(amplitude**2, axis=-1), 1, rtol=1e-12)
     n = trajectories * bonds
     for t in (0.0, 3.3, 20.0):
-        delta = np.asarray(jax.vmap(lambda c, t=t: delta_kappa(modulation, c, t))(context))
+        delta = np.asarray(modulate(context, t))
         assert abs(delta.mean()) < 4 * 0.2 / np.sqrt(2 * n)
         square = delta**2
         assert abs(square.mean() - 0.02) < 4 * square.std() / np.sqrt(n)
