@@ -16,6 +16,7 @@ with a drive f, a detuning δ and a parametric pump p. Run it with one of::
         --calibration training --trajectories 5 --iterations 60 --set learning_rate=0.3
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -139,7 +140,12 @@ def find_best(offset, gain):
 
 
 if __name__ == "__main__":
-    plan = insitu.Plan(iterations=60, trajectories=5, learning_rate=0.3, calibration="training")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--iterations", type=int, default=60, help="of five trajectories each")
+    iterations = parser.parse_args().iterations
+    plan = insitu.Plan(iterations, trajectories=5, learning_rate=0.3, calibration="training")
     with tempfile.TemporaryDirectory() as folder:
         rows = list(insitu.run(connect, model, plan, Path(folder, "run")))
         calibration = Path(folder, "run", "calibration.txt").read_text()

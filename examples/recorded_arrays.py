@@ -8,6 +8,7 @@ the drift with its calibrated coefficients and the strength of the noise. The gr
 direction in which to turn each knob. Run it with `python examples/recorded_arrays.py`.
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import fluctua as fl
 KNOBS = {"detuning": 0.8, "gain": 0.5}
 
 
-def laboratory(path: Path, runs: int = 4000, seed: int = 7) -> None:
+def laboratory(path: Path, runs: int, seed: int = 7) -> None:
     """Stands for the instrument: writes t (301,), re and im (runs, 301), and the phase of each
     run's drive.
     """
@@ -47,8 +48,12 @@ def drift(theta, x, t, phase):
     )
 
 
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--runs", type=int, default=4000)
+runs = parser.parse_args().runs
+
 with tempfile.TemporaryDirectory() as folder:
-    laboratory(Path(folder) / "run.npz")
+    laboratory(Path(folder) / "run.npz", runs)
     data = np.load(Path(folder) / "run.npz")
 
 recorded = fl.Trajectories(

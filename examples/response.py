@@ -35,8 +35,10 @@ def simulate(particles, steps, seed, change=0.0, settle=1000):
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=10_000)
-x = simulate(20, parser.parse_args().steps, seed=0)
+parser.add_argument("--steps", type=int, default=10_000, help="of the record")
+parser.add_argument("--particles", type=int, default=50_000, help="for which the step is made")
+options = parser.parse_args()
+x = simulate(20, options.steps, seed=0)
 record = fl.Trajectories(DT * np.arange(x.shape[1]), x[..., None])
 
 basis = fl.response.fourier(harmonics=3)  # 1, cos x, sin x, …
@@ -56,7 +58,7 @@ answer = fl.response.step_response(
 )
 print(answer)
 
-up, down = (simulate(50_000, 100, 1, change) for change in (0.1, -0.1))  # on the same noise
+up, down = (simulate(options.particles, 100, 1, change) for change in (0.1, -0.1))  # same noise
 made = (np.sin(up) - np.sin(down)).mean(axis=0) / 0.2
 for m in (20, 50, 100):
     chi, error = answer.response["amplitude"][m], answer.stderr["amplitude"][m]

@@ -16,6 +16,7 @@ voltage. Their offsets are unknown, and their amplitudes are not read. Run it wi
         --set learning_rate=0.2
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -151,7 +152,12 @@ def connect():
 
 
 if __name__ == "__main__":
-    plan = insitu.Plan(iterations=25, trajectories=4, learning_rate=0.2, calibration="training")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--iterations", type=int, default=25, help="of four trajectories each")
+    iterations = parser.parse_args().iterations
+    plan = insitu.Plan(iterations, trajectories=4, learning_rate=0.2, calibration="training")
     with tempfile.TemporaryDirectory() as folder:
         rows = list(insitu.run(connect, model, plan, Path(folder, "run")))
         calibration = Path(folder, "run", "calibration.txt").read_text()

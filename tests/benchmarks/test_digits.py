@@ -101,5 +101,5 @@ def test_corrected_settings_undo_the_errors_of_a_device():
 
 @pytest.mark.long
 def test_ten_modes_learn_xor():
-    # 0.995 measured, 0.5 by chance; so few iterations are too few for seeds 0 and 1
-    assert digits.train_xor(2, iterations=60).row.single > 0.95
+    # 0.988 measured, 0.5 by chance; so few iterations are too few for seeds 0 and 1
+    assert digits.train_xor(2, iterations=45).row.single > 0.95

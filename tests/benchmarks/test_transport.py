@@ -2,8 +2,9 @@
 continuous time.
 """
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
@@ -17,10 +18,20 @@ pytestmark = pytest.mark.long
 EXAMPLES = {"overdamped": transport.moving_trap, "underdamped": transport.kicked_trap}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    """Each exact work is one compiled program, and the best protocols are found once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for example in EXAMPLES.values():
+            patch.setattr(example, "exact_work", jax.jit(example.exact_work))
+        patch.setattr(transport, "find_best", functools.cache(transport.find_best))
+        yield
+
+
 def off_ramp(example):
     """A protocol that is neither the start nor the optimum."""
     return jax.tree.map(
-        lambda v: v + 0.5 * jnp.cos(jnp.arange(v.size).reshape(v.shape) + 1.0), example.RAMP
+        lambda v: v + 0.5 * np.cos(np.arange(v.size).reshape(v.shape) + 1.0), example.RAMP
     )
 
 
