@@ -318,6 +318,16 @@ class Reached(Exception):
     """The command has called the library."""
 
 
+make_command = fluctua.cli.app.Commands.get_command
+
+
+@cache
+def make_command_once(name):
+    """A command by its name; typer takes 7 ms to make one."""
+    return make_command(None, None, name)
+
+
+@cache
 def list_options():
     """The options of every command, by their names on the command line."""
     group = typer.main.get_command(fluctua.cli.app.app)
@@ -476,6 +486,8 @@ def replace_library(patch, library):
     lattices = [
         SimpleNamespace(task=SimpleNamespace(network=SimpleNamespace(sites=4))),
     ]
+    commands = fluctua.cli.app.Commands
+    patch.setattr(commands, "get_command", lambda group, context, name: make_command_once(name))
     patch.setattr(subprocess, "Popen", library.stop("page"))
     patch.setattr(webbrowser, "open", library.answer("browser", None))
     patch.setattr(server, "serve", library.serve_page)

@@ -2,6 +2,7 @@
 exact answers.
 """
 
+import functools
 import json
 
 import jax
@@ -39,8 +40,9 @@ model = RecordingModel(process, objective)
 """
 
 
+@functools.cache
 def exact():
-    return jax.grad(lambda th: steady_average(PROCESS, SQUARE, th, DT, 2))(THETA)
+    return jax.jit(jax.grad(lambda th: steady_average(PROCESS, SQUARE, th, DT, 2)))(THETA)
 
 
 def save(path, x, t=None):
@@ -181,7 +183,8 @@ def steady_chain():
     """J and ∂J of the chain's steady state, as a fraction of the power sent in."""
     running = check.objective(CHAIN.objective).running
     power = lambda th, x: 240.0 * running(th, x, jnp.zeros(()), None)
-    return jax.value_and_grad(lambda th: steady_average(CHAIN.process, power, th, 0.02, 6))(SET)
+    average = lambda th: steady_average(CHAIN.process, power, th, 0.02, 6)
+    return jax.jit(jax.value_and_grad(average))(SET)
 
 
 def chain_trace(path, seed, **options):
@@ -389,7 +392,8 @@ def test_record_settles_on_the_command_line(tmp_path):
     running = check.objective(task.objective).running
     power = lambda th, x: 600.0 * running(th, x, jnp.zeros(()), None)
     theta = {"omega": jnp.zeros(2), "kappa": jnp.ones(1)}
-    gradient = jax.grad(lambda th: steady_average(task.process, power, th, 0.05, 4))(theta)
+    average = lambda th: steady_average(task.process, power, th, 0.05, 4)
+    gradient = jax.jit(jax.grad(average))(theta)
     z = [
         (np.array(answer["gradient"][n]) - gradient[n]) / np.array(answer["stderr"][n])
         for n in theta

@@ -3,6 +3,7 @@ and the whole of it.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -65,6 +66,16 @@ def truth():
     return parts | {"diffusion": amplitude**2 / 2} | quiet
 
 
+@functools.cache
+def make_model(points=POINTS):
+    """One model for all tests, so that what is made of it is compiled once."""
+    return network_model(SHEET.nominal, interval=SHEET.interval, points=points)
+
+
+def small_model():
+    return make_model(points=21)
+
+
 def fit_settings(settings, **options):
     return fit_system(recorded(settings, **options), *knobs._make_model(TASK, settings))
 
@@ -117,7 +128,7 @@ def test_a_start_far_off_changes_neither_errors_nor_values(readout):
 
 def test_gains_and_offsets_of_the_knobs():
     rng, runs = np.random.default_rng(0), []
-    model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+    model = make_model()
     for k in range(5):
         settings = model.probe(rng)
         runs.append((settings, recorded(settings, count=100, shots=1000 * k)))
@@ -193,13 +204,13 @@ def test_what_a_batch_leaves_open_stays(monkeypatch):
 
 
 def test_probes_that_hardly_differ_are_refused():
-    model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+    model = make_model()
     runs = []
     for k in range(3):
         settings = device.reset_settings(SHEET)
         settings["omega"] = settings["omega"] + 1e-6 * k
         settings["kappa"] = settings["kappa"] + 0.2 * k
-        runs.append((settings, recorded(settings, count=20, shots=100 * k)))
+        runs.append((settings, recorded(settings, count=60, shots=100 * k)))
     with pytest.raises(ValueError, match="do not determine the gains of omega.*further apart"):
         model.calibrate(runs)
 
@@ -208,7 +219,7 @@ def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
     """∂J/∂setting = gain · ∂J/∂θ, exactly known for a linear network, though the estimate never
     saw its parameters.
     """
-    model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+    model = make_model()
     task = tcmt.transmission(
         SHEET.nominal.replace(gamma=HIDDEN.gamma),
         horizon=(POINTS - 1) * SHEET.interval,
@@ -271,10 +282,6 @@ def small_plan(**changes):
     )
 
 
-def small_model():
-    return network_model(SHEET.nominal, interval=SHEET.interval, points=21)
-
-
 @pytest.mark.long
 def test_a_run_leaves_everything_behind(tmp_path):
     bench = Bench(SHEET)
@@ -306,15 +313,15 @@ def test_a_run_leaves_everything_behind(tmp_path):
 @pytest.mark.long
 def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     """The probes as files: gains and offsets of every knob in standard errors, from `fluctua
-    calibrate` alone.
+    calibrate` alone. Half of a gain would be 60 errors of the best known ω and κ.
     """
     bench, plan = (
         Bench(SHEET),
-        small_plan(iterations=0, probes=4, probe_trajectories=100, batch=100),
+        small_plan(iterations=0, probes=4, probe_trajectories=32, batch=32),
     )
     with server.background(bench) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS)
-        model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+        model = make_model()
         assert not list(loop.run(connect, model, plan, tmp_path / "run", estimator=Slope))
     files = [str(path) for path in sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))]
     done = CliRunner().invoke(app, ["calibrate", *files, "--json"])
@@ -473,26 +480,12 @@ def test_going_on_after_a_kill(tmp_path):
     the bench lives on.
     """
     bench, folder = Bench(SHEET), tmp_path / "run"
-    environment = environment_to_die_in(tmp_path, JAX_ENABLE_X64="0")
-
-    def command(*words):
-        return [sys.executable, "-m", "fluctua", "insitu", "train", *map(str, words)]
-
+    environment = environment_to_die_in(tmp_path, JAX_ENABLE_X64="1")
+    options = "--iterations 1000 --trajectories 20 --set probes=2 --set points=21"
     with server.background(bench) as port:
-        words = (
-            f"tcp://127.0.0.1:{port}",
-            "--out",
-            folder,
-            "--iterations",
-            1000,
-            "--trajectories",
-            20,
-            "--set",
-            "probes=2",
-            "--set",
-            "points=21",
-        )
-        process = subprocess.Popen(command(*words), env=environment, stdout=subprocess.DEVNULL)
+        words = f"insitu train tcp://127.0.0.1:{port} --out {folder} {options}"
+        command = [sys.executable, "-m", "fluctua", *words.split()]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         rows = folder / "history.csv"
         wait_until(lambda: rows.exists() and len(history.read(rows)) >= 3, process)
         process.send_signal(signal.SIGKILL)
@@ -500,13 +493,9 @@ def test_going_on_after_a_kill(tmp_path):
         before = history.read(folder / "history.csv")
         kept = len(list((folder / "recordings").glob("*.nc")))
         last = before[-1].iteration
-        done = subprocess.run(
-            command("--resume", folder, "--iterations", last + 4),
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 0, done.stderr
+        words = ["insitu", "train", "--resume", str(folder), "--iterations", str(last + 4)]
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
     after = history.read(folder / "history.csv")
     assert [row.iteration for row in after] == list(range(last + 4))
     assert after[:last] == before[:last]
@@ -530,10 +519,10 @@ def test_training_in_situ_closes_the_gap(tmp_path):
     sheet = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.8)
     plan = loop.Plan(
         options={"points": 151},
-        iterations=30,
-        trajectories=80,
+        iterations=24,
+        trajectories=32,
         probes=4,
-        probe_trajectories=30,
+        probe_trajectories=32,
         record=False,
         longest_pause=1.0,
     )
@@ -542,7 +531,7 @@ def test_training_in_situ_closes_the_gap(tmp_path):
         sheet=sheet,
         plan=plan,
         reference=60,
-        measure=300,
+        measure=100,
         say=lambda text: None,
         bench_options=("--fault", "nan@12", "--fault", "reboot@20"),
     )

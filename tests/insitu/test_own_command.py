@@ -2,12 +2,10 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from fluctua.cli.app import app
 from fluctua.insitu import files
 from fluctua.insitu.instrument.archive import Archive
 from fluctua.store import history
+from processes import environment_to_die_in, wait_until
 
 PLAN = "--iterations 4 --trajectories 40 --set learning_rate=0.5 --set probes=2"
 OWN = f"--model lab.py:model --out run {PLAN}"
@@ -126,22 +125,12 @@ def test_a_failure_costs_one_batch_and_the_run_goes_on(folder, driver, text):
     assert after[-1].trajectories == 4 + 2 * 50 + 4 * 40
 
 
-def wait_until(condition, process, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the process ended"
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.05)
-
-
 @pytest.mark.long
 def test_a_killed_training_goes_on(folder):
     words = "train lab.py:Trap --model lab.py:model --out run --iterations 100000 --trajectories 20"
-    command = [sys.executable, "-m", "fluctua", "insitu"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen(
-        [*command, *words.split()], env=environment, stdout=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "fluctua", "insitu", *words.split()]
+    environment = environment_to_die_in(folder, JAX_PLATFORMS="cpu")
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     rows = folder / "run" / "history.csv"
     try:
         wait_until(lambda: rows.exists() and len(history.read(rows)) >= 3, process)
@@ -153,7 +142,8 @@ def test_a_killed_training_goes_on(folder):
     before = history.read(rows)
     last = before[-1].iteration
     again = f"train --resume run --iterations {last + 3}"
-    subprocess.run([*command, *again.split()], env=environment, check=True, capture_output=True)
+    command = [*command[:4], *again.split()]  # in a new process, as after a kill
+    subprocess.run(command, env=environment, check=True, capture_output=True)
     after = history.read(rows)
     assert [row.iteration for row in after] == list(range(last + 3))
     assert after[:last] == before[:last]

@@ -220,7 +220,7 @@ WIDTHS = """id => {  // how much wider a plot is than its place
 }"""
 COUNT_BLUE = """id => {  // pixels of a plot on the page that are blue
     const canvas = document.querySelector(`#${id} canvas`);
-    if (!canvas) return 0;
+    if (!canvas?.width || !canvas.height) return 0;  // not laid out yet
     const v = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     let count = 0;
     for (let k = 0; k < v.length; k += 4) count += v[k + 3] > 0 && v[k + 2] > v[k] + 60;

@@ -27,9 +27,11 @@ PROCESS = fl.Process(lambda th, x: th["a"] @ x + th["b"], lambda th, x: jnp.asar
 OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2)
 
 
-def linear(count=200, steps=200, dt=0.01, seed=0, noise=None, observed=0.0, every=1):
+def linear(count=192, steps=200, dt=0.01, seed=0, noise=None, observed=0.0, every=1):
     """Euler steps of dx = (Ax + b)dt + σ dW. noise: (rng, x) -> kicks of unit variance, if not
     white and constant.
+
+    Fits take 64 trajectories at a time: multiples of 64 are of one compiled shape.
     """
     rng = np.random.default_rng(seed)
     x = np.empty((count, steps + 1, 2))
@@ -76,7 +78,7 @@ def test_errors_of_the_drift_are_true():
     """z of 12 independent calibrations × 6 coefficients is standard normal."""
     z = np.concatenate(
         [
-            compute_z(insitu.calibrate.fit_drift(linear(60, seed=s), PROCESS, THETA))
+            compute_z(insitu.calibrate.fit_drift(linear(64, seed=s), PROCESS, THETA))
             for s in range(12)
         ]
     )
@@ -85,7 +87,7 @@ def test_errors_of_the_drift_are_true():
 
 @pytest.mark.long
 def test_coarse_samples_need_local_linearisation():
-    coarse = linear(600, steps=800, dt=0.005, every=100)  # samples 0.5 apart
+    coarse = linear(640, steps=800, dt=0.005, every=100)  # samples 0.5 apart
     ours = insitu.calibrate.fit_drift(coarse, PROCESS, THETA, transition=local_linear)
     assert np.abs(compute_z(ours)).max() < tolerance(6)
     assert np.abs(compute_z(insitu.calibrate.fit_drift(coarse, PROCESS, THETA))).max() > 8
@@ -93,7 +95,7 @@ def test_coarse_samples_need_local_linearisation():
 
 def test_noisy_states_bias_least_squares_and_not_the_instrument():
     """s² = 2.25e-2 against QΔt = 1.25e-3: plain least squares finds damping that is not there."""
-    noisy = linear(400, observed=0.15)
+    noisy = linear(384, observed=0.15)
     ours = insitu.calibrate.fit_drift(noisy, PROCESS, THETA, noisy_states=True)
     assert np.abs(compute_z(ours)).max() < tolerance(6)
     plain = insitu.calibrate.fit_drift(noisy, PROCESS, THETA)
@@ -105,7 +107,7 @@ def test_what_the_data_do_not_determine_is_named():
         lambda th, x: -(th["p"] + th["q"]) * x + th["b"], lambda th, x: jnp.asarray(SIGMA)
     )
     theta = {"p": jnp.array(0.2), "q": jnp.array(0.3), "b": jnp.zeros(2)}
-    fit = insitu.calibrate.fit_drift(linear(40), process, theta)
+    fit = insitu.calibrate.fit_drift(linear(64), process, theta)
     assert fit.unresolved == ("p", "q")
     assert np.isinf(fit.stderr["p"])
     assert np.isfinite(fit.stderr["b"]).all()
@@ -118,12 +120,12 @@ def test_white_noise_of_the_model_passes():
     fit = insitu.calibrate.fit_noise(linear(), PROCESS, THETA)
     z = (fit.diffusion - SIGMA**2 / 2) / fit.diffusion_stderr
     assert np.abs(z).max() < tolerance(2)
-    # Q is a mean of 40,000 squares of normals, each of relative variance 2
-    np.testing.assert_allclose(fit.diffusion_stderr / fit.diffusion, np.sqrt(2 / 40_000), rtol=0.3)
+    # Q is a mean of 38,400 squares of normals, each of relative variance 2
+    np.testing.assert_allclose(fit.diffusion_stderr / fit.diffusion, np.sqrt(2 / 38_400), rtol=0.3)
     assert not fit.observation_seen
     assert fit.whiteness.min() > 1e-3
     assert np.abs(fit.state_dependence_z).max() < tolerance(4)
-    assert abs(fit.correlation[0, 1]) * np.sqrt(40_000) < tolerance(1)
+    assert abs(fit.correlation[0, 1]) * np.sqrt(38_400) < tolerance(1)
 
 
 def test_observation_noise_is_told_from_diffusion():
@@ -140,7 +142,7 @@ def test_noise_of_samples_far_apart_is_unmixed(observed):
     """Samples 0.5 apart: kicks have turned from one component into the other, and E[r²]/2Δ is
     no Q of either.
     """
-    coarse = linear(1000, steps=2000, dt=0.005, every=100, observed=observed)
+    coarse = linear(1024, steps=2000, dt=0.005, every=100, observed=observed)
     fit = insitu.calibrate.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
     assert fit.observation_seen == bool(observed)
     # the chain's own step of 0.005 changes Q by Δt‖J‖/2 = 0.4 % at most, a fifth of an error and
@@ -158,7 +160,7 @@ def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion
     so rms z would be 3.6.
     """
     fits = [
-        insitu.calibrate.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA)
+        insitu.calibrate.fit_noise(linear(64, 156, seed=s, observed=0.009), PROCESS, THETA)
         for s in range(40)
     ]
     unseen = [f for f in fits if not f.observation_seen]
@@ -174,7 +176,7 @@ def test_white_noise_is_called_white_as_often_as_it_should(observed):
     ties neighbouring lags.
     """
     fits = [
-        insitu.calibrate.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA)
+        insitu.calibrate.fit_noise(linear(320, 14, seed=s, observed=observed), PROCESS, THETA)
         for s in range(60)
     ]
     assert all(f.observation_seen == bool(observed) for f in fits)
@@ -211,7 +213,7 @@ def test_residuals_of_a_right_model_are_zero():
 
 
 def test_noisy_states_are_not_taken_for_a_wrong_drift():
-    noisy = linear(300, observed=0.1)
+    noisy = linear(384, observed=0.1)
     ours = insitu.calibrate.examine_residuals(noisy, PROCESS, OBJECTIVE, THETA, noisy_states=True)
     assert ours.p_values.min() > 1e-3
     assert (
@@ -222,7 +224,7 @@ def test_noisy_states_are_not_taken_for_a_wrong_drift():
 @pytest.mark.long
 def test_a_wrong_drift_is_found_and_its_bias_foretold():
     wrong = {"a": THETA["a"] + jnp.array([[0.4, 0.0], [0.0, 0.0]]), "b": THETA["b"]}
-    data = linear(1500)
+    data = linear(1536)
     report = insitu.calibrate.examine_residuals(data, PROCESS, OBJECTIVE, wrong)
     assert report.p_values[0] < 1e-6
     assert report.p_values[1] > 1e-3
@@ -262,7 +264,7 @@ def test_linear_model_is_the_network():
     )
 
 
-def network_recording(path, theta, *, seed=0, count=40, **options):
+def network_recording(path, theta, *, seed=0, count=32, **options):
     network = tcmt.chain(3)
     task = tcmt.transmission(network, horizon=2.0, dt=0.01)
     full = {"omega": jnp.zeros(3), "kappa": jnp.ones(2), "chi": jnp.zeros(3), **theta}
@@ -360,7 +362,7 @@ def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
     assert "the noise is the model's" in text
     for alarm in ("not white", "depends on the state:", "is shared"):
         assert alarm not in text
-    insitu.files.put_table(tmp_path / "r.nc", "noise", tabulate_calibration(calibration, 40))
+    insitu.files.put_table(tmp_path / "r.nc", "noise", tabulate_calibration(calibration, 32))
     with insitu.files.open(tmp_path / "r.nc") as r:
         variance = read_noise(r.description).observation_variance
     # Re ψ₁, Re ψ₂, Im ψ₁, Im ψ₂: what is not known of site 1 is taken as for site 2
@@ -392,7 +394,7 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
         model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12
     )
     head = insitu.files.describe(task, theta, dtype="complex128", seed=2)
-    assert list(insitu.files.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
+    assert list(insitu.files.record(tmp_path / "r.nc", task, head, 32))[-1] == 32
     insitu.files.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
     with insitu.files.open(tmp_path / "r.nc") as r:
         calibration = insitu.calibrate.calibrate_recording(
@@ -413,7 +415,7 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
 
 
 def test_gains_need_settings_that_differ():
-    fit = insitu.calibrate.fit_drift(linear(20, 20), PROCESS, THETA)
+    fit = insitu.calibrate.fit_drift(linear(64), PROCESS, THETA)
     with pytest.raises(ValueError, match="span 0 dimensions"):
         insitu.calibrate.actuator_gains([{"v": 1.0}, {"v": 1.0}], [fit, fit])
     with pytest.raises(ValueError, match="recording 1 has no setting of v"):
@@ -437,7 +439,9 @@ def test_entries_are_the_derivatives_of_the_drift(make, frame):
     model = make_linear_model(task, theta)
     rng = np.random.default_rng(0)
     width = 12 * task.copies
-    x, t, context = jnp.asarray(rng.normal(size=width)), jnp.asarray(0.3), _one_context(task)
+    x, t = rng.normal(size=width), 0.3
+    shape = (task.copies * len(network.bonds), task.modulation.harmonics)
+    context = {"sine": rng.normal(size=shape), "cosine": rng.normal(size=shape)}
     drift, entry = model.process.drift, model.process.drift.entries(model.theta)
     jacobian = np.zeros((width, sum(np.size(v) for v in model.theta.values())))
     np.add.at(
@@ -460,7 +464,7 @@ def test_features_change_nothing_but_the_time(noisy):
     network = tcmt.rectangular(2, 2)
     task = tcmt.transmission(network, horizon=0.5, dt=0.01, sigma_kappa=0.1)
     theta = {"omega": jnp.linspace(-1, 1, 4), "kappa": jnp.ones(4), "chi": jnp.full(4, 0.01)}
-    data = task.simulator()(jax.random.key(0), theta, 40)
+    data = task.simulator()(jax.random.key(0), theta, 32)
     model, usable = make_linear_model(task, theta), np.array([1, 1, 0, 1] * 2)
     options = {"diffusion": np.full(8, 0.3), "noisy_states": noisy, "usable": usable}
     ours = insitu.calibrate.fit_drift(data, model.process, model.theta, **options)
@@ -473,8 +477,3 @@ def test_features_change_nothing_but_the_time(noisy):
     ):
         np.testing.assert_allclose(flat(a), flat(b), rtol=1e-6, atol=1e-9)
     assert ours.unresolved == slow.unresolved == ("chi[2]", "decay[2]", "omega[2]")
-
-
-def _one_context(task):
-    rows = task.simulator()(jax.random.key(1), tcmt.parameters(task.network, {}), 1).context
-    return jax.tree.map(lambda leaf: leaf[0], rows)

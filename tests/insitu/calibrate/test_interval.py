@@ -80,42 +80,13 @@ def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
     begins with →.
     """
     path = str(tmp_path / "r.nc")
-    done = CliRunner().invoke(
-        app,
-        [
-            "record",
-            path,
-            "--set",
-            "lattice.rows=2",
-            "--set",
-            "lattice.columns=2",
-            "--set",
-            "task.horizon=3",
-            "--trajectories",
-            "60",
-        ],
-    )
-    assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(app, ["calibrate", path])
-    assert done.exit_code == 0, done.output
+    lattice = "--set lattice.rows=2 --set lattice.columns=2 --set task.horizon=3"
+    options = ["record", path, *lattice.split(), "--trajectories", "64"]
+    run(*options)
+    done = run("calibrate", path)
     assert "→" not in done.output
-    coarse = [
-        "record",
-        path,
-        "--set",
-        "lattice.rows=2",
-        "--set",
-        "lattice.columns=2",
-        "--set",
-        "task.horizon=3",
-        "--trajectories",
-        "60",
-        "--replace",
-    ]
-    assert (
-        CliRunner().invoke(app, [*coarse, "--set", "task.dt=0.002", "--every", "30"]).exit_code == 0
-    )
-    done = CliRunner().invoke(app, ["calibrate", path])
+    run(*options, "--replace", "--set", "task.dt=0.002", "--every", "30")
+    done = run("calibrate", path)
     assert "The cause is Euler's interval" in done.output
 
 
@@ -199,21 +170,8 @@ def test_estimate_warns_where_advice_says_that_euler_does_not_suit(tmp_path):
 @pytest.mark.long
 def test_a_simulation_step_by_step_suits_euler(tmp_path):
     path = str(tmp_path / "r.nc")
-    options = [
-        "record",
-        path,
-        "--set",
-        "lattice.rows=1",
-        "--set",
-        "lattice.columns=2",
-        "--set",
-        "task.horizon=2",
-        "--trajectories",
-        "4",
-        "--replace",
-        "--set",
-        "task.dt=0.05",
-    ]
-    for every, suits in ((1, True), (2, False)):
-        run(*options, "--every", str(every))
+    lattice = "--set lattice.rows=1 --set lattice.columns=2 --set task.dt=0.05"
+    options = ["record", path, *lattice.split(), "--trajectories", "4", "--replace"]
+    for every, suits in ((1, True), (2, False)):  # 40 samples in both
+        run(*options, "--set", f"task.horizon={2 * every}", "--every", str(every))
         assert ("does not suit" in run("estimate", path).stderr) is not suits

@@ -72,7 +72,7 @@ FAR_OFF = {"k": jnp.array(1.0), "friction": jnp.array(0.0)}
 @pytest.mark.long
 def test_drift_and_noise_of_the_noisy_row_from_euler_steps(key):
     """The position's residual is zero to rounding: nothing divides by it."""
-    data = euler_steps(0.02, 200, 150, key)
+    data = euler_steps(0.02, 192, 150, key)
     fit = insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF)
     assert np.abs(compute_z(fit)).max() < tolerance(2)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
@@ -86,7 +86,7 @@ def test_drift_and_noise_of_the_noisy_row_from_euler_steps(key):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_positions_and_velocities_sampled_far_apart(seed):
     """ωΔ = 0.4: the law of both rows is that of the noise of one."""
-    data = oscillator(0.3, 400, 30, seed)
+    data = oscillator(0.3, 384, 30, seed)
     fit = insitu.calibrate.fit_drift(data, PROCESS, FAR_OFF, transition=local_linear)
     assert np.abs(compute_z(fit)).max() < tolerance(2)
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
@@ -98,12 +98,12 @@ def test_positions_and_velocities_sampled_far_apart(seed):
 
 
 def test_readout_noise_of_a_noiseless_component_is_seen():
-    data = oscillator(0.05, 300, 100, readout=(0.02, 0.0))
+    data = oscillator(0.05, 320, 100, readout=(0.02, 0.0))
     noise = insitu.calibrate.fit_noise(data, PROCESS, THETA)
     assert noise.observation_seen
     assert abs(noise.observation_variance[0] - 0.02**2) < tolerance(1) * noise.observation_stderr[0]
     assert not insitu.calibrate.fit_noise(
-        data._replace(x=oscillator(0.05, 300, 100).x), PROCESS, THETA
+        data._replace(x=oscillator(0.05, 320, 100).x), PROCESS, THETA
     ).observation_seen
 
 
@@ -178,10 +178,10 @@ def test_the_interval_of_an_oscillator_in_any_units():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Set to k = 2.3, and really k = 2: 400 runs, Δ = 0.02."""
+    """Set to k = 2.3, and really k = 2: 384 runs, Δ = 0.02."""
     folder = tmp_path_factory.mktemp("oscillator")
     (folder / "model.py").write_text(MODEL)
-    data = oscillator(0.02, 400, 100, seed=3)
+    data = oscillator(0.02, 384, 100, seed=3)
     head = insitu.files.Description(data.t, ("x", "v"), parameters={"k": 2.3, "friction": 0.5})
     insitu.files.save(folder / "r.nc", head, data.x)
     return folder

@@ -346,6 +346,7 @@ def small_plan(**changes):
     return Plan(**(plan | changes))
 
 
+@functools.cache
 def small_model():
     return network_model(SHEETS[0].nominal, interval=SHEETS[0].interval, points=21)
 
