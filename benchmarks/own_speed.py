@@ -218,14 +218,13 @@ def competitors(
         yield Competitor(
             "JAX", baseline, most, length, estimate(own, baseline, most, length, "jax")
         )
-    kernel = KERNEL
-    try:
-        estimate(own, "time", MIN_TRAJECTORIES, 2, backend)()
-    except ValueError as error:
-        kernel = ()
-        yield Skipped(f"kernel of {name}", str(error))
-    for baseline, noise in kernel:
+    for baseline, noise in KERNEL:
         what = baseline if noise == "threefry" else f"{baseline}, {noise}"
+        try:
+            estimate(own, baseline, MIN_TRAJECTORIES, 2, backend, noise)()
+        except ValueError as error:
+            yield Skipped(f"kernel of {name}, {what}", str(error))
+            continue
         yield Competitor(
             "kernel", what, count, fast, estimate(own, baseline, count, fast, backend, noise)
         )
