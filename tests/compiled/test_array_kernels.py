@@ -310,7 +310,7 @@ def test_cores_change_no_bit(monkeypatch):
     t = np.linspace(0, 0.3, 14)
     rows = []
     for cores in (1, 3):
-        monkeypatch.setattr("fluctua.compiled.cpu._count_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("fluctua.core.host.threads.count_cores", lambda cores=cores: cores)
         rows.append(sum_by("cpu", process, target, np.ones(3), t, theta, count=100).sums)
     np.testing.assert_array_equal(*rows)
 

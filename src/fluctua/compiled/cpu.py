@@ -16,8 +16,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fluctua.compiled import emit, toolchain
 from fluctua.compiled.ahead import STREAM_WORDS
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
+from fluctua.core.host import threads
 from fluctua.core.host.cache_folder import find_cache_folder, make_private_folder
 
 OPTIONS = (
@@ -358,7 +358,7 @@ class CpuLibrary(CpuArrays):
             run.sums = start + k * size
             function(ctypes.byref(run), ctypes.c_int64(bounds[k][0]), ctypes.c_int64(bounds[k][1]))
 
-        run_pieces(run_piece, range(len(bounds)))
+        threads.run_on_cores(run_piece, range(len(bounds)))
         return partial.sum(axis=0)
 
     def _split_ensemble(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -367,23 +367,8 @@ class CpuLibrary(CpuArrays):
         With sums, pieces depend on sizes alone, so that sums do not depend on the number of cores.
         """
         unit = self.lanes * (GROUP if sums else 1)
-        pieces = 4 * _count_cores()
+        pieces = 4 * threads.count_cores()
         if sums:
             pieces = max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
         size = unit * -(-count // (unit * pieces))
         return [(first, min(first + size, count)) for first in range(0, count, size)]
-
-
-def run_pieces(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
-    """Call work(piece) for every piece, on all cores: a kernel releases the interpreter's lock."""
-    threads = min(len(pieces), _count_cores())
-    if threads == 1:
-        for piece in pieces:
-            work(piece)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, pieces))
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

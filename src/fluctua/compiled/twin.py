@@ -21,6 +21,7 @@ from fluctua.core import arrays as jax_arrays
 from fluctua.core import baselines, check
 from fluctua.core.arrays import Array, PyTree
 from fluctua.core.draws import Density
+from fluctua.core.host import threads
 from fluctua.core.process import Step
 from fluctua.core.simulate import Ensemble
 from fluctua.core.twin import backward
@@ -320,7 +321,7 @@ class CpuTwinLibrary(cpu.CpuArrays):
                 assert arrays[key].flags.c_contiguous
                 setattr(run, key, arrays[key].ctypes.data)
         function = self.library[name]
-        cpu.run_pieces(
+        threads.run_on_cores(
             lambda piece: function(ctypes.byref(run), *map(ctypes.c_int64, piece)), pieces
         )
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.compiled import ahead, cpu, cuda, kernels, passes
+from fluctua.compiled import ahead, cuda, kernels, passes
 from fluctua.core import arrays, check, diffusion, simulate
 from fluctua.core import estimate as estimates
 from fluctua.core.arrays import Params
+from fluctua.core.host import threads
 from fluctua.core.process import Process
 from fluctua.core.streamed import Call, prepare_model, split_key, streamed_samples
 
@@ -129,7 +130,7 @@ def take_moments(values: np.ndarray) -> np.ndarray:
     def add(k: int) -> None:
         np.sum(values[k * size : (k + 1) * size], axis=0, dtype=np.float64, out=totals[k])
 
-    cpu.run_pieces(add, range(len(blocks)))
+    threads.run_on_cores(add, range(len(blocks)))
     mean = totals.sum(axis=0) / count
 
     def add_powers(k: int) -> None:
@@ -140,7 +141,7 @@ def take_moments(values: np.ndarray) -> np.ndarray:
         powers[k, 2] = np.einsum("ek,ek->k", square, square)
 
     with np.errstate(all="ignore"):  # gradients may overflow, and one sample has no spread
-        cpu.run_pieces(add_powers, range(len(blocks)))
+        threads.run_on_cores(add_powers, range(len(blocks)))
         sums = powers.sum(axis=0)
         variance, cube, fourth = sums / count
         deviation = np.sqrt(sums[0] / (count - 1)) if count > 1 else np.full(width, np.nan)

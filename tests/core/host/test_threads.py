@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +19,49 @@ def count_blas_threads():
     return [entry["num_threads"] for entry in entries if entry["user_api"] == "blas"]
 
 
+@pytest.fixture
+def use_cores(monkeypatch):
+    """A machine with some cores, and threads of its own."""
+    pools = []
+
+    def use(cores):
+        pools.append(ThreadPoolExecutor(cores))
+        monkeypatch.setattr(threads, "count_cores", lambda: cores)
+        monkeypatch.setattr(threads, "_find_pool", lambda process: pools[-1])
+
+    yield use
+    for pool in pools:
+        pool.shutdown()
+
+
 @pytest.mark.parametrize("cores", [1, 3])
-def test_results_are_in_order_and_in_the_precision_of_the_caller(cores, monkeypatch):
-    monkeypatch.setattr(threads, "_count_cores", lambda: cores)
-    seen = set()
+def test_results_are_in_order_and_in_the_precision_of_the_caller(cores, use_cores):
+    use_cores(cores)
+    together = threading.Barrier(cores)  # breaks where fewer threads work at a time
 
     def work(k):
-        seen.add(threading.get_ident())
+        together.wait(timeout=60)
         return jnp.full(2, k) / 3
 
     for double in (False, True):
         with jax.enable_x64(double):
-            found = threads.map_on_cores(work, range(7))
+            found = threads.map_on_cores(work, range(6))
         assert {array.dtype for array in found} == {np.dtype("float64" if double else "float32")}
-        np.testing.assert_allclose([array[0] for array in found], np.arange(7) / 3, rtol=1e-6)
-    assert (threading.get_ident() in seen) == (cores == 1)
+        np.testing.assert_allclose([array[0] for array in found], np.arange(6) / 3, rtol=1e-6)
+
+
+def test_work_may_use_all_cores_itself(use_cores):
+    use_cores(2)
+
+    def work(k):
+        return sum(threads.run_on_cores(lambda j: 10 * k + j, range(4)))
+
+    assert threads.run_on_cores(work, range(5)) == [40 * k + 6 for k in range(5)]
+
+
+def test_a_process_that_was_forked_has_threads_of_its_own():
+    assert threads._find_pool(1) is threads._find_pool(1)
+    assert threads._find_pool(1) is not threads._find_pool(2)
 
 
 def test_errors_of_work_are_raised():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from fluctua.compiled.blocks.sums import finish_sums, spread_sums
 from fluctua.compiled.passes import compute_noise_words
 from fluctua.compiled.trace import describe_shapes
 from fluctua.core.estimation.batches import BatchSums
+from fluctua.core.host import threads
 from fluctua.core.streamed import Call, SweepResult, split_key
 
 __all__ = ["ArrayKernel", "NumbersOfCall", "find_array_kernel", "finish_call", "load_call"]
@@ -312,7 +312,7 @@ def _run_batches(
         )
         spaces.append(space)
 
-    cpu.run_pieces(run_some, range(min(batches, os.cpu_count() or 1)))
+    threads.run_on_cores(run_some, range(min(batches, threads.count_cores())))
     if memory > SPARED_BYTES:
         spaces.clear()
     return sums

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
@@ -21,11 +22,34 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def run_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return [work(item) for item in items], on all cores, for work that frees Python's lock.
+
+    The calling thread takes items too. The others are kept: starting one takes as long as a small
+    estimate.
+    """
+    results: list[Any] = [None] * len(items)
+    following = itertools.count()
+
+    def take_items() -> None:
+        while (k := next(following)) < len(items):
+            results[k] = work(items[k])
+
+    threads = min(len(items), count_cores())
+    helpers = [_find_pool(os.getpid()).submit(take_items) for _ in range(threads - 1)]
+    try:
+        take_items()
+    finally:
+        # one that waits for a thread has nothing left to do
+        started = [helper for helper in helpers if not helper.cancel()]
+        wait(started)
+    for helper in started:
+        helper.result()
+    return results
+
+
 def map_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return [work(item) for item in items], on all cores, for work of compiled functions."""
-    threads = min(len(items), _count_cores())
-    if threads <= 1:
-        return [work(item) for item in items]
+    """`run_on_cores` for compiled functions of JAX, in the precision of the calling thread."""
     double = _is_double()
 
     def work_in_precision(item: Item) -> Result:
@@ -35,12 +59,18 @@ def map_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         with jax.enable_x64(double):
             return work(item)
 
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work_in_precision, items))
+    return run_on_cores(work_in_precision, items)
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _find_pool(process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process: after a fork the child has none of them."""
+    return ThreadPoolExecutor(count_cores(), f"fluctua-{process}")
 
 
 def _is_double() -> bool:
