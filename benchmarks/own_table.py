@@ -106,7 +106,7 @@ def draw(panels):
                     axes.bar(*zip(*points, strict=True), width=0.15, color=colour, label=who)
             axes.set_yscale("log")
             axes.set_xticks(range(len(processes)), processes)
-            axes.set_ylabel("ns a trajectory and step")
+            axes.set_ylabel("ns per trajectory and step")
             axes.set_title(title, loc="left")
         names = {
             label: handle
