@@ -253,8 +253,8 @@ def test_products_of_large_layers(gpu_kernels, widths):
     assert_alike(*layers(widths), count=count)
     (kernel,) = gpu._kernels.values()
     assert kernel.kernel.real == np.float32
-    outside = kernel.kernel.text.sizes["PRODUCTS"] > gpu.BLOCK_SUMS
-    assert outside == (widths[1] * widths[2] > gpu.BLOCK_SUMS)
+    outside = kernel.kernel.text.sizes["PRODUCTS"] > gpu.MAX_BLOCK_SUMS
+    assert outside == (widths[1] * widths[2] > gpu.MAX_BLOCK_SUMS)
 
 
 def test_a_known_table_needs_no_pilot_and_batches_are_compared_on_the_device(gpu_kernels):

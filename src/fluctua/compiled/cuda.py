@@ -266,7 +266,8 @@ class GpuArrays:
         if shared > CONSTANT_BYTES:
             raise Unsupported(
                 "theta",
-                f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served",
+                f"{shared} bytes of numbers that trajectories share; at most {CONSTANT_BYTES} are "
+                "supported",
             )
         self._passes: dict[str, _Pass] = {}
         self._sources: dict[tuple[str, int], str] = {}

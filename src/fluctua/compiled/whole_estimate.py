@@ -1,8 +1,8 @@
-"""Whole estimates by kernels, whose single gradients JAX never holds.
+"""Whole estimates by kernels: gradients of single trajectories are not handed to JAX.
 
 On a GPU, start, noise, tables of baselines, sums and moments over the trajectories stay on the
 device. JAX computes nothing: key, parameters and moments are few numbers, which NumPy converts.
-Where a check fails, the call is left to the path by single gradients, which has the message.
+If a check fails, the call is left to the path by single gradients, which raises the error.
 
 On the CPU, NumPy takes the moments.
 """
@@ -32,7 +32,7 @@ class ServedCall(NamedTuple):
     """Compiled parts that calls of one structure share.
 
     kernel: loaded, and starts its trajectories itself.
-    verdict: what `check_quickly` found where the slow checks had passed. (M+1,)
+    verdict: result of `check_quickly` after all checks have passed. (M+1,)
     is_diagonal: the noise is a vector (M,), which NumPy checks.
     """
 
@@ -42,7 +42,7 @@ class ServedCall(NamedTuple):
 
 
 _SERVED: dict[Any, ServedCall | None] = {}
-"""By the structure of a call; None where it is not served."""
+"""Served calls by their structure; None where a call is not served."""
 
 
 def estimate_on_device(call: Call) -> estimates.Estimate | None:
@@ -53,7 +53,7 @@ def estimate_on_device(call: Call) -> estimates.Estimate | None:
     ahead.check_generator(call.key)
     library = served.kernel.library
     assert isinstance(library, cuda.GpuLibrary)
-    # before the passes: a transfer would wait for them
+    # before the passes, since a transfer waits for them
     theta = jax.tree.map(arrays.on_host, call.theta)
     wiener = ahead.encode_generator(call.substrate.recipe.wiener)
     packed = passes.pack_words(wiener, call.key, theta, library.source.theta)
@@ -73,7 +73,7 @@ def estimate_on_device(call: Call) -> estimates.Estimate | None:
 def _check_parameters(call: Call, theta: Params, served: ServedCall) -> bool:
     """Whether the checks of `_prepare` have the same result at the parameters of a call.
 
-    theta: θ of the call, by NumPy.
+    theta: θ of the call, as arrays of NumPy.
     """
     process = call.model.process
     assert isinstance(process, Process)
@@ -192,9 +192,9 @@ def _prepare(call: Call) -> ServedCall | None:
 
 
 class _DeviceCall(NamedTuple):
-    """A call on its way through the passes.
+    """A call during its passes.
 
-    words: of `pack_words`. flags: that passes set.
+    words: from `pack_words`. flags: set by the passes.
     """
 
     kernel: kernels.Kernel
@@ -209,7 +209,7 @@ class _DeviceCall(NamedTuple):
         return len(self.call.substrate.times.dt)
 
     def launch(self) -> Any:
-        """Launch all passes, and return the moments that they will have found. (5, rows)"""
+        """Launch all passes, and return their moments (5, rows), which the device fills later."""
         library = self.library
         count = self.call.count
         inputs = self._bind_inputs(self.words[:2], self.call.first or 0)

@@ -25,7 +25,10 @@ def start_rewards(call: Call, ensemble: Any, count: int, real: np.dtype) -> np.n
 
 
 def has_ends(terminal_moves: bool, call: Call) -> bool:
-    """Whether θ enters the start or rewards at the ends. terminal_moves: the terminal one."""
+    """Whether gradients have terms of the start or of rewards at the ends.
+
+    terminal_moves: whether θ enters the terminal reward.
+    """
     model = call.model
     start = isinstance(model.start, Density)
     return start or model.objective.initial is not None or terminal_moves

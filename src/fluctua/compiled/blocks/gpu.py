@@ -26,16 +26,16 @@ from fluctua.core.estimation.batches import BatchSums
 from fluctua.core.streamed import Call
 
 THREADS = 256
-"""Threads of a block, if several share a processor."""
+"""Threads of a block, if several blocks share a multiprocessor."""
 
-MANY_THREADS = 512
-"""Threads of a block that has a processor for itself."""
+THREADS_ALONE = 512
+"""Threads of a block that has a multiprocessor for itself."""
 
 TRAJECTORIES = (128, 64, 32)
 """Trajectories of a block: the first for which its arrays fit."""
 
-ROOMY_BYTES = 113 * 2**10
-"""Shared memory with which two blocks share a processor."""
+HALF_SHARED_BYTES = 113 * 2**10
+"""Largest shared memory with which two blocks share a multiprocessor."""
 
 BLOCK_BYTES = 226 * 2**10
 """Largest shared memory of a block."""
@@ -43,20 +43,20 @@ BLOCK_BYTES = 226 * 2**10
 PADDING = 4
 """Numbers between rows of an array in shared memory."""
 
-FIXED_NUMBERS = 6000
-"""Numbers that are the same for all trajectories, up to which a block has a copy of its own."""
+MAX_COPIED_NUMBERS = 6000
+"""Largest count of numbers common to all trajectories of which a block keeps a copy."""
 
-BLOCK_SUMS = 10_000
-"""Sums up to which a block has them in its shared memory."""
+MAX_BLOCK_SUMS = 10_000
+"""Largest number of sums that a block keeps in its shared memory."""
 
 RESIDENT_THREADS = 768
-"""Threads per processor: with more of them the registers do not suffice."""
+"""Largest number of threads per multiprocessor for which the registers suffice."""
 
 MAX_PIECES = 8192
 """Largest number of pieces of a pass."""
 
 SUM_BYTES = 2**28
-"""Memory for the sums of all pieces."""
+"""Largest memory for the sums of all pieces."""
 
 COMPARING_THREADS = 128
 """Threads of a block that compares batches."""
@@ -80,7 +80,7 @@ class BlockShape(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Blocks that share a processor, by their memory and registers."""
+        """Blocks that share a multiprocessor, by their memory and registers."""
         return max(1, min(BLOCK_BYTES // self.shared_bytes, RESIDENT_THREADS // self.threads))
 
 
@@ -88,7 +88,7 @@ class GpuArrayKernel(NamedTuple):
     """A kernel on arrays for the current device.
 
     kernel: what it computes. block: extent of its blocks. compare: kernel that compares batches.
-    places: of the elements of each gradient among the sums, where none is computed from several.
+    places: of the elements of each gradient among the sums; None if one needs several sums.
     """
 
     kernel: array_kernels.ArrayKernel
@@ -137,8 +137,8 @@ def _make_kernel(call: Call, size: int) -> GpuArrayKernel:
     sums = text.sizes["ELEMENTS"] + text.sizes["PRODUCTS"]
     normals = text.sizes["WIDTH"] if wiener else 0
     own = 2 * program.state + DRAWN[wiener] * normals + program.contexts + 4 + text.sizes["WORK"]
-    copied = text.ahead.sizes["shared"] if text.ahead.sizes["shared"] <= FIXED_NUMBERS else 0
-    in_block = sums <= BLOCK_SUMS
+    copied = text.ahead.sizes["shared"] if text.ahead.sizes["shared"] <= MAX_COPIED_NUMBERS else 0
+    in_block = sums <= MAX_BLOCK_SUMS
     common = copied + in_block * sums
     block = choose_block_shape(own, common, real.itemsize, size, large=not in_block)
     self_starting = recipe.fixed and call.model.objective.initial is None
@@ -187,10 +187,10 @@ def choose_block_shape(own: int, common: int, itemsize: int, size: int, large: b
 
     own: numbers of a trajectory. common: numbers of the block. size: trajectories per batch.
     large: weights and sums are outside of the block, so that many trajectories should share them.
-    Then, and with few trajectories, a block has a processor for itself.
+    Then, and with few trajectories, a block has a multiprocessor for itself.
     """
     alone = large or size <= min(TRAJECTORIES)
-    limits = {THREADS: ROOMY_BYTES, MANY_THREADS: BLOCK_BYTES}
+    limits = {THREADS: HALF_SHARED_BYTES, THREADS_ALONE: BLOCK_BYTES}
     for threads, limit in list(limits.items())[:: -1 if alone else 1]:
         for trajectories in TRAJECTORIES:
             used = itemsize * (own * (trajectories + PADDING) + common)
@@ -200,9 +200,9 @@ def choose_block_shape(own: int, common: int, itemsize: int, size: int, large: b
 
 
 def _find_gradients(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | None:
-    """Return where the elements of each gradient are among the sums; None if some are computed.
+    """Return where the elements of each gradient are among the sums; None if one needs several.
 
-    Sums are numbered from 1 on, and negative numbers stand for their negatives.
+    Sums are numbered from 1 on. A negative number stands for the negative of a sum.
     """
     program = kernel.program
     width = kernel.text.sizes["ELEMENTS"] + kernel.text.sizes["PRODUCTS"]
@@ -225,7 +225,7 @@ def _find_gradients(kernel: array_kernels.ArrayKernel) -> list[np.ndarray] | Non
 def sum_batches_on_gpu(call: Call, size: int) -> BatchSums:
     """Run a call on a kernel on arrays of a GPU. size: trajectories per batch.
 
-    Tables of baselines that are missing are filled by a pilot.
+    A pilot fills tables of baselines that are missing.
     """
     gpu_kernel = find_gpu_kernel(call, size)
     kernel = gpu_kernel.kernel
@@ -258,7 +258,7 @@ def sum_batches_on_gpu(call: Call, size: int) -> BatchSums:
 
 
 def _order_moments(table: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the moments of gradients (4, P) from those of sums. places: of `_find_gradients`."""
+    """Return the moments of gradients (4, P) from those of sums. places: from `_find_gradients`."""
     moments = table[:, np.abs(places) - 1]
     moments[::2] *= np.sign(places)  # mean and skewness have the sign of the gradient
     return moments
@@ -293,7 +293,7 @@ class PieceExtent(NamedTuple):
 
 
 def _choose_piece(block: BlockShape, size: int, batches: int, sum_bytes: int) -> int:
-    """Return the trajectories of a batch that a block sums up, by the memory of all sums."""
+    """Return how many trajectories of a batch a block sums up, by the memory of all sums."""
     piece = min(size, block.trajectories)
     max_pieces = min(MAX_PIECES, SUM_BYTES // max(1, sum_bytes))
     while batches * (size // piece) > max_pieces and piece < size:

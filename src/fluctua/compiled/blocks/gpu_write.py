@@ -24,7 +24,7 @@ OUTER_ELEMENTS = 4
 """Elements from which the sum of products a bᵀ is taken as such."""
 
 WORKERS = 512
-"""Threads that share the sums of a block, at most."""
+"""Largest number of threads that share the sums of a block."""
 
 
 class ArrayPlace(NamedTuple):
@@ -35,7 +35,7 @@ class ArrayPlace(NamedTuple):
 
 
 class _Statement(NamedTuple):
-    """Lines that all threads of a block run. is_scalar: the first of each team does all of it."""
+    """Lines that all threads of a block run. is_scalar: the first of each team runs all."""
 
     lines: list[str]
     is_scalar: bool = False
@@ -56,8 +56,8 @@ class _Use(NamedTuple):
 class _GpuWriter(FunctionWriter):
     """Writes a function whose arrays take each other's place once they are not needed.
 
-    Sums over trajectories are taken as soon as their operands are there, so that the memory of
-    these is free early.
+    Sums over trajectories are taken as soon as their operands are ready, which frees the memory of
+    these early.
     """
 
     def __init__(self, *arguments: Any):
@@ -99,7 +99,7 @@ class _GpuWriter(FunctionWriter):
         self.lines = []
 
     def _store_elements(self, node: int, target: str, places: np.ndarray, added: bool) -> None:
-        """Store or add elements. Of several that are added in one place, one thread adds all."""
+        """Store or add elements. One thread adds all that are added in the same place."""
         if not added or len(np.unique(places)) == len(places):
             super()._store_elements(node, target, places, added)
             return
@@ -115,7 +115,7 @@ class _GpuWriter(FunctionWriter):
     # ---------------------------------------------------------------------------------------- sums
 
     def _add_sum(self, text: str, workers: int) -> None:
-        """Add the text of a sum, whose work begins with the thread after those of the last one."""
+        """Add the text of a sum. Its first thread follows the last one of the sum before."""
         self.sums.append(_Statement(text.replace("BEGIN", str(self.begin)).split("\n")))
         self.begin = (self.begin + -(-workers // 32) * 32) % WORKERS
 

@@ -234,7 +234,7 @@ def start_arrays(kernel: ArrayKernel, call: Call, count: int, *, pilot: bool) ->
 
 
 def has_ends(kernel: ArrayKernel, call: Call) -> bool:
-    """Whether θ enters the start or the rewards at the ends, which are not among the sums."""
+    """Whether gradients have terms of the ends, which are not among the sums."""
     return ends.has_ends(kernel.program.terminal_moves, call)
 
 
@@ -258,7 +258,7 @@ def finish_call(
 
 
 def _place_step_sums(kernel: ArrayKernel, call: Call, sums: np.ndarray) -> dict[int, np.ndarray]:
-    """Return what is summed up per step at its places (B, ...)."""
+    """Return the sums per step at their places (B, ...), by node."""
     nodes = kernel.program.sums.by_step
     if not nodes:
         return {}

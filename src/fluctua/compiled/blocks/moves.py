@@ -251,8 +251,8 @@ def _spread(
 ) -> int:
     """Add updates to zeros, at places that all trajectories share in a step.
 
-    Such is the gradient of a table that is read at an index of the time. It is summed up per step,
-    and put into place after that. find_places: function of the indices, by JAX.
+    An example is the gradient of a table that is read at an index of the time. It is summed up per
+    step, and put into place after that. find_places: function of the indices, by JAX.
     """
     if any(graph[node].depends & LANE for node in indices) or not graph[new].depends & LANE:
         raise Unsupported(eqn.primitive.name, "an index that is not a constant")

@@ -46,7 +46,7 @@ class NumbersOfCall:
         return shared, jax.vmap(at)(t, dt)
 
     def find_step_places(self, theta: Params, times: Any) -> list[np.ndarray]:
-        """Return the places of what is summed up per step, (T, ...) per node of the plan."""
+        """Return the places of the sums per step, (T, ...) for each node of the plan."""
         leaves = [on_host(leaf) for leaf in jax.tree.leaves(theta)]
         with compute_on_host():
             places = self._find_places(leaves, np.asarray(times.t)[:-1], np.asarray(times.dt))

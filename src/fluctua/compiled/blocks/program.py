@@ -46,7 +46,9 @@ class ArrayText(NamedTuple):
         """Return the number of sums of a batch."""
         by_step = steps * self.sizes["PER_STEP"]
         if by_step > MAX_STEP_SUMS:
-            raise Unsupported("time", f"{by_step} sums of single steps; {MAX_STEP_SUMS} are served")
+            raise Unsupported(
+                "time", f"{by_step} sums of single steps; at most {MAX_STEP_SUMS} are supported"
+            )
         return self.sizes["ELEMENTS"] + self.sizes["PRODUCTS"] + by_step
 
 

@@ -92,9 +92,10 @@ def split_sums(graph: ArrayGraph, outputs: Sequence[int], least: int = OUTER_ELE
 
     @cache
     def is_divided(node: int) -> bool:
-        """Whether parts are summed up by themselves.
+        """Whether parts of a node are summed up separately.
 
-        They are products a bᵀ, few elements among zeros, and elements at places of the time.
+        Such parts are products a bᵀ, few elements among zeros, and elements whose places depend on
+        the time.
         """
         of = graph[node]
         if of.op == SPREAD or find_outer(graph, node, least) is not None:
@@ -261,7 +262,7 @@ def spread_sums(values: np.ndarray, places: np.ndarray, size: int) -> np.ndarray
 class SumPlaces(NamedTuple):
     """Where the elements of a gradient are among the sums of the roots, and with which sign.
 
-    root: of them. places: of the elements in it. sign: 1 or −1.
+    root: a node. places: of the elements in its sums. sign: 1 or −1.
     """
 
     root: int

@@ -54,7 +54,7 @@ class BatchSums(NamedTuple):
     """Sums over batches of trajectories.
 
     returns: R (E,). sums: of the gradients of each batch (B, P). last: final states (E, M).
-    finite: whether all are finite. moments: of `compare_batches` (4, P), in place of the sums.
+    finite: whether all are finite. moments: from `compare_batches` (4, P), in place of the sums.
     """
 
     returns: Array
@@ -108,7 +108,7 @@ def sum_batches(call: streamed.Call) -> BatchSums | None:
     substrate = call.substrate
     for plan in call.plans:
         baselines.check_baseline(plan, call.count, substrate.t)
-    # of the host, where NumPy checks them: nothing to compile, and one transfer from a GPU
+    # on the host NumPy checks them: nothing to compile, and one transfer from a GPU
     theta = jax.tree.map(arrays.on_host, call.theta)
     key = keys.move_to_host(call.key)
     model = streamed.prepare_model(call.model, substrate, streamed.split_key(key).run, theta)

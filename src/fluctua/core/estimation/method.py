@@ -72,7 +72,7 @@ class Method(NamedTuple):
         return terms.Tables(*(pilot if plan.pilot else plan.values for plan in both))
 
     def use_halves(self) -> terms.EstimatorModel:
-        """The model with baselines from the other half of trajectories in place of a pilot."""
+        """The model whose baselines come from the other half of trajectories, not from a pilot."""
 
         def choose(plan: Baseline) -> Callable[[baselines.Inputs], arrays.Array]:
             return baselines.use_other_half if plan.pilot else plan.function

@@ -155,7 +155,7 @@ def average_returns(
 ) -> Array:
     """E[λ̂ₙ] of recorded trajectories, numbered from `first`. Shape (T+1,).
 
-    share: weight of each trajectory in several means (E, H), whose shape is then (T+1, H).
+    share: weights of the trajectories in H means (E, H). The result is then (T+1, H).
     """
     recording = recorded.Recording(trajectories, theta, first)
     x = jnp.asarray(trajectories.x, recording.dtype)

@@ -1,1 +1,1 @@
-"""The host: small arithmetic by NumPy, for which nothing is compiled, threads and folders."""
+"""Work on the host: arithmetic by NumPy without compilation, threads, the cache folder."""

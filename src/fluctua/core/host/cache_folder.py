@@ -17,7 +17,7 @@ def find_cache_folder() -> Path:
 def make_private_folder(folder: Path) -> Path:
     """Make a folder that only this user can enter; raise if another user owns it.
 
-    One that is there and open to others stays as it is, and holds a private one.
+    An existing folder that others can enter stays as it is; a private one is made within it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if _is_open(folder):

@@ -43,7 +43,7 @@ def read_words(key: Array) -> Words | None:
 
 
 def read_host_words(key: Array) -> Words | None:
-    """The words of a key, where no transfer is needed to read them; else None."""
+    """The words of a key on the host by `read_words`; None where it is on a device."""
     return read_words(key) if is_on_host(key) else None
 
 

@@ -80,7 +80,7 @@ def _apply(equation: Any, inputs: list[np.ndarray]) -> list[Any]:
 
 
 def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Divide; integers towards zero, and those by zero give −1, as XLA has it."""
+    """Divide as XLA does: integers towards zero, with −1 where the divisor is zero."""
     if x.dtype.kind not in "iu":
         return np.divide(x, y)
     whole = np.where(y == 0, 1, y)
@@ -168,7 +168,7 @@ def _product(equation: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         axes_b[right] = left
     free_a = [k for k in range(a.ndim) if k not in (*over_a, *batch_a)]
     free_b = [axes_b[k] for k in range(b.ndim) if k not in (*over_b, *batch_b)]
-    kind = equation.outvars[0].aval.dtype  # JAX adds in this type, also operands of fewer bits
+    kind = equation.outvars[0].aval.dtype  # JAX adds in this type, even operands of fewer bits
     if kind.kind not in "biufc":  # NumPy has no products of bfloat16
         kind = np.dtype(np.float32)
     left = a.astype(kind, copy=False)

@@ -23,10 +23,10 @@ Result = TypeVar("Result")
 
 
 def run_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return [work(item) for item in items], on all cores, for work that frees Python's lock.
+    """Return [work(item) for item in items], on all cores, for work that releases Python's lock.
 
-    The calling thread takes items too. The others are kept: starting one takes as long as a small
-    estimate.
+    The calling thread takes items too. The other threads are kept for later calls, since starting
+    one takes as long as a small estimate.
     """
     results: list[Any] = [None] * len(items)
     following = itertools.count()
@@ -40,7 +40,7 @@ def run_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
     try:
         take_items()
     finally:
-        # one that waits for a thread has nothing left to do
+        # a helper that still waits for a thread would find no items
         started = [helper for helper in helpers if not helper.cancel()]
         wait(started)
     for helper in started:
@@ -69,7 +69,7 @@ def count_cores() -> int:
 
 @cache
 def _find_pool(process: int) -> ThreadPoolExecutor:
-    """Return the threads of a process: after a fork the child has none of them."""
+    """Return the threads of a process. A child has none of them after a fork."""
     return ThreadPoolExecutor(count_cores(), f"fluctua-{process}")
 
 
