@@ -19,7 +19,7 @@ from fluctua.compiled import cpu, cuda, emit, trace
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core import arrays as jax_arrays
 from fluctua.core import baselines, check
-from fluctua.core.arrays import Array, PyTree
+from fluctua.core.arrays import Array
 from fluctua.core.draws import Density
 from fluctua.core.host import threads
 from fluctua.core.process import Step
@@ -75,7 +75,9 @@ def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgra
     flat, unravel = trace.flatten_parameters(numbers.theta)
     flat_twin, unravel_twin = trace.flatten_parameters(numbers.twin)
 
-    def advance(flat_twin: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    def advance(
+        flat_twin: Array, xbar: Array, t: Array, dt: Array, context: jax_arrays.PyTree
+    ) -> Array:
         states, contexts = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
         return backward.advance_twin(
             twin, core_twin.Numbers(None, unravel_twin(flat_twin)), states, t, dt, contexts
@@ -90,7 +92,7 @@ def trace_twin_step(call: twin_sweep.TwinCall, ensemble: Ensemble) -> TwinProgra
         flat_guess: Array,
         t: Array,
         dt: Array,
-        context: PyTree,
+        context: jax_arrays.PyTree,
         origin: Array,
     ) -> tuple[Array, ...]:
         numbers = core_twin.Numbers(unravel(flat), unravel_twin(flat_twin))
