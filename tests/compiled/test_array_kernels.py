@@ -17,7 +17,7 @@ from fluctua.compiled.blocks import kernel as array_kernels
 from fluctua.compiled.blocks import sums as array_sums
 from fluctua.core import streamed
 from fluctua.core.baselines import time_only
-from fluctua.core.draws import philox, philox7
+from fluctua.core.draws import no_noise, philox, philox7
 from fluctua.core.estimation import batches
 from fluctua.core.integrators import Exponential
 from kernel_cases import know_table, problem_in_double
@@ -103,6 +103,27 @@ def test_states_that_are_not_stored(monkeypatch, wiener, single):
     again = sum_by("cpu", process, target, np.ones(3), t, theta, **options)
     np.testing.assert_array_equal(stored[1].sums, again.sums)
     assert_equal(stored, 5e-6)
+
+
+def test_without_noise(single):
+    process, target, theta = make_network((3, 25, 31, 3))
+    t = np.linspace(0, 0.3, 14)
+    both = sum_both(process, target, np.ones(3), t, theta, count=100, wiener=no_noise)
+    # scores are zero to rounding
+    assert_equal([each._replace(sums=each.last) for each in both], 5e-6)
+
+
+def test_rewards_that_are_numbers_of_python(single):
+    process, _, theta = make_network((3, 25, 31, 3))
+    numbers = fl.Objective(
+        running=lambda theta, x: 2, per_step=lambda theta, x, y: 0.5, terminal=lambda theta, x: 1.0
+    )
+    t = np.linspace(0, 0.3, 14)
+    both = sum_both(process, numbers, np.ones(3), t, theta, count=100)
+    assert_equal([each._replace(sums=each.last) for each in both], 5e-6)
+    for each in both:  # J = 2 T + 13/2 + 1, whatever θ is
+        np.testing.assert_allclose(each.returns, 2 * 0.3 + 13 / 2 + 1, rtol=1e-6)
+        assert np.abs(each.sums).max() < 1e-4  # λ̂ is 8.1 to rounding, and the scores are of order 1
 
 
 @pytest.mark.long
@@ -427,6 +448,55 @@ def test_booleans_and_short_integers_are_those_of_jax(many, single):
         estimates.append(estimator(jax.random.key(0), theta, 300))
     expected, found = (np.ravel(each.gradient) for each in estimates)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["numbers", "arrays"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda n: n.astype(jnp.int8),
+        lambda n: (70 * n).astype(jnp.int16),
+        lambda n: (n.astype(jnp.uint32) * jnp.uint32(2_654_435_761)).astype(jnp.int32) // 2**24,
+    ],
+    ids=["int8", "int16", "hash"],
+)
+def test_integers_of_the_time_wrap_as_in_jax(wrap, many):
+    def drift(theta, x, t):
+        n = jnp.round(1000 * t).astype(jnp.int32)
+        return wrap(n).astype(x.dtype) / 100 - theta[:3] * x + theta[3:].sum()
+
+    theta = np.linspace(0.1, 1, 3 + (160 if many else 1))
+    process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones(3))
+    t = np.linspace(0, 1, 6)
+    estimates = []
+    for backend in ("jax", "cpu"):
+        simulator = fl.simulator(process, np.ones(3), t, backend=backend)
+        estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda theta, x: x[0]))
+        estimates.append(estimator(jax.random.key(0), theta, 300))
+    np.testing.assert_allclose(estimates[1].value, estimates[0].value, rtol=1e-9)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["numbers", "arrays"])
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda x: jnp.maximum(jnp.sqrt(x), 0.1),
+        lambda x: jnp.minimum(jnp.sqrt(x), x),
+        lambda x: jax.nn.relu(jnp.log(x)),
+        lambda x: jnp.max(jnp.log(x)) + 0 * x,
+    ],
+    ids=["maximum", "minimum", "relu", "max"],
+)
+def test_larger_and_smaller_numbers_do_not_hide_nan(hide, many):
+    def drift(theta, x):
+        return theta[:3] * hide(x) + theta[3:].sum()
+
+    theta = np.full(3 + (160 if many else 1), 1e-3)
+    process = fl.Process(drift, lambda theta, x: jnp.ones(3))
+    simulator = fl.simulator(process, 0.1 * np.ones(3), np.linspace(0, 1, 9), backend="cpu")
+    estimator = fl.ppgt(simulator, fl.Objective(terminal=lambda theta, x: x[0]))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        estimator(jax.random.key(0), theta, 300)
 
 
 def to_bytes(x):

@@ -13,7 +13,7 @@ import fluctua as fl
 from fluctua.compiled import cuda
 from fluctua.compiled.blocks import gpu
 from fluctua.core.baselines import time_only
-from fluctua.core.draws import Density, philox, philox7
+from fluctua.core.draws import Density, no_noise, philox, philox7
 from fluctua.core.estimation import batches
 from kernel_cases import know_table
 from own_processes import kuramoto
@@ -120,6 +120,16 @@ def test_integrators(gpu_kernels, integrator):
 @pytest.mark.parametrize("wiener", [philox, philox7], ids=["philox", "philox7"])
 def test_generators(gpu_kernels, wiener):
     assert_alike(*_case(), wiener=wiener)
+
+
+def test_without_noise(gpu_kernels):
+    process, objective, start, t, theta = _case()
+    values = []
+    for backend in ("jax", "cuda"):
+        substrate = fl.simulator(process, start, t, backend=backend, wiener=no_noise)
+        estimator = fl.ppgt(substrate, objective, baseline=know_table(t))
+        values.append(estimator(jax.random.key(2), theta, 300).value)
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
 
 
 def test_context_and_random_start(gpu_kernels):

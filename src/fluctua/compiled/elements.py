@@ -155,14 +155,26 @@ WRAPPING = {
 def refuse_wrapping(eqn: Any) -> None:
     """Raise for integers that wrap at limits which the floats of a kernel do not have.
 
-    Those of 32 bits are taken to be small, as indices are, but for differences without a sign.
+    Those of 32 bits with a sign are taken to be small, as indices are.
     """
     name = eqn.primitive.name
     if name not in WRAPPING or not _is_integer(eqn):
         return
     dtype = eqn.outvars[0].aval.dtype
-    if dtype.itemsize < 4 or (dtype.kind == "u" and name in ("neg", "sub")):
+    if dtype.itemsize < 4 or dtype.kind == "u":
         raise Unsupported(name, f"arithmetic of {dtype}, which wraps")
+
+
+def refuse_narrowing(eqn: Any) -> None:
+    """Raise for a conversion of integers to a type without their sign, or that wraps.
+
+    Those of 64 bits are taken to be small: under `jax_enable_x64` they are indices.
+    """
+    old, new = (v.aval.dtype for v in (eqn.invars[0], eqn.outvars[0]))
+    if old.kind not in "iu" or new.kind not in "iu" or np.can_cast(old, new):
+        return
+    if old.kind != new.kind or new.itemsize < 4:
+        raise Unsupported("convert_element_type", f"from {old} to {new}, which wraps")
 
 
 def refuse_short_floats(eqn: Any) -> None:
@@ -348,9 +360,7 @@ def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
             return graph.make("min", graph.make("max", graph.make("trunc", a), low), high)
 
         return map_elements(cut, x)
-    loses_sign = old.kind == "i" and new.kind == "u"
-    if new.kind in "iu" and (loses_sign or (new.itemsize < 4 and not np.can_cast(old, new))):
-        raise Unsupported("convert_element_type", f"from {old} to {new}, which wraps")
+    refuse_narrowing(eqn)
     return x
 
 

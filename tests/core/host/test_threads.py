@@ -59,6 +59,12 @@ def test_work_may_use_all_cores_itself(use_cores):
     assert threads.run_on_cores(work, range(5)) == [40 * k + 6 for k in range(5)]
 
 
+def test_the_calling_thread_works_alone_while_the_interpreter_shuts_down(use_cores):
+    use_cores(2)
+    threads._find_pool(0).shutdown()
+    assert threads.run_on_cores(lambda k: k**2, range(4)) == [0, 1, 4, 9]
+
+
 def test_a_process_that_was_forked_has_threads_of_its_own():
     assert threads._find_pool(1) is threads._find_pool(1)
     assert threads._find_pool(1) is not threads._find_pool(2)

@@ -189,6 +189,7 @@ def _convert(graph: ArrayGraph, eqn: Any, x: int) -> int:
     dtype = eqn.outvars[0].aval.dtype
     if graph[x].op == "const":
         return graph.const(graph[x].data.astype(dtype))
+    elements.refuse_narrowing(eqn)
     if dtype.kind == old or (old == "i" and dtype.kind == "f"):
         return x
     if dtype.kind == "b":

@@ -81,12 +81,15 @@ def trace_program(
         theta: Params, x: Array, t: Array, dt: Array, context: PyTree, z: Array
     ) -> tuple[Array, Array, Array]:
         n = jnp.zeros((), int)
+        if recipe.wiener is draws.no_noise:  # no normals are drawn: z has no place in memory
+            z = jnp.zeros_like(z)
         x_next = simulate.transition_one(replayed, theta, x, context, z, n, t, dt)[0]
-        running = rewards.running(theta, x, t, context).astype(x.dtype) * dt.astype(x.dtype)
+        # a reward may be a number of Python
+        running = jnp.asarray(rewards.running(theta, x, t, context), x.dtype)
         reward = jnp.zeros((), x.dtype)
         if rewards.per_step is not None:
-            reward = rewards.per_step(theta, x, x_next, t, dt, context).astype(x.dtype)
-        return x_next, running, reward
+            reward = jnp.asarray(rewards.per_step(theta, x, x_next, t, dt, context), x.dtype)
+        return x_next, running * dt.astype(x.dtype), reward
 
     def weigh(
         theta: Params,
@@ -104,7 +107,7 @@ def trace_program(
         return weight * log_density(theta) + once * total
 
     def end(theta: Params, x: Array, context: PyTree) -> Array:
-        return rewards.terminal(theta, x, context).astype(x.dtype)
+        return jnp.asarray(rewards.terminal(theta, x, context), x.dtype)
 
     inputs = _Inputs()
     known = {

@@ -136,8 +136,8 @@ LANE_PAIRS(rem, __builtin_fmodf, __builtin_fmod)
 
 INLINE V m_abs(V x) { return sel(x < 0, -x, x); }
 INLINE V m_sign(V x) { return sel(x > 0, bc(F(1)), sel(x < 0, bc(F(-1)), x)); }
-INLINE V m_max(V a, V b) { return a > b ? a : b; }  // b if it is not a number; shared numbers are a
-INLINE V m_min(V a, V b) { return a < b ? a : b; }
+INLINE V m_max(V a, V b) { return (a > b) | (a != a) ? a : b; }  // NaN if one of them is
+INLINE V m_min(V a, V b) { return (a < b) | (a != a) ? a : b; }
 INLINE B m_isfinite(V x) { return x - x == V{}; }
 
 // ------------------------------------------------------------------------------------------ exponentials

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -35,8 +35,10 @@ def run_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         while (k := next(following)) < len(items):
             results[k] = work(items[k])
 
-    threads = min(len(items), count_cores())
-    helpers = [_find_pool(os.getpid()).submit(take_items) for _ in range(threads - 1)]
+    helpers = []
+    with suppress(RuntimeError):  # no thread can be had while the interpreter shuts down
+        for _ in range(min(len(items), count_cores()) - 1):
+            helpers.append(_find_pool(os.getpid()).submit(take_items))
     try:
         take_items()
     finally:
