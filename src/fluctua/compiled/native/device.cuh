@@ -109,11 +109,11 @@ INLINE VF m_cos(VF x) { return circle(x, 1); }
 INLINE VD m_sin(VD x) { return sin(x); }
 INLINE VD m_cos(VD x) { return cos(x); }
 
-#define OF_BOTH(T)                                                                                       \
-  INLINE T m_abs(T x) { return x < 0 ? -x : x; }                                                         \
-  INLINE T m_sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }                                      \
-  INLINE T m_max(T a, T b) { return a > b || a != a ? a : b; } /* NaN if one of them is */               \
-  INLINE T m_min(T a, T b) { return a < b || a != a ? a : b; }                                           \
+#define OF_BOTH(T)                                                                         \
+  INLINE T m_abs(T x) { return x < 0 ? -x : x; }                                           \
+  INLINE T m_sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }                        \
+  INLINE T m_max(T a, T b) { return a > b || a != a ? a : b; } /* NaN if one of them is */ \
+  INLINE T m_min(T a, T b) { return a < b || a != a ? a : b; }                             \
   INLINE B m_isfinite(T x) { return x - x == 0; }
 OF_BOTH(VF)
 OF_BOTH(VD)
