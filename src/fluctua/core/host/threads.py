@@ -6,8 +6,8 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
 
@@ -35,11 +35,15 @@ def run_on_cores(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         while (k := next(following)) < len(items):
             results[k] = work(items[k])
 
-    helpers = []
-    with suppress(RuntimeError):  # no thread can be had while the interpreter shuts down
-        for _ in range(min(len(items), count_cores()) - 1):
-            helpers.append(_find_pool(os.getpid()).submit(take_items))
+    helpers: list[Future[None]] = []
     try:
+        for _ in range(min(len(items), count_cores()) - 1):
+            try:
+                helpers.append(_find_pool(os.getpid()).submit(take_items))
+            except RuntimeError as error:
+                if not str(error).startswith("cannot schedule new futures"):
+                    raise
+                break  # the interpreter is shutting down, and this thread outlives the main one
         take_items()
     finally:
         # a helper that still waits for a thread would find no items
